@@ -53,7 +53,7 @@ from stateflow.types import PartitionId
 #: number of stored cells of states with a ttl that each batch checks for expiry, plus two for each of its rows
 SWEPT_MIN = 32
 
-# -- Evolution of stored states ----------------------------------------------------------------------------------------
+# -- Evolution of stored states --------------------------------------------------------------------------------------
 
 #: for an operator that was never deployed: it has what its code declares
 UNDEPLOYED = DeployedStates()
@@ -170,7 +170,7 @@ def converted(
         keyed.unbind(instance.operator)
 
 
-# -- Batches -----------------------------------------------------------------------------------------------------------
+# -- Batches ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

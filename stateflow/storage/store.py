@@ -75,7 +75,7 @@ SIZE_AMPLIFICATION_PERCENT = 100
 #: number of files that RocksDB reserves for other uses, out of its limit of open files
 OTHER_FILES = 10
 
-# -- Contract ----------------------------------------------------------------------------------------------------------
+# -- Contract --------------------------------------------------------------------------------------------------------
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
@@ -126,7 +126,7 @@ class PartitionStore(Protocol):
     def close(self) -> None: ...
 
 
-# -- In memory ---------------------------------------------------------------------------------------------------------
+# -- In memory -------------------------------------------------------------------------------------------------------
 
 _FILE = "store.msgpack"
 
@@ -180,7 +180,7 @@ class MemoryStore:
         return keys[bisect_left(keys, start) : None if end is None else bisect_left(keys, end)]
 
 
-# -- RocksDB: open files -----------------------------------------------------------------------------------------------
+# -- RocksDB: open files ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-# -- RocksDB: ends of write-ahead logs ---------------------------------------------------------------------------------
+# -- RocksDB: ends of write-ahead logs -------------------------------------------------------------------------------
 
 # Format: blocks of 32 KiB; records of ``crc32c u32 | length u16 | type u8 | payload``, split where a block ends into
 # first, middle and last; a payload begins with the sequence of its first entry, u64, and the number of entries, u32.
@@ -338,7 +338,7 @@ def _crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-# -- RocksDB: databases ------------------------------------------------------------------------------------------------
+# -- RocksDB: databases ----------------------------------------------------------------------------------------------
 
 
 class RocksEngine:
