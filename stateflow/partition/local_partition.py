@@ -35,8 +35,8 @@ from stateflow.partition.change_feed import NO_CHANGES, ChangeLog, Kept, Seal
 from stateflow.partition.environment import WorkLock
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.processor import PartitionProcessor
-from stateflow.partition.skipped import SkippedPositions
 from stateflow.partition.slices import Traffic
+from stateflow.partition.sources import SkippedPositions
 from stateflow.storage import PartitionStore
 from stateflow.transitions import check
 from stateflow.types import PartitionId, ReplicaInfo

@@ -33,8 +33,7 @@ from stateflow.operator.watchdog import UNGUARDED, Guard
 from stateflow.partition import layout
 from stateflow.partition.commits import Committer, Staged
 from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, digests_of, watermark_of
-from stateflow.partition.skipped import SkipGrant
-from stateflow.partition.sources import Advance, Sources
+from stateflow.partition.sources import Advance, SkipGrant, Sources
 from stateflow.partitioner import check_belongs
 from stateflow.state import (
     MAX_VALUE_BYTES,

@@ -40,7 +40,7 @@ from stateflow.partition.install import Copies
 from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.partition.local_partition import CheckedMutex, LocalPartition
 from stateflow.partition.processor import evolution_of
-from stateflow.partition.skipped import SkippedBatches
+from stateflow.partition.sources import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
@@ -65,7 +65,7 @@ class PartitionRegistry:
     :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (operators that may be served while no controller
     answers), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB, see
     :mod:`stateflow.partition.install`), ``commits/`` (see :mod:`stateflow.partition.commits`), ``passed/`` (see
-    :mod:`stateflow.partition.skipped`), ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`),
+    :mod:`stateflow.partition.sources`), ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`),
     ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """
 

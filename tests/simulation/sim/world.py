@@ -33,8 +33,8 @@ from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Batch
 from stateflow.partition.reader import Reader
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.skipped import SkippablePartition, SkippedBatches
 from stateflow.partition.slices import BatchSlices, Frame
+from stateflow.partition.sources import SkippablePartition, SkippedBatches
 from stateflow.partition.takeover import Lease
 from stateflow.replica.membership import say_opening
 from stateflow.replica.server import duties, recover
