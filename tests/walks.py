@@ -47,8 +47,8 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster, StreamClient
 from stateflow.clock import SystemClock
 from stateflow.ledger import App, Entry, Ledger, RecordState
+from stateflow.partition.registry import Lease
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.takeover import Lease
 from stateflow.partitioner import partition_of
 from stateflow.replica import server as replica
 from stateflow.settings import ControllerSettings, ReplicaSettings

@@ -38,8 +38,8 @@ from stateflow.code.loading import INSIDE, check_outside
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.fleet import Listening
 from stateflow.node.workers import Node, Workers, claim_node, directory_of, left_behind
+from stateflow.partition.registry import Lease
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.takeover import Lease
 from stateflow.private import UMASK, url_of
 from stateflow.replica import server
 from stateflow.rpc.serving import ask_health

@@ -53,10 +53,9 @@ from stateflow.partition.lifecycle import State, Verdict
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Retention
 from stateflow.partition.processor import Applied, Commit, PartitionProcessor, Ran
-from stateflow.partition.registry import PartitionRegistry
+from stateflow.partition.registry import Lease, PartitionRegistry
 from stateflow.partition.slices import BatchSlices, Frame, Part
 from stateflow.partition.sources import until
-from stateflow.partition.takeover import Lease
 from stateflow.partition.transfer_out import Sender
 from stateflow.state import CachePool
 from stateflow.storage.faults import meaning

@@ -28,9 +28,8 @@ from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.reader import Reader
 from stateflow.partition.recovering import Recovery
-from stateflow.partition.registry import PartitionRegistry
-from stateflow.partition.restoring import Restorer
-from stateflow.partition.takeover import Lease, Successor
+from stateflow.partition.registry import Lease, PartitionRegistry
+from stateflow.partition.takeover import Restorer, Successor
 from stateflow.partition.transfer_in import Receiver
 from stateflow.partition.transfer_out import Sender
 from stateflow.partition.verification import Trials, Verifier

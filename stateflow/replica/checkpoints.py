@@ -195,7 +195,7 @@ class CheckpointShell:
     async def prepare(self, restore: Restore) -> Restored:
         """Fetches and verifies a checkpoint from the named store, or else from the replica's own.
 
-        Raises UnknownPartition, InvalidArgument, and the errors of :class:`~stateflow.partition.restoring.Restorer`.
+        Raises UnknownPartition, InvalidArgument, and the errors of :class:`~stateflow.partition.takeover.Restorer`.
         """
         return await self._loop.run_in_executor(self._restores, self._prepare, restore)
 

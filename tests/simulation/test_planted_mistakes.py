@@ -31,10 +31,9 @@ from stateflow.partition.control import FencingGuard
 from stateflow.partition.lifecycle import Lifecycle, State, Verdict
 from stateflow.partition.positions import Positions
 from stateflow.partition.processor import PartitionProcessor
-from stateflow.partition.registry import PartitionRegistry
+from stateflow.partition.registry import Lease, PartitionRegistry
 from stateflow.partition.slices import BatchSlices, Part
 from stateflow.partition.sources import SkipGrant, SkippedBatches, SkippedPositions
-from stateflow.partition.takeover import Lease
 from stateflow.partition.transfer_out import Sender
 from stateflow.router import session as reached
 from stateflow.types import PartitionId

@@ -32,10 +32,10 @@ from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Batch
 from stateflow.partition.reader import Reader
+from stateflow.partition.registry import Lease
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Frame
 from stateflow.partition.sources import SkippablePartition, SkippedBatches
-from stateflow.partition.takeover import Lease
 from stateflow.replica.membership import say_opening
 from stateflow.replica.server import duties, recover
 from stateflow.replica.service import ReplicaService
