@@ -3,7 +3,7 @@
 A copy is a directory with a database, in the home of its partition. It is brought by a move or for a standby, fetched
 from a checkpoint, created empty, or was sealed here before. Whatever brought it, :meth:`Copies.install` makes it the
 partition while a replica runs. A start installs nothing: it takes up what the records say, without opening a database
-(:mod:`stateflow.partition.recovering`).
+(:mod:`stateflow.partition.replica`).
 
 States of a copy on disk, and what the next start makes of each:
 
