@@ -2,9 +2,9 @@
 
 :class:`ReplicaNode` joins the parts of a replica around one data directory.
 
-* Start: :class:`Recovery` finds each partition's newest copy that this replica owned.
-  :mod:`stateflow.partition.install` describes what a copy on disk may look like, and why. Nothing is installed at a
-  start: the record that decides is there already, and no other one is written.
+* Start: :class:`Recovery` finds each partition's newest copy that this replica owned. Nothing is installed at a start:
+  the record that decides is there already, and no other one is written. What a copy on disk may look like, and why:
+  :mod:`stateflow.partition.data_directory`.
 * Deployment: :func:`create` makes the first, empty copies of an operator's partitions, :func:`drop` deletes those of an
   undeployed operator; both can be repeated after a crash. A copy that was not created completely is marked as
   unfinished on disk.
@@ -31,10 +31,9 @@ from stateflow.partition.change_feed import Kept
 from stateflow.partition.checkpoints import Checkpointer
 from stateflow.partition.commits import read_sequence
 from stateflow.partition.control import NOBODY, Command, DiskView, FencingGuard, PartitionView
-from stateflow.partition.data_directory import Identity, remember
+from stateflow.partition.data_directory import PART, RECEIVED, UNFINISHED, Copy, Identity, remember
 from stateflow.partition.entries import At, StateColumns, declaration_of, entries_of
 from stateflow.partition.environment import Environment, disk_of
-from stateflow.partition.install import PART, RECEIVED, UNFINISHED, Copy
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Retired, SourceView, sources_in

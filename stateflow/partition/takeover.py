@@ -11,7 +11,7 @@ comes back, learns that it was superseded: its copy is only a warm base from the
 Restore (:class:`Restorer`): a user puts a partition back to a checkpoint. There are two steps, so that the present
 owner is asked to stop only once its successor is ready: the target fetches and proves the checkpoint while the stream
 goes on, then owns the partition at a newer epoch. The copy is unfinished meanwhile (see
-:mod:`stateflow.partition.install`): a restart finds either the former copy or the whole restored partition.
+:mod:`stateflow.partition.data_directory`): a restart finds either the former copy or the whole restored partition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stateflow.operator.operator import Operator
 from stateflow.partition import layout
 from stateflow.partition.commits import read_sequence
 from stateflow.partition.control import NEWEST, NOBODY, Command, FencingGuard, Origin, Restored, TakenOver, Wanted
-from stateflow.partition.install import Copy
+from stateflow.partition.data_directory import Copy
 from stateflow.partition.lifecycle import SERVED, State
 from stateflow.partition.local_partition import LocalPartition, Restoring
 from stateflow.partition.registry import Lease, PartitionRegistry

@@ -21,7 +21,7 @@ from stateflow.partition.change_feed import (
     kept_digest,
 )
 from stateflow.partition.commits import read_sequence
-from stateflow.partition.install import PART, RECEIVED, STORED, Copy
+from stateflow.partition.data_directory import PART, RECEIVED, STORED, Copy
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import Incoming, LocalPartition, Since
 from stateflow.partition.registry import PartitionRegistry

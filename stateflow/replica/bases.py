@@ -23,8 +23,8 @@ from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile
 from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, TransferCorrupt, Unavailable
 from stateflow.partition.change_feed import BaseFile
+from stateflow.partition.data_directory import STORED
 from stateflow.partition.environment import RateLimit
-from stateflow.partition.install import STORED
 from stateflow.replica.peers import SourceReplica
 from stateflow.types import PartitionId
 
