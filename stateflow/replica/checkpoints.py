@@ -32,8 +32,7 @@ from stateflow.partition.control import Command, Restore, Restored, Verification
 from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.verification import FAILURES, Copy, Trial
-from stateflow.replica.executor import INTERRUPT_EVERY_S, INTERRUPTS, ErrorThrottle, WorkerThread
-from stateflow.replica.peers import Threads
+from stateflow.replica.executor import INTERRUPT_EVERY_S, INTERRUPTS, ErrorThrottle, Threads, WorkerThread
 from stateflow.reports import CheckpointReport, Taken
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId

@@ -35,13 +35,13 @@ from stateflow.partition.layout import Session
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.applying import Applier, followed
 from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
-from stateflow.replica.executor import free_caches
+from stateflow.replica.executor import Changed, Threads, free_caches
 from stateflow.replica.membership import Member
-from stateflow.replica.peers import Bundles, RoundTrips, Threads
+from stateflow.replica.peers import Bundles, RoundTrips
 from stateflow.replica.sources import Sources
 from stateflow.replica.streams import CallStream, frames_of
 from stateflow.replica.transfer_in import IncomingTransfers
-from stateflow.replica.transfer_out import Changed, Fencer, SnapshotServer
+from stateflow.replica.transfer_out import Fencer, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc

@@ -9,8 +9,7 @@ from stateflow.partition.local_partition import left
 from stateflow.partition.positions import SourceView
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.applying import Confirmations
-from stateflow.replica.executor import BatchThread
-from stateflow.replica.peers import Threads
+from stateflow.replica.executor import BatchThread, Threads
 from stateflow.types import PartitionId, ReplicaInfo
 
 
