@@ -29,7 +29,7 @@ from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StaleCheckpoi
 from stateflow.operator.operator import Operator, load
 from stateflow.partition import layout
 from stateflow.partition.change_feed import base_digest
-from stateflow.partition.commits import read_sequence
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.entries import At, StateColumns, entries_of
 from stateflow.partition.environment import DutyCycle
 from stateflow.partition.lifecycle import State

@@ -31,7 +31,7 @@ from stateflow.operator.rows import DecodedRows, RowReader, alone, check_keys
 from stateflow.operator.timers import Domain, Timers
 from stateflow.operator.watchdog import UNGUARDED, Guard
 from stateflow.partition import layout
-from stateflow.partition.commits import Committer, Staged
+from stateflow.partition.layout import Committer, Staged
 from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, digests_of, watermark_of
 from stateflow.partition.sources import Advance, SkipGrant, Sources
 from stateflow.partitioner import check_belongs
@@ -219,8 +219,8 @@ class PartitionProcessor:
     """Processes the batches of one partition. Not thread-safe: one batch at a time.
 
     Args:
-        log: see :class:`~stateflow.partition.commits.Committer`.
-        on_commit: see :class:`~stateflow.partition.commits.Committer`.
+        log: see :class:`~stateflow.partition.layout.Committer`.
+        on_commit: see :class:`~stateflow.partition.layout.Committer`.
         clock: measures durations; the time of day comes with each batch.
         deployed: returns the states of the present deployment; a new object after each change.
         partitions: number of the operator's partitions. A key that belongs to another partition is refused when it

@@ -43,7 +43,7 @@ from stateflow.operator.operator import Operator, class_of, describe
 from stateflow.operator.rows import get_ready
 from stateflow.partition import layout
 from stateflow.partition.change_feed import FileDigests
-from stateflow.partition.commits import Commits
+from stateflow.partition.layout import Commits
 from stateflow.partition.data_directory import Copies, Quarantine, identify
 from stateflow.partition.environment import Environment
 from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
@@ -124,7 +124,7 @@ class PartitionRegistry:
     Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
     :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (operators that may be served while no controller
     answers), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB, see
-    :mod:`stateflow.partition.data_directory`), ``commits/`` (see :mod:`stateflow.partition.commits`), ``passed/`` (see
+    :mod:`stateflow.partition.data_directory`), ``commits/`` (see :mod:`stateflow.partition.layout`), ``passed/`` (see
     :mod:`stateflow.partition.sources`), ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`),
     ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """

@@ -29,7 +29,7 @@ from stateflow.partition import layout
 from stateflow.partition.batches import Batches, not_owned
 from stateflow.partition.change_feed import Kept
 from stateflow.partition.checkpoints import Checkpointer
-from stateflow.partition.commits import read_sequence
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.control import NOBODY, Command, DiskView, FencingGuard, PartitionView
 from stateflow.partition.data_directory import PART, RECEIVED, UNFINISHED, Copy, Identity, remember
 from stateflow.partition.entries import At, StateColumns, declaration_of, entries_of

@@ -35,7 +35,7 @@ import numpy as np
 from stateflow.changes import Mutations
 from stateflow.errors import DecodeError, StateDamaged, StateMissing
 from stateflow.partition import layout
-from stateflow.partition.commits import Committer, read_sequence
+from stateflow.partition.layout import Committer, read_sequence
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Position
 from stateflow.partition.lifecycle import State

@@ -37,7 +37,7 @@ from stateflow.errors import (
 )
 from stateflow.operator.operator import Operator
 from stateflow.partition import layout
-from stateflow.partition.commits import read_sequence
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.control import NEWEST, NOBODY, Command, FencingGuard, Origin, Restored, TakenOver, Wanted
 from stateflow.partition.data_directory import Copy
 from stateflow.partition.lifecycle import SERVED, State

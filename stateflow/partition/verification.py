@@ -42,7 +42,7 @@ from stateflow.operator.operator import BatchOperator, Operator
 from stateflow.operator.timers import Timers
 from stateflow.partition import layout
 from stateflow.partition.checkpoints import DIGEST_SHARE, NOT_STATE
-from stateflow.partition.commits import read_sequence
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.control import Verification
 from stateflow.partition.environment import RateLimit
 from stateflow.partition.lifecycle import State

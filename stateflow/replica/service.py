@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
@@ -31,21 +31,15 @@ from stateflow.partition.control import (
     TakeOver,
 )
 from stateflow.partition.environment import Garbage
-from stateflow.partition.layout import Session
-from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.applying import Applier, followed
-from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
-from stateflow.replica.executor import Changed, Threads, free_caches
-from stateflow.replica.membership import Member
-from stateflow.replica.peers import Bundles, RoundTrips
-from collections.abc import AsyncIterator, Collection
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.local_partition import left
 from stateflow.partition.positions import SourceView
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.applying import Confirmations
-from stateflow.replica.executor import BatchThread, Threads
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.replica.applying import Applier, Confirmations, followed
+from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
+from stateflow.replica.executor import BatchThread, Changed, Threads, free_caches
+from stateflow.replica.membership import Member
+from stateflow.replica.peers import Bundles, RoundTrips
 from stateflow.replica.streams import CallStream, frames_of
 from stateflow.replica.transfer_in import IncomingTransfers
 from stateflow.replica.transfer_out import Fencer, SnapshotServer

@@ -26,7 +26,7 @@ from stateflow.ledger import RecordState
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
 from stateflow.partition.batches import Answers, Batches
-from stateflow.partition.commits import read_sequence
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.layout import Session
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
