@@ -29,9 +29,9 @@ from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StaleCheckpoi
 from stateflow.operator.operator import Operator, load
 from stateflow.partition import layout
 from stateflow.partition.change_feed import base_digest
-from stateflow.partition.layout import read_sequence
 from stateflow.partition.entries import At, StateColumns, entries_of
 from stateflow.partition.environment import DutyCycle
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.processor import PartitionProcessor, is_evolved, read_schema, read_watermark

@@ -77,8 +77,8 @@ from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Known, Manifest
 from stateflow.errors import CheckpointCorrupt, InvalidArgument, StateDamaged, StateMissing
 from stateflow.partition import layout
-from stateflow.partition.layout import Commits, read_sequence
 from stateflow.partition.environment import Environment
+from stateflow.partition.layout import Commits, read_sequence
 from stateflow.partition.lifecycle import SERVED, Lifecycle
 from stateflow.partition.local_partition import Incoming, LocalPartition, Restoring
 from stateflow.storage import PartitionStore

@@ -43,19 +43,17 @@ database's own write-ahead log, and with the file an interrupted start can be re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import NamedTuple, TypeVar
-import msgpack
-from stateflow.errors import DecodeError
-from stateflow.storage import PartitionStore
-import logging
-from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import msgpack
+
 from stateflow.changes import ChangeSet, Mutations
-from stateflow.errors import CommitLogDamaged, DiskFull, StateDamaged, TooFewFiles, Unavailable
+from stateflow.errors import CommitLogDamaged, DecodeError, DiskFull, StateDamaged, TooFewFiles, Unavailable
 from stateflow.partition.environment import Environment
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore

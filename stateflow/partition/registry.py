@@ -43,9 +43,9 @@ from stateflow.operator.operator import Operator, class_of, describe
 from stateflow.operator.rows import get_ready
 from stateflow.partition import layout
 from stateflow.partition.change_feed import FileDigests
-from stateflow.partition.layout import Commits
 from stateflow.partition.data_directory import Copies, Quarantine, identify
 from stateflow.partition.environment import Environment
+from stateflow.partition.layout import Commits
 from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.partition.local_partition import CheckedMutex, LocalPartition
 from stateflow.partition.processor import evolution_of

@@ -29,11 +29,11 @@ from stateflow.partition import layout
 from stateflow.partition.batches import Batches, not_owned
 from stateflow.partition.change_feed import Kept
 from stateflow.partition.checkpoints import Checkpointer
-from stateflow.partition.layout import read_sequence
 from stateflow.partition.control import NOBODY, Command, DiskView, FencingGuard, PartitionView
 from stateflow.partition.data_directory import PART, RECEIVED, UNFINISHED, Copy, Identity, remember
 from stateflow.partition.entries import At, StateColumns, declaration_of, entries_of
 from stateflow.partition.environment import Environment, disk_of
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Retired, SourceView, sources_in

@@ -35,9 +35,8 @@ import numpy as np
 from stateflow.changes import Mutations
 from stateflow.errors import DecodeError, StateDamaged, StateMissing
 from stateflow.partition import layout
-from stateflow.partition.layout import Committer, read_sequence
 from stateflow.partition.environment import Environment
-from stateflow.partition.layout import Position
+from stateflow.partition.layout import Committer, Position, read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import INITIAL, Batch, Positions, Retention, Retired, Tombstones, behind
 from stateflow.storage import PartitionStore

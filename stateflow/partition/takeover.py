@@ -37,9 +37,9 @@ from stateflow.errors import (
 )
 from stateflow.operator.operator import Operator
 from stateflow.partition import layout
-from stateflow.partition.layout import read_sequence
 from stateflow.partition.control import NEWEST, NOBODY, Command, FencingGuard, Origin, Restored, TakenOver, Wanted
 from stateflow.partition.data_directory import Copy
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, State
 from stateflow.partition.local_partition import LocalPartition, Restoring
 from stateflow.partition.registry import Lease, PartitionRegistry

@@ -1,7 +1,8 @@
 """The replica's gRPC handlers: each translates a request, and hands the work to the object that does it.
 
-Handlers of commands are :func:`commanded`. Two of these objects are here: :class:`TakeoverHandler`, which owns a
-partition whose owner is gone, and :class:`Sources`, which knows how far each source of the partitions has come.
+Handlers of commands are :func:`commanded`, those of a move's part on this replica are :func:`followed`. Two of the
+objects are here: :class:`TakeoverHandler`, which owns a partition whose owner is gone, and :class:`Sources`, which
+knows how far each source of the partitions has come.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from stateflow.partition.layout import Position, Session
 from stateflow.partition.local_partition import left
 from stateflow.partition.positions import SourceView
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.applying import Applier, Confirmations, followed
+from stateflow.replica.applying import Applier, Confirmations
 from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
 from stateflow.replica.executor import BatchThread, Changed, Threads, free_caches
 from stateflow.replica.membership import Member
@@ -48,12 +49,12 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.serving import caller
 from stateflow.rpc.wire import abort, connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
-from stateflow.tracing import Tracing
+from stateflow.tracing import Made, Tracing, begin_about, traceparent_in
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 SOURCES_PER_REPLY = 1000
 
-# -- Commands --------------------------------------------------------------------------------------------------------
+# -- Commands, and spans of moves ------------------------------------------------------------------------------------
 
 
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,6 +79,65 @@ def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
         return await method(self, request, context)
 
     return handler
+
+
+def followed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a handler, unary or streaming, of a move's part on this replica.
+
+    Lines that the handler logs name the move. If the move is traced, the handler has a span below that of its caller.
+    Apply this decorator inside ``unary`` or ``streaming``.
+    """
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isasyncgenfunction(method):
+
+            @functools.wraps(method)
+            async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+                made = _begun(name, self.tracing, request, context)
+                try:
+                    async for message in method(self, request, context):
+                        yield message
+                except BaseException as error:
+                    if made is not None and not isinstance(error, GeneratorExit):
+                        made.failed(error)
+                    raise
+                finally:
+                    if made is not None:
+                        made.end()
+
+            return stream
+
+        @functools.wraps(method)
+        async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+            made = _begun(name, self.tracing, request, context)
+            if made is None:
+                return await method(self, request, context)
+            try:
+                with made.current():
+                    return await method(self, request, context)
+            except BaseException as error:
+                made.failed(error)
+                raise
+            finally:
+                made.end()
+
+        return handler
+
+    return decorate
+
+
+def _begun(name: str, tracing: Tracing | None, request: Any, context: grpc.aio.ServicerContext) -> Made | None:
+    ids: dict[str, Any] = _attributes_of(request)
+    begin_about(lambda: ids)
+    traceparent = "" if tracing is None else traceparent_in(context.invocation_metadata())
+    if tracing is None or not traceparent:
+        return None
+    return tracing.begin(name, parent=traceparent, kind="server", **ids)
+
+
+def _attributes_of(request: Any) -> dict[str, Any]:
+    operator = request.operator if hasattr(request, "operator") else request.spec.name
+    return {"move": request.move_id, "operator": operator, "partition": request.partition}
 
 
 # -- Takeover --------------------------------------------------------------------------------------------------------

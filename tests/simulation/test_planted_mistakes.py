@@ -26,8 +26,8 @@ from stateflow.operator.timers import BY_NAME, BY_TIME
 from stateflow.partition import layout
 from stateflow.partition.batches import Batches
 from stateflow.partition.change_feed import ChangeLog, SnapshotInfo, base_digest
-from stateflow.partition.layout import Commits, read_sequence
 from stateflow.partition.control import FencingGuard
+from stateflow.partition.layout import Commits, read_sequence
 from stateflow.partition.lifecycle import Lifecycle, State, Verdict
 from stateflow.partition.positions import Positions
 from stateflow.partition.processor import PartitionProcessor

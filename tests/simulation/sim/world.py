@@ -26,8 +26,7 @@ from stateflow.ledger import RecordState
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
 from stateflow.partition.batches import Answers, Batches
-from stateflow.partition.layout import read_sequence
-from stateflow.partition.layout import Session
+from stateflow.partition.layout import Session, read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Batch

@@ -18,8 +18,8 @@ import pytest
 from stateflow.errors import CommitLogDamaged, DiskFull, StateDamaged, Unavailable
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
-from stateflow.partition.layout import COMMITS_FOLDER, COMMITS_FILE
 from stateflow.partition.environment import Environment
+from stateflow.partition.layout import COMMITS_FILE, COMMITS_FOLDER
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
