@@ -62,7 +62,7 @@ LIMITS = {
     "checkpoint, at a replica": 22,
     "move, at the controller": 44,
     "move, at the source": 27,
-    "move, at the target": 25,
+    "move, at the target": 26,
     "append to the ledger": 7,
 }
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"

@@ -1,4 +1,4 @@
-"""What a partition's store contains beside cells, and the commits that change it.
+"""Layout of a partition's store beside its cells, and the commits that change it.
 
 Entries other than cells, all under the byte ``m``:
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
@@ -19,7 +19,7 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import InvalidArgument, StateflowError
-from stateflow.partition.change_feed import Kept
+from stateflow.partition.change_feed import Kept, Reading
 from stateflow.partition.control import (
     Cancellation,
     Command,
@@ -41,7 +41,7 @@ from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShe
 from stateflow.replica.executor import BatchThread, Changed, Threads, free_caches
 from stateflow.replica.membership import Member
 from stateflow.replica.peers import Bundles, RoundTrips
-from stateflow.replica.streams import CallStream, frames_of
+from stateflow.replica.streams import CallStream
 from stateflow.replica.transfer_in import IncomingTransfers
 from stateflow.replica.transfer_out import Fencer, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
@@ -279,6 +279,34 @@ class Sources:
             if size:
                 found[number] = size
         return found
+
+
+# -- Messages of change sets -----------------------------------------------------------------------------------------
+
+
+def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
+    """Packs a reading of a change log into as few messages as the limit allows.
+
+    The target applies one message at a time, so changes that gathered while the base was copied are applied together,
+    not one change set after another while the partition stands still. A change set that continues in the next frame
+    ends its frame. The last frame states the source's position.
+    """
+    frame, size = rpb.ChangeFrame(), 0
+    for change_set in reading.change_sets:
+        for piece, last in pieces(change_set, bytes_max):
+            if size and size + len(piece) > bytes_max:
+                yield frame
+                frame, size = rpb.ChangeFrame(), 0
+            frame.change_sets.append(piece)
+            size += len(piece)
+            if not last:
+                frame.continues = True
+                yield frame
+                frame, size = rpb.ChangeFrame(), 0
+    frame.head_sequence, frame.lag_bytes, frame.chain = reading.head_sequence, reading.lag_bytes, reading.chain
+    if reading.seal is not None:
+        frame.seal.CopyFrom(message_of(rpb.Seal, reading.seal))
+    yield frame
 
 
 # -- Handlers --------------------------------------------------------------------------------------------------------
