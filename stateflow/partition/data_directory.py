@@ -344,8 +344,8 @@ class Copies:
 
     @contextmanager
     def unfinished(self, local: LocalPartition, name: str) -> Iterator[Path]:
-        """Makes the directory of a copy that is UNFINISHED, durably. It may be opened there. Nothing of it stays where
-        the caller's work raises and the copy is not installed."""
+        """Makes the directory of a copy that is UNFINISHED, durably. The caller may open the copy there. If the caller
+        raises before the copy is installed, the directory is removed."""
         directory, mark = local.home / name, local.home / name / UNFINISHED
         if directory.exists() and (mark.exists() or not any(directory.iterdir())):  # the rest of an attempt that failed
             self.remove(directory)
@@ -362,12 +362,12 @@ class Copies:
     def fetch(
         self, local: LocalPartition, name: str, manifest: Manifest, source: CheckpointStore, own: CheckpointStore | None
     ) -> Restoring:
-        """Fetches a checkpoint, and proves it. The copy is UNFINISHED, and open.
+        """Fetches a checkpoint, verifies it and opens it; the copy is UNFINISHED.
 
         Args:
             own: store that adopts the checkpoint; None: no store does.
 
-        Raises CheckpointCorrupt, and what the disk and the stores do.
+        Raises CheckpointCorrupt, and the errors of the disk and the stores.
         """
         with self.unfinished(local, _numbered(local, name)) as directory, contextlib.ExitStack() as undo:
             source.restore(manifest, directory, durable=True)
@@ -408,13 +408,13 @@ class Copies:
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode()), *also]), sync=True)
 
     def record_ahead(self, local: LocalPartition, copy: Copy) -> None:
-        """Takes the steps 1 and 2 alone. For callers that do not hold ``mutex`` meanwhile."""
+        """Performs steps 1 and 2 of an installation, for callers that do not hold ``mutex`` meanwhile."""
         self.record(local.lifecycle, copy.store, copy.transition, copy.also)
         copy.recorded = True
 
     def publish(self, local: LocalPartition, restoring: Restoring, copy: Copy, epoch: int) -> None:
-        """Publishes what was fetched as the new owner's first checkpoint: no checkpoint of an earlier epoch can become
-        the newest from here on. Raises StaleCheckpoint when a later owner published meanwhile.
+        """Publishes a fetched checkpoint as the new owner's first one, so that no checkpoint of an earlier epoch can
+        become the newest any more. Raises StaleCheckpoint if a later owner has published meanwhile.
 
         The ownership is durable before that, and without effect while the copy is UNFINISHED. If the disk is full, the
         present owner goes on at its epoch; had the newer epoch been published by then, it could never publish a
@@ -471,7 +471,7 @@ class Copies:
             raise
 
     def tidy(self, local: LocalPartition, leftovers: Iterable[Path]) -> None:
-        """Ends an installation: nobody waits for this."""
+        """Makes the marks of an installed copy durable, and removes leftovers. No batch or move waits for this."""
         if local.directory is not None:
             with contextlib.suppress(FileNotFoundError):  # the partition has moved on
                 self._environment.sync([local.directory])  # makes durable which marks it has
@@ -479,8 +479,8 @@ class Copies:
             self.remove(directory)
 
     def recovered(self, directory: Path) -> None:
-        """Ends an installation that the last process did not end. The mark would outlive its meaning: a copy that is
-        quarantined later would look as if it had never been the partition.
+        """Removes the mark INCOMING of a copy that the last process had installed. Otherwise a copy that is quarantined
+        later would look as if it had never been the partition.
         """
         if self.is_incoming(directory):
             with contextlib.suppress(OSError):

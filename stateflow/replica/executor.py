@@ -422,7 +422,7 @@ class Caller:
 
 class Watch:
     def __init__(self, node: ReplicaNode, batch_thread: BatchThread, clock: Clock) -> None:
-        self._node, self._turns, self._clock = node, batch_thread, clock
+        self._node, self._batch_thread, self._clock = node, batch_thread, clock
         self._callers: set[Caller] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="watchdog")
         self._loop = asyncio.get_running_loop()
@@ -456,10 +456,10 @@ class Watch:
             await self.end(run)
             return
         now, has_batch = self._clock.monotonic(), bool(running.active())
-        if stalled_s(self._turns.worker.busy_since, has_batch, self._node.served_at, now) > limit_s:
+        if stalled_s(self._batch_thread.worker.busy_since, has_batch, self._node.served_at, now) > limit_s:
             log.error("batch thread is stuck, continuing in a new thread")
             running.leave_behind()
-            self._turns.worker.leave_behind()
+            self._batch_thread.worker.leave_behind()
 
     def _give_signs_of_life(self) -> None:
         now = self._clock.monotonic()
@@ -489,7 +489,7 @@ class Watch:
         else:
             log.error("write of %s is stuck, continuing in a new thread", run.partition)
         run.left = True
-        self._turns.worker.leave_behind()
+        self._batch_thread.worker.leave_behind()
 
     async def end_all(self) -> None:
         """Ends all running batches, because the replica is stopping and they take too long."""

@@ -402,7 +402,8 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Duties of the replica before its first heartbeat. ``dropped``: (operator, epoch) of undeployed operators."""
+    """The answer to a registration: the replica's work before its first heartbeat. ``dropped``: (operator, epoch) of
+    undeployed operators."""
 
     operators: tuple[OperatorSpec, ...]
     superseded: tuple[Superseded, ...]

@@ -196,7 +196,7 @@ class Sources:
     def __init__(
         self, node: ReplicaNode, threads: Threads, batch_thread: BatchThread, confirmations: Confirmations
     ) -> None:
-        self._node, self._threads, self._turns, self._confirmations = node, threads, batch_thread, confirmations
+        self._node, self._threads, self._batch_thread, self._confirmations = node, threads, batch_thread, confirmations
 
     async def positions(
         self, operator: str, source: str, partitions: Collection[int], before: int | None = None
@@ -231,7 +231,7 @@ class Sources:
         at: dict[PartitionId, int] = {}
         for number in partitions:
             partition = PartitionId(operator, number)
-            at[partition] = await self._turns.between_batches(
+            at[partition] = await self._batch_thread.between_batches(
                 self._node.batches.open_source, partition, source, session, settled
             )
         if self._confirmations.is_needed:
@@ -260,7 +260,7 @@ class Sources:
         """Retires a source, and returns how many partitions had more of it than a tombstone."""
         retired = 0
         for number in partitions:
-            retired += await self._turns.between_batches(
+            retired += await self._batch_thread.between_batches(
                 self._node.batches.retire_source, PartitionId(operator, number), source
             )
         return retired
@@ -275,7 +275,9 @@ class Sources:
         found: dict[int, int] = {}
         for number in partitions:
             partition = PartitionId(operator, number)
-            size = await self._turns.between_batches(self._node.batches.drop_output, partition, source, batch, apply)
+            size = await self._batch_thread.between_batches(
+                self._node.batches.drop_output, partition, source, batch, apply
+            )
             if size:
                 found[number] = size
         return found

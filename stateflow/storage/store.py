@@ -494,10 +494,11 @@ class RocksStore:
             self._db.flush()
 
     def entries(self) -> int | None:
-        """Estimates the number of entries from files, each of which has a key only once; None:
+        """Estimates the number of entries from files, each of which has a key only once. None: no written data is in a
+        file yet, or the store is closed.
 
-        no written data is in a file yet, or the store is closed. RocksDB's own estimate counts each write in memtables:
-        a few keys that are written again and again would seem to be thousands.
+        RocksDB's own estimate counts each write in memtables: a few keys that are written again and again would seem to
+        be thousands.
         """
         try:
             files = self._db.live_files()
