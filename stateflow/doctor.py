@@ -24,7 +24,7 @@ from stateflow.security.certificates import SOON, TlsFiles, utc
 from stateflow.settings import ConnectionSettings
 from stateflow.settings.base import own_variables, unknown_variables
 from stateflow.spark.session import require_java
-from stateflow.storage import rocks
+from stateflow.storage import store as stores
 
 FILES_MIN = 4096
 FREE_MIN = 2 << 30
@@ -107,7 +107,7 @@ def open_files(limit: int | None = None) -> Finding:
     most = _hard_limit() if limit is None else limit
     found = f"{most} at most" if most < 1 << 30 else "not limited"
     if most < FILES_MIN:
-        partitions = max(0, (most - rocks.RESERVED) // (rocks.PER_DATABASE + rocks.RUNS_MAX))
+        partitions = max(0, (most - stores.RESERVED) // (stores.PER_DATABASE + stores.RUNS_MAX))
         remedy = f"raise it (`ulimit -Hn`, LimitNOFILE=): it is enough for about {partitions} partitions per replica"
         return Finding("open files", Verdict.WARNING, found, remedy)
     return Finding("open files", Verdict.GOOD, found)

@@ -39,7 +39,7 @@ from stateflow.fleet import Listening
 from stateflow.private import UMASK
 from stateflow.settings import ReplicaSettings
 from stateflow.settings.base import check_variables
-from stateflow.storage.rocks import raise_limit
+from stateflow.storage.store import raise_limit
 from stateflow.types import WORKERS_MAX, check_name
 
 app = Commands()

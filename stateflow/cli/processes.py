@@ -38,14 +38,14 @@ from stateflow.code.loading import INSIDE, check_outside
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.fleet import Listening
 from stateflow.node.workers import Node, Workers, claim_node, directory_of, left_behind
+from stateflow.partition.registry import Lease
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.takeover import Lease
 from stateflow.private import UMASK, url_of
 from stateflow.replica import server
 from stateflow.rpc.serving import ask_health
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.settings.base import check_variables
-from stateflow.storage.rocks import raise_limit
+from stateflow.storage.store import raise_limit
 from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,17 @@ through these steps:
    lifecycle's ``begin`` returns SERVE. Otherwise the outcome is known at once.
 2. *Running*: :class:`RunningBatches` notes the batch, and the partition's processor runs it. If the processor finds
    that the batch was applied before, its outcome is known now.
-3. *Processed*: the batch is parked and waits in the thread's :class:`~stateflow.partition.groups.Group`. The thread
-   keeps ``work``.
+3. *Processed*: the batch is parked and waits in the thread's :class:`Group`, so that the batches of several partitions
+   share one commit. The thread keeps ``work``.
 4. *Committed*: one durable write appends all members of the group to the commit log, if there is one. Then each member
    is resumed, written to its database and ended, and its outcome is reported.
 
 Invariants:
 
 * A thread with an open group waits for no other partition: it commits the group before it waits for ``work``, before a
-  slow part, and before it handles an error.
+  slow part, and before it handles an error. So no thread waits for a waiting thread.
+* A slow part, or an operator that does not return, does not hold up the other members of the group: they are taken from
+  the thread, their uncommitted batches are dropped, and their partitions are served again at once.
 * A commit is reported only if the lease still holds after it.
 * A batch that was taken away from its thread never commits. Its partition is not served here until the operator
   returns.
@@ -25,11 +27,12 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stateflow.errors import (
     DiskFull,
@@ -46,15 +49,13 @@ from stateflow.operator.instance import failure
 from stateflow.operator.output import encode
 from stateflow.operator.watchdog import Interrupted, RunningBatch
 from stateflow.partition import layout
-from stateflow.partition.groups import GROUP_ROWS, SLOW_US, Group, Member
 from stateflow.partition.lifecycle import State, Verdict
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Retention
 from stateflow.partition.processor import Applied, Commit, PartitionProcessor, Ran
-from stateflow.partition.registry import PartitionRegistry
-from stateflow.partition.skipped import until
+from stateflow.partition.registry import Lease, PartitionRegistry
 from stateflow.partition.slices import BatchSlices, Frame, Part
-from stateflow.partition.takeover import Lease
+from stateflow.partition.sources import until
 from stateflow.partition.transfer_out import Sender
 from stateflow.state import CachePool
 from stateflow.storage.faults import meaning
@@ -63,6 +64,11 @@ from stateflow.types import PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 #: longest time for which requests of an operator are held at once, in seconds: the process that holds them may be gone
 HOLD_S_MAX = 10.0
+#: a group is committed when it has been open for this many seconds, or has this many rows of input and output
+GROUP_S, GROUP_ROWS = 0.005, 2048
+#: if the operator took longer than this for a partition's last batch (µs), the group is committed before its next one,
+#: so that other partitions do not wait for it with their commits and fences
+SLOW_US = 20_000
 T = TypeVar("T")
 #: outcome of a part: ``Applied``; the replica that the partition moved to; None: the partition is on its way here, or
 #: its requests are held: ask again after the next ``on_change``; or an error: LeaseLost, or a fault of sender, rows,
@@ -88,6 +94,88 @@ class Answers(Protocol):
     def goes_on(self) -> bool:
         """Returns whether another part may be begun."""
         ...
+
+
+# -- Group commit ----------------------------------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    """A processed batch of one partition, to be committed with its group. ``number``: index of the part in the batch
+    that the client sent."""
+
+    number: int
+    local: LocalPartition
+    run: RunningBatch
+    processor: PartitionProcessor
+    ran: Ran
+
+
+class Group:
+    """Processed batches that one thread will commit together. Other threads may call :meth:`take` and
+    :meth:`has_waited`."""
+
+    __slots__ = ("_began", "_committing", "_ids", "_lock", "_rows", "_taken", "members")
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._ids: set[int] = set()
+        self._began, self._rows = 0.0, 0
+        self._lock = threading.Lock()
+        self._committing = self._taken = False
+
+    def add(self, member: Member) -> bool:
+        """Adds a member. Returns False if the whole group was taken; the member is not added then."""
+        with self._lock:
+            if self._taken:
+                return False
+            if not self.members:
+                self._began, self._rows = member.run.began, 0
+            self.members.append(member)
+            self._ids.add(id(member.local))
+            self._rows += member.ran.rows + len(member.ran.outputs.rows)
+            return True
+
+    def has_waited(self, before: float) -> bool:
+        """Tells whether the group was begun before a time in monotonic seconds."""
+        return bool(self.members) and self._began < before
+
+    def is_full(self, now: float) -> bool:
+        return bool(self.members) and (self._rows >= GROUP_ROWS or now - self._began >= GROUP_S)
+
+    def has(self, local: LocalPartition) -> bool:
+        return id(local) in self._ids
+
+    def begin_commit(self, members: list[Member]) -> bool:
+        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False if they were taken before."""
+        with self._lock:
+            self._committing = self.members is members
+            return self._committing
+
+    def end_commit(self) -> None:
+        with self._lock:
+            self._committing = False
+            self._clear()
+
+    def take(self, *, ends: bool = False, before: float = math.inf) -> list[Member]:
+        """Takes the members away from the group's thread, which will not commit them. Returns no members if they are
+        just being committed, or were taken before.
+
+        Args:
+            ends: the group accepts no further members.
+            before: take members only if the group was begun before this time, in monotonic seconds.
+        """
+        with self._lock:
+            if self._committing or self._taken or self._began >= before:
+                return []
+            self._taken = ends
+            return self._clear()
+
+    def _clear(self) -> list[Member]:
+        members, self.members, self._ids = self.members, [], set()
+        return members
+
+
+# -- Running batches -------------------------------------------------------------------------------------------------
 
 
 class RunningBatches:
@@ -238,6 +326,9 @@ class _Taken(Exception):
         self.told = told
 
 
+# -- Applying --------------------------------------------------------------------------------------------------------
+
+
 class Batches:
     """Applies batches on one replica. Thread-safe. ``running``: the running batches of all threads.
 
@@ -260,8 +351,7 @@ class Batches:
         self._held: dict[str, float] = {}  # operator → until, monotonic
 
     def apply(self, slices: BatchSlices, answers: Answers) -> None:
-        """Applies a batch to several partitions, in order, and commits them in groups, see
-        :mod:`stateflow.partition.groups`.
+        """Applies a batch to several partitions, in order, and commits them in groups.
 
         Reports the outcome of each part to ``answers``, errors included, instead of raising. A part that was begun and
         has no outcome was given up, and may be sent again.

@@ -129,7 +129,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The source's last word on a move, to its target and to every standby. ``epoch``: granted to ``owner``, the
+    """The source's final message of a move, to the target and to every standby. ``epoch``: granted to ``owner``, the
     target; ``digest``: digest of all data sent to this follower."""
 
     move_id: str

@@ -28,13 +28,12 @@ from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StaleCheckpoi
 from stateflow.operator.operator import Operator, load
 from stateflow.partition import layout
 from stateflow.partition.change_feed import base_digest
-from stateflow.partition.commits import read_sequence
 from stateflow.partition.entries import At, StateColumns, entries_of
 from stateflow.partition.environment import DutyCycle
-from stateflow.partition.evolution import is_evolved, read_schema
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.processor import PartitionProcessor, read_watermark
+from stateflow.partition.processor import PartitionProcessor, is_evolved, read_schema, read_watermark
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partitioner import partition_of
 from stateflow.state import encode_row_key

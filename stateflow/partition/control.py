@@ -291,7 +291,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """Origin of the state that the replica serves after a takeover. ``checkpoint``: the checkpoint that it was restored
+    """Answer to a takeover: the state that is served now. ``checkpoint``: the checkpoint that it was restored
     from; None: it comes from a copy on the replica."""
 
     epoch: int

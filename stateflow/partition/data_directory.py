@@ -1,31 +1,100 @@
-"""Data directory of a replica: its identity, the checkpoint store that its replica uses, and its quarantine.
+"""Data directory of a replica: its identity, the checkpoint store in use, copies of partitions, and the quarantine.
 
-Identity of a data directory: the file ``REPLICA`` in it, JSON ``{"id", "name"}``.
-
-``id`` is made once and never changes; a copy of the directory has the same id. ``name`` is the name of the replica that
-serves from the directory. Earlier versions stored the bare name; such a file is upgraded in place.
+Identity of a data directory: the file ``REPLICA`` in it, JSON ``{"id", "name"}``. ``id`` is made once and never
+changes; a copy of the directory has the same id. ``name`` is the name of the replica that serves from the directory.
+Earlier versions stored the bare name; such a file is upgraded in place.
 
 Checkpoint store: the file ``CHECKPOINTS``, JSON, notes the store that the replica uses. The replica writes it at the
 first use. With the note, the replica does not mistake a missing mount for a new store.
 
 Quarantine: ``evidence/<operator>/<partition>/<copy>-<number>`` holds copies that cannot be served but may contain
 state. They stay there, unused, until a user removes them.
+
+Copies: a copy of a partition is a directory with a database, in the home of its partition. It is brought by a move or
+for a standby, fetched from a checkpoint, created empty, or was sealed here before. Whatever brought it,
+:meth:`Copies.install` makes it the partition while a replica runs. A start installs nothing: it takes up what the
+records say, without opening a database (:class:`~stateflow.partition.replica.Recovery`).
+
+States of a copy on disk, and what the next start makes of each:
+
+===========  ==============================================================  ==========================================
+state        on disk                                                         at the next start
+===========  ==============================================================  ==========================================
+PART         the name ends with ``.part``                                    removed; nobody looks into it
+UNFINISHED   a file ``RESTORING``                                            removed, whatever its ownership record says
+INCOMING     a file ``INCOMING``, and no record that names this replica      removed: its source has the partition
+installed    a record that names this replica, and no file ``RESTORING``     the newest epoch is the partition, older
+                                                                             ones are removed
+unknown      anything else                                                   quarantined: it may be state
+===========  ==============================================================  ==========================================
+
+A copy takes one of two ways, which differ in what commits it:
+
+* PART → INCOMING → installed: what comes from another replica (:meth:`Copies.part`, :meth:`Copies.arrive`). Its
+  *record* commits it, so that the pause of a move has one durable write. This needs a base that was readable when it
+  was marked, and in which no record names this replica as the owner: the record in it is the source's, or says SEALED
+  (at the epoch of the original, which then counts).
+* UNFINISHED → installed: what was fetched from a checkpoint, which may hold this replica's own record of long ago, and
+  what is created, which a start may find unreadable (:meth:`Copies.unfinished`). The *removal of the mark* commits it.
+  The record is durable before that, and may be written long before, without any effect.
+
+What was sealed here is installed already. Taking it over writes another record at a newer epoch: the record commits.
+
+Steps of :meth:`Copies.install`, and what a crash or a power loss after each of them leaves:
+
+1. The transition is tried on a copy of the lifecycle. It raises before anything is changed.
+2. The ownership record is written and synced. INCOMING, or sealed before: this copy is the partition. UNFINISHED: what
+   was here before is.
+3. The mark UNFINISHED is removed, and the directory synced. This copy is the partition. If the sync fails, the mark
+   comes back: else the former owner would go on beside a copy with a newer epoch.
+4. The transition is made, and the local partition points to this copy. Commits that were logged for the former one are
+   void by their epoch.
+5. The mark INCOMING is removed, and files that interrupted transfers left get a name that ends with ``.part``. Beside
+   this replica's record the mark means nothing; a start removes it.
+6. Once nobody waits (:meth:`Copies.tidy`): the directory is synced, the former copy and all leftovers are removed.
+
+Invariants: a directory is synced before the name or the mark that makes it count, and its parents with it; at each
+point at most one copy is the partition, and it is whole; a failure before the commit leaves the partition as it was.
+
+What callers must do: prove the copy (digest of the base and of the chain of changes; a checkpoint's files and its
+sequence: :meth:`Copies.fetch`); hold ``work``, and ``mutex`` where a method says so; check with ``mutex`` held that
+the command behind it still holds; report the change of the lifecycle; call :meth:`Copies.tidy`; discard a copy that was
+not installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from stateflow.checkpoint import CheckpointStore, Known
-from stateflow.errors import InvalidArgument
+from stateflow.changes import Mutations
+from stateflow.checkpoint import CheckpointStore, Known, Manifest
+from stateflow.errors import CheckpointCorrupt, InvalidArgument, StateDamaged, StateMissing
+from stateflow.partition import layout
 from stateflow.partition.environment import Environment
+from stateflow.partition.layout import Commits, read_sequence
+from stateflow.partition.lifecycle import SERVED, Lifecycle
+from stateflow.partition.local_partition import Incoming, LocalPartition, Restoring
+from stateflow.storage import PartitionStore
 from stateflow.types import NAME
 
 log = logging.getLogger(__name__)
+#: end of the name of a directory that does not hold a whole copy of a partition
+PART = ".part"
+#: file that marks an incoming copy
+INCOMING = "INCOMING"
+#: file that marks a copy that is being restored or created
+UNFINISHED = "RESTORING"
+#: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
+RECEIVED = "received"
+#: end of the name of a directory there, into which a file is fetched from the checkpoint store
+STORED = ".stored"
 
 # -- Checkpoint store in use -----------------------------------------------------------------------------------------
 
@@ -209,3 +278,240 @@ def _read(file: Path) -> Identity:
             remedy="write only the replica's name into it, or give the replica another --data-dir",
             path=file,
         ) from error
+
+
+# -- Copies of partitions --------------------------------------------------------------------------------------------
+
+#: makes a change of a lifecycle, or raises and changes nothing
+Transition = Callable[[Lifecycle], object]
+Entries = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Copy:
+    """A proved copy that is to be installed.
+
+    ``transition``: makes the change of the lifecycle, or raises. ``also``: entries that are written with the ownership
+    record. ``recorded``: the record is durable.
+    """
+
+    directory: Path
+    store: PartitionStore
+    transition: Transition
+    also: list[tuple[bytes, bytes]] = field(default_factory=list)
+    recorded: bool = False
+
+
+class Copies:
+    """Copies of the partitions in one data directory. Methods for one partition are called one at a time."""
+
+    def __init__(self, replica: str, environment: Environment, commits: Commits) -> None:
+        self._replica, self._environment, self._commits = replica, environment, commits
+
+    # -- on the way ---------------------------------------------------------------------------------------
+
+    def part(self, local: LocalPartition, name: str) -> Path:
+        """Makes the directory of a copy that is PART: its files arrive one by one, and it is not opened there."""
+        directory = local.home / f"{_numbered(local, name)}{PART}"
+        self._environment.remove_tree(directory)
+        directory.mkdir(parents=True)
+        return directory
+
+    def sync(self, directory: Path) -> None:
+        """Makes the files of a copy durable, which may take long. The database is not open."""
+        self._environment.sync([*(path for path in directory.iterdir() if path.is_file()), directory])
+
+    def arrive(self, directory: Path) -> Path:
+        """Makes a PART whose files are all there, proved and synced, an INCOMING copy. Returns its new path."""
+        (directory / INCOMING).write_bytes(b"")
+        self._environment.sync([directory])  # otherwise a power loss might leave the name without the mark
+        arrived = directory.rename(directory.parent / directory.name.removesuffix(PART))
+        self._environment.sync([arrived.parent, arrived.parent.parent])
+        return arrived
+
+    def adopt(self, local: LocalPartition, by: str) -> None:
+        """Lets ``by``, a takeover or another move, install the copy that came for a standby; its transfer applies
+        nothing more. Callers hold ``mutex``. Raises MoveAborted.
+
+        A mark beside the database records this; it remains readable even if the copy is damaged.
+        """
+        incoming = local.incoming
+        assert incoming is not None
+        if incoming.move_id != by:
+            local.lifecycle.adopt(incoming.move_id, by)
+            incoming.move_id = by
+            (incoming.directory / owned_mark(by)).write_bytes(b"")
+
+    @contextmanager
+    def unfinished(self, local: LocalPartition, name: str) -> Iterator[Path]:
+        """Makes the directory of a copy that is UNFINISHED, durably. The caller may open the copy there. If the caller
+        raises before the copy is installed, the directory is removed."""
+        directory, mark = local.home / name, local.home / name / UNFINISHED
+        if directory.exists() and (mark.exists() or not any(directory.iterdir())):  # the rest of an attempt that failed
+            self.remove(directory)
+        directory.mkdir(parents=True)
+        mark.write_bytes(b"")
+        self._environment.sync([directory, local.home, local.home.parent])
+        try:
+            yield directory
+        except BaseException:
+            if mark.exists():
+                self.remove(directory)
+            raise
+
+    def fetch(
+        self, local: LocalPartition, name: str, manifest: Manifest, source: CheckpointStore, own: CheckpointStore | None
+    ) -> Restoring:
+        """Fetches a checkpoint, verifies it and opens it; the copy is UNFINISHED.
+
+        Args:
+            own: store that adopts the checkpoint; None: no store does.
+
+        Raises CheckpointCorrupt, and the errors of the disk and the stores.
+        """
+        with self.unfinished(local, _numbered(local, name)) as directory, contextlib.ExitStack() as undo:
+            source.restore(manifest, directory, durable=True)
+            self._environment.sync([directory])
+            # before it is opened, which changes files
+            adoption = None if own is None else undo.enter_context(own.adopt(manifest, directory))
+            store = self._open(manifest, directory)
+            undo.pop_all()
+        return Restoring(name, directory, store, manifest, manifest.epoch, adoption, self._environment.mutex())
+
+    def _open(self, manifest: Manifest, directory: Path) -> PartitionStore:
+        """Opens a copy, and checks that it is at its manifest's sequence. Raises CheckpointCorrupt."""
+        try:
+            store = self._environment.open(directory)
+        except (StateMissing, StateDamaged) as error:
+            raise CheckpointCorrupt(
+                f"the files are not a database: {error}", remedy="an older checkpoint is used", partition=manifest.id
+            ) from error
+        sequence = read_sequence(store)
+        if sequence != manifest.sequence:
+            store.close()
+            raise CheckpointCorrupt(
+                f"the database is at sequence {sequence}, the manifest says {manifest.sequence}",
+                remedy="an older checkpoint is used",
+                partition=manifest.id,
+            )
+        return store
+
+    # -- installing ---------------------------------------------------------------------------------------
+
+    def record(self, lifecycle: Lifecycle, store: PartitionStore, transition: Transition, also: Entries = ()) -> None:
+        """Makes the lifecycle after a transition durable. Raises the errors of the transition and of the disk."""
+        after = replace(lifecycle, running=False)  # a running batch will have ended
+        transition(after)
+        to = after.successor
+        target = () if to is None else (to.name, to.site, to.address)
+        ownership = layout.Ownership(self._replica, after.state, after.epoch, after.move_id, *target)
+        store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode()), *also]), sync=True)
+
+    def record_ahead(self, local: LocalPartition, copy: Copy) -> None:
+        """Performs steps 1 and 2 of an installation, for callers that do not hold ``mutex`` meanwhile."""
+        self.record(local.lifecycle, copy.store, copy.transition, copy.also)
+        copy.recorded = True
+
+    def publish(self, local: LocalPartition, restoring: Restoring, copy: Copy, epoch: int) -> None:
+        """Publishes a fetched checkpoint as the new owner's first one, so that no checkpoint of an earlier epoch can
+        become the newest any more. Raises StaleCheckpoint if a later owner has published meanwhile.
+
+        The ownership is durable before that, and without effect while the copy is UNFINISHED. If the disk is full, the
+        present owner goes on at its epoch; had the newer epoch been published by then, it could never publish a
+        checkpoint again.
+        """
+        self.record_ahead(local, copy)
+        if restoring.adoption is not None:
+            restoring.adoption.publish(epoch, self._replica)
+
+    def install(self, local: LocalPartition, copy: Copy) -> list[Path]:
+        """Makes a copy the partition, durably, in place of what was here. Callers hold ``work`` and ``mutex``.
+
+        Returns what is left over for :meth:`tidy`. Raises the errors of the transition and of the disk; the partition
+        is then as it was.
+        """
+        copy.transition(replace(local.lifecycle))
+        if not copy.recorded:
+            self.record_ahead(local, copy)
+        self._finish(copy.directory)
+        was_served = local.lifecycle.state in SERVED
+        copy.transition(local.lifecycle)
+        processor, store, incoming, former = local.processor, local.store, local.incoming, local.directory
+        local.directory, local.store = copy.directory, copy.store
+        local.processor = local.incoming = local.kept = local.since = local.lost = None
+        if local.restoring is not None and local.restoring.directory == copy.directory:
+            local.restoring = None
+        if was_served:
+            self._commits.left(local.id)
+        if processor is not None:
+            processor.let_go(self._environment.aside)
+        if store is not None and store is not copy.store:
+            store.close()
+        with contextlib.suppress(OSError):
+            (copy.directory / INCOMING).unlink()
+        leftovers = [] if former in (None, copy.directory) else [former]
+        if incoming is not None and incoming.directory != copy.directory:
+            if incoming.store is not None:
+                incoming.store.close()
+            leftovers.append(incoming.directory)
+        if (received := local.home / RECEIVED).exists():
+            with contextlib.suppress(OSError):  # the next transfer looks through it
+                leftovers.append(received.rename(local.home / f"{copy.directory.name}-{RECEIVED}{PART}"))
+        return leftovers
+
+    def _finish(self, directory: Path) -> None:
+        mark = directory / UNFINISHED
+        if not mark.exists():
+            return
+        mark.unlink()
+        try:
+            self._environment.sync([directory])
+        except OSError:
+            mark.write_bytes(b"")  # what was here before goes on
+            raise
+
+    def tidy(self, local: LocalPartition, leftovers: Iterable[Path]) -> None:
+        """Makes the marks of an installed copy durable, and removes leftovers. No batch or move waits for this."""
+        if local.directory is not None:
+            with contextlib.suppress(FileNotFoundError):  # the partition has moved on
+                self._environment.sync([local.directory])  # makes durable which marks it has
+        for directory in leftovers:
+            self.remove(directory)
+
+    def recovered(self, directory: Path) -> None:
+        """Removes the mark INCOMING of a copy that the last process had installed. Otherwise a copy that is quarantined
+        later would look as if it had never been the partition.
+        """
+        if self.is_incoming(directory):
+            with contextlib.suppress(OSError):
+                (directory / INCOMING).unlink()
+                self._environment.sync([directory])
+
+    @staticmethod
+    def is_incoming(directory: Path) -> bool:
+        return (directory / INCOMING).exists()
+
+    # -- giving up ----------------------------------------------------------------------------------------
+
+    def discard(self, copy: Incoming | Restoring) -> None:
+        """Closes and removes a copy that is not installed."""
+        if copy.store is not None:
+            copy.store.close()
+        self.remove(copy.directory)
+
+    def remove(self, directory: Path) -> None:
+        """Removes a copy of a partition. Renames it first: the next start would otherwise try to open a half removed
+        copy."""
+        if not directory.name.endswith(PART) and directory.exists():
+            directory = directory.rename(directory.parent / (directory.name + PART))
+            self._environment.sync([directory.parent])
+        self._environment.remove_tree(directory)
+
+
+def _numbered(local: LocalPartition, name: str) -> str:
+    """Returns a name that no copy of the partition has: what is there may be the partition."""
+    while True:
+        local.snapshots += 1
+        numbered = f"{name}-{local.snapshots}"
+        if not (local.home / numbered).exists():
+            return numbered

@@ -198,7 +198,7 @@ class Environment:
         return place_of(directory)
 
     def new_id(self) -> str:
-        """Makes an id that was never given before."""
+        """Returns a new unique id."""
         return uuid.uuid4().hex
 
     def write_durably(self, path: Path, content: str | bytes) -> None:

@@ -608,7 +608,7 @@ class Lifecycle:
         self._handle(SealAgain(before))
 
     def adopt(self, move_id: str, by: str) -> None:
-        """Makes the copy that warmed for ``move_id`` owned by ``by``, a takeover or a move.
+        """Hands the copy that warmed for ``move_id`` to ``by``, a takeover or another move.
 
         Raises MoveAborted if ``by`` was cancelled here.
         """

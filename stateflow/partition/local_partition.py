@@ -35,8 +35,8 @@ from stateflow.partition.change_feed import NO_CHANGES, ChangeLog, Kept, Seal
 from stateflow.partition.environment import WorkLock
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.processor import PartitionProcessor
-from stateflow.partition.skipped import SkippedPositions
 from stateflow.partition.slices import Traffic
+from stateflow.partition.sources import SkippedPositions
 from stateflow.storage import PartitionStore
 from stateflow.transitions import check
 from stateflow.types import PartitionId, ReplicaInfo
@@ -238,7 +238,7 @@ class LocalPartition:
     skipped: SkippedPositions | None = None  # positions of batches that skipped it
 
     def tell(self, sequence: int, encode: Callable[[], bytes]) -> None:
-        """Tells followers of a commit."""
+        """Reports a commit to the followers."""
         followers = list(self.logs.values())
         if self.since is not None:
             if self.since.changes.overflowed:
@@ -329,7 +329,7 @@ class Restoring:
         return ("", 0, 0) if self.adoption is None else (self.adoption.url, epoch, self.manifest.sequence)
 
     def release(self) -> None:
-        """Lets the store collect what it adopted, unless that is published."""
+        """Leaves the adopted blobs to the store's garbage collection, unless they are published."""
         if self.adoption is not None:
             self.adoption.release()
 

@@ -1,4 +1,12 @@
-"""Registry of a replica: its data directory, the operators that it knows, and every partition on it."""
+"""Registry of a replica: its data directory, the operators that it knows, and every partition on it; and its lease.
+
+Lease: without one from the controller a replica does not serve. The controller answers a heartbeat with a duration. The
+replica counts it on its own monotonic clock from when it *sent* that heartbeat, the controller from when it received
+the heartbeat, which is later. If the clocks drift apart by less than the controller's margin, a replica knows that its
+lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A process that was suspended
+finds its lease lapsed when it continues, because the monotonic clock went on. An operator with manual failover needs no
+lease while no controller answers: no other replica gets its partitions then.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +29,7 @@ from stateflow.errors import (
     CommitLogDamaged,
     DecodeError,
     InvariantBroken,
+    LeaseLost,
     OperatorNotDeployed,
     OperatorNotImportable,
     OperatorOutdated,
@@ -33,14 +43,13 @@ from stateflow.operator.operator import Operator, class_of, describe
 from stateflow.operator.rows import get_ready
 from stateflow.partition import layout
 from stateflow.partition.change_feed import FileDigests
-from stateflow.partition.commits import Commits
-from stateflow.partition.data_directory import Quarantine, identify
+from stateflow.partition.data_directory import Copies, Quarantine, identify
 from stateflow.partition.environment import Environment
-from stateflow.partition.evolution import evolution_of
-from stateflow.partition.install import Copies
+from stateflow.partition.layout import Commits
 from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.partition.local_partition import CheckedMutex, LocalPartition
-from stateflow.partition.skipped import SkippedBatches
+from stateflow.partition.processor import evolution_of
+from stateflow.partition.sources import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
@@ -55,6 +64,57 @@ RELEASE_S_MAX = 1.0
 TERM = "TERM"
 ALONE = "ALONE"
 
+# -- Lease -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Lease:
+    """Lease up to ``until``, monotonic seconds. Sans-io. Default: never expires (replicas without a controller).
+
+    ``alone``: operators that the replica serves without a lease while it is ``cut_off``: it has asked every controller
+    since the last answer or since its start, and none answered."""
+
+    until: float = math.inf
+    alone: frozenset[str] = frozenset()
+    cut_off: bool = False
+
+    @classmethod
+    def none(cls) -> Lease:
+        """Returns a lease that is not valid before the controller grants it."""
+        return cls(-math.inf)
+
+    def granted(self, sent_at: float, duration_s: float) -> None:
+        """Extends the lease by the answer to a heartbeat sent at ``sent_at``. Answers may arrive out of order."""
+        self.until = max(self.until, sent_at + duration_s)
+        self.cut_off = False
+
+    def revoke(self) -> None:
+        """Ends the lease, because the controller no longer knows this process."""
+        self.until = -math.inf
+        self.cut_off = False
+
+    def unanswered(self) -> None:
+        """Marks the replica as cut off: no controller has answered."""
+        self.cut_off = True
+
+    def holds(self, now: float, operator: str = "") -> bool:
+        return now < self.until or (self.cut_off and operator in self.alone)
+
+    def serves_some(self, now: float) -> bool:
+        return now < self.until or (self.cut_off and bool(self.alone))
+
+    def check(self, now: float, operator: str = "") -> None:
+        """Checks that the operator may be served. Call it before a batch is applied, and again before the batch is
+        acknowledged. Raises LeaseLost."""
+        if not self.holds(now, operator):
+            raise LeaseLost(
+                "this replica's lease has lapsed: its partitions may have other owners",
+                remedy="refresh the assignment; the replica serves again once it reaches the controller",
+            )
+
+
+# -- Registry --------------------------------------------------------------------------------------------------------
+
 
 class PartitionRegistry:
     """Owns a data directory.
@@ -64,8 +124,8 @@ class PartitionRegistry:
     Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
     :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (operators that may be served while no controller
     answers), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB, see
-    :mod:`stateflow.partition.install`), ``commits/`` (see :mod:`stateflow.partition.commits`), ``passed/`` (see
-    :mod:`stateflow.partition.skipped`), ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`),
+    :mod:`stateflow.partition.data_directory`), ``commits/`` (see :mod:`stateflow.partition.layout`), ``passed/`` (see
+    :mod:`stateflow.partition.sources`), ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`),
     ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """
 

@@ -1,57 +1,227 @@
-"""A replica without its sockets: the partitions one process creates, owns, warms, gives away and deletes.
+"""A replica without its sockets: the partitions one process finds, creates, owns, reads, gives away and deletes.
 
-:class:`ReplicaNode` joins the parts of a replica around one data directory. :func:`create` makes the first, empty
-copies of an operator's partitions, :func:`drop` deletes those of an undeployed operator; both can be repeated after a
-crash. A copy that was not created completely is marked as unfinished on disk.
+:class:`ReplicaNode` joins the parts of a replica around one data directory.
+
+* Start: :class:`Recovery` finds each partition's newest copy that this replica owned. Nothing is installed at a start:
+  the record that decides is there already, and no other one is written. What a copy on disk may look like, and why:
+  :mod:`stateflow.partition.data_directory`.
+* Deployment: :func:`create` makes the first, empty copies of an operator's partitions, :func:`drop` deletes those of an
+  undeployed operator; both can be repeated after a crash. A copy that was not created completely is marked as
+  unfinished on disk.
+* Reading: :class:`Reader` reads states and positions while batches go on. It holds ``work`` only to evolve states that
+  no batch has evolved since a deployment. Positions include those of batches that skipped the partition.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.code.bundles import BundleStore
-from stateflow.errors import AlreadyDeployed, StateflowError, StateMissing
-from stateflow.partition.batches import Batches
+from stateflow.errors import AlreadyDeployed, CommitLogDamaged, DecodeError, StateDamaged, StateflowError, StateMissing
+from stateflow.partition import layout
+from stateflow.partition.batches import Batches, not_owned
+from stateflow.partition.change_feed import Kept
 from stateflow.partition.checkpoints import Checkpointer
 from stateflow.partition.control import NOBODY, Command, DiskView, FencingGuard, PartitionView
-from stateflow.partition.data_directory import Identity, remember
+from stateflow.partition.data_directory import PART, RECEIVED, UNFINISHED, Copy, Identity, remember
+from stateflow.partition.entries import At, StateColumns, declaration_of, entries_of
 from stateflow.partition.environment import Environment, disk_of
-from stateflow.partition.install import Copy
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.reader import Reader
-from stateflow.partition.recovering import Recovery
-from stateflow.partition.registry import PartitionRegistry
-from stateflow.partition.restoring import Restorer
-from stateflow.partition.takeover import Lease, Successor
+from stateflow.partition.positions import Retired, SourceView, sources_in
+from stateflow.partition.processor import is_evolved, read_watermark
+from stateflow.partition.registry import Lease, PartitionRegistry
+from stateflow.partition.takeover import Restorer, Successor
 from stateflow.partition.transfer_in import Receiver
 from stateflow.partition.transfer_out import Sender
 from stateflow.partition.verification import Trials, Verifier
 from stateflow.settings import ReplicaSettings
 from stateflow.state import CachePool
+from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import Commit
+from stateflow.storage.faults import damage
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 #: the batch rate of a partition is 0 when no batch came for this long, seconds
 RATE_FORGOTTEN_S = 60.0
 
+# -- Start -----------------------------------------------------------------------------------------------------------
+
+
+class Recovery:
+    """Recovers a data directory. Runs once, before any other use."""
+
+    def __init__(self, registry: PartitionRegistry) -> None:
+        self._registry = registry
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Ends the recovery early, because this process must end. Called from another thread."""
+        self._given_up = True
+
+    def run(self) -> None:
+        """Finds the partitions in the directory. Removes nothing that might be state: copies that cannot be used are
+        quarantined and logged."""
+        registry = self._registry
+        registry.commits.find()
+        registry.skipped_batches.find()
+        registry.quarantine.say()
+        for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
+            # files seen here may not be durable yet: the last process may have been killed before it synced
+            registry.environment.sync([folder, folder.parent, registry.root])
+            registry.recover_operator(folder)
+            for home in sorted(folder.glob("p[0-9][0-9][0-9][0-9][0-9]")):
+                if self._given_up:
+                    return
+                rests = list(home.glob("*" + PART))
+                if rests:  # synced: otherwise a half removed one may come back under the name of a whole one
+                    registry.environment.sync([home])
+                for rest in rests:
+                    registry.environment.remove_tree(rest)
+                self._recover(PartitionId(folder.name, int(home.name[1:])), home)
+        registry.expect(0)
+        registry.bundles.keep_only({spec.bundle for spec in registry.operators()})
+        registry.commits.begin()
+        registry.skipped_batches.begin()
+
+    def _recover(self, partition: PartitionId, home: Path) -> None:
+        """Chooses the newest copy on disk that this replica owned, and completes it from the commit log.
+
+        Copies are only read here, which takes a third of the time of opening them; they are opened when needed.
+        """
+        registry = self._registry
+        found: list[_Copy] = []
+        for directory in sorted(path for path in home.iterdir() if path.is_dir() and path.name != RECEIVED):
+            if (directory / UNFINISHED).exists():
+                registry.copies.remove(directory)
+                continue
+            try:
+                copy = self._look_at(partition, directory)
+            except (StateMissing, StateDamaged, DecodeError, CommitLogDamaged) as error:
+                if _held_nothing(directory):
+                    registry.copies.remove(directory)
+                else:
+                    registry.put_aside(partition, directory, str(error))
+                continue
+            if self._is_ours(copy.ownership):
+                found.append(copy)
+            elif copy.incoming:
+                registry.copies.remove(directory)
+            else:
+                owner = "no replica" if copy.ownership is None else repr(copy.ownership.replica)
+                registry.put_aside(partition, directory, f"its ownership record names {owner}")
+        found.sort(key=lambda copy: (copy.epoch, not copy.incoming))  # a copy made from a sealed one ranks below it
+        while found and not self._complete(partition, found[-1]):
+            found.pop()
+        if not found:
+            return
+        *older, newest = found
+        for copy in older:  # as is done when a newer copy is owned
+            registry.copies.remove(copy.directory)
+        registry.copies.recovered(newest.directory)
+        local, ownership = registry.local(partition), newest.ownership
+        assert ownership is not None
+        successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
+        local.lifecycle.recover(
+            State(ownership.state),
+            ownership.epoch,
+            ownership.move_id,
+            successor if ownership.state == State.SEALED else None,
+        )
+        local.directory, local.schema = newest.directory, newest.schema
+        if ownership.state == State.OWNED:
+            sequence = newest.lacking[-1].sequence if newest.lacking else newest.sequence
+            local.skipped = registry.skipped_batches.found(partition, ownership.epoch, sequence)
+        if ownership.state == State.SEALED and ownership.move_id:
+            local.kept = Kept(ownership.move_id, ownership.epoch, newest.sequence)
+
+    def _is_ours(self, ownership: layout.Ownership | None) -> bool:
+        return ownership is not None and ownership.replica == self._registry.info.name
+
+    def _complete(self, partition: PartitionId, copy: _Copy) -> bool:
+        """Completes a copy from the commit log. False: the copy was quarantined."""
+        registry = self._registry
+        try:
+            registry.commits.complete(partition, copy.directory, copy.lacking, up_to_damage=copy.up_to_damage)
+            if copy.lacking:
+                copy.schema = self._read(copy.directory, up_to_damage=False).schema
+            return True
+        except StateDamaged as error:
+            registry.put_aside(partition, copy.directory, str(error))
+            return False
+
+    def _look_at(self, partition: PartitionId, directory: Path) -> _Copy:
+        """Reads a copy; a damaged copy is read up to the damage if the commit log has the rest.
+
+        Raises StateMissing, StateDamaged, DecodeError, CommitLogDamaged.
+        """
+        commits = self._registry.commits
+        damaged: StateDamaged | None = None
+        try:
+            copy = self._read(directory, up_to_damage=False)
+        except StateDamaged as error:
+            if not commits.knows(partition, directory):
+                raise
+            damaged = error  # perhaps only the end of its own log, torn by a loss of power
+            try:
+                copy = self._read(directory, up_to_damage=True)
+            except (StateMissing, StateDamaged, DecodeError):
+                raise damaged from None
+        ownership = copy.ownership
+        if ownership is not None and self._is_ours(ownership) and ownership.state == State.OWNED:
+            copy.lacking = commits.lacking(partition, directory, ownership.epoch, copy.sequence)
+        if damaged is not None and not copy.lacking:
+            raise damaged
+        return copy
+
+    def _read(self, directory: Path, *, up_to_damage: bool) -> _Copy:
+        """Reads a copy's ownership, sequence and schema. Raises StateMissing, StateDamaged, DecodeError."""
+        store = self._registry.environment.open_read_only(directory, up_to_damage=up_to_damage)
+        try:
+            record = store.get(layout.OWNERSHIP)
+            ownership = layout.Ownership.decode(record) if record else None
+            schema, incoming = store.get(layout.SCHEMA), self._registry.copies.is_incoming(directory)
+            return _Copy(directory, ownership, incoming, read_sequence(store), schema, up_to_damage)
+        except Exception as error:
+            raise damage(error) or error from error
+        finally:
+            store.close()
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy of a partition. ``lacking``: logged commits that its database lacks; ``up_to_damage``: its write-ahead log
+    is damaged, and can be read only up to the damage."""
+
+    directory: Path
+    ownership: layout.Ownership | None
+    incoming: bool
+    sequence: int
+    schema: bytes | None
+    up_to_damage: bool
+    lacking: list[Commit] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.ownership is None else self.ownership.epoch
+
+
+def _held_nothing(directory: Path) -> bool:
+    """Tells whether a copy is empty because the process was killed before it wrote anything."""
+    names = [path.name for path in directory.iterdir()]
+    return not any(name.startswith("MANIFEST-") or name.endswith((".sst", ".log")) for name in names)
+
+
 # -- Creating an operator's partitions -------------------------------------------------------------------------------
-
-
-def check(registry: PartitionRegistry, spec: OperatorSpec, total: int) -> None:
-    """Checks that this replica could hold ``total`` partitions of this version of an operator, and changes nothing.
-
-    Raises OperatorNotImportable, OperatorOutdated, TooFewFiles, SchemaMismatch.
-    """
-    registry.check(spec)
-    registry.expect(max(0, total - len(_here(registry, spec.name))))
 
 
 def _here(registry: PartitionRegistry, operator: str) -> set[int]:
@@ -180,6 +350,118 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
     return True
 
 
+# -- Reading ---------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads states and positions on one replica. Called from several threads."""
+
+    def __init__(self, registry: PartitionRegistry, batches: Batches) -> None:
+        self._registry, self._batches = registry, batches
+
+    def scan(
+        self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()
+    ) -> Iterator[tuple[object, object, object]]:
+        """Yields (key, entry key or None, value) of one state as of one moment, without entries that have expired by
+        then. Raises UnknownState, NotOwner.
+
+        Args:
+            keys: in their stored encoding; none: all keys.
+        """
+        store = self._owned_store(partition)  # first: a partition that lost its data knows no operator either
+        _, cls = self._registry.operator(partition.operator)
+        declaration = declaration_of(cls, state, partition.operator)
+        if not is_evolved(cls, store, self._registry.deployed(partition.operator)):
+            store = self._evolved(partition)
+        processor = self._registry.local(partition).processor
+        # time must not go back: what has expired stays gone
+        latest_us = 0 if processor is None else processor.latest_us
+        watermark_us = read_watermark(store)
+        if processor is not None and (held := self._held(partition)):
+            watermark_us = processor.watermark_us(held)
+        at = At(max(self._registry.clock.now_us(), latest_us), watermark_us)
+        try:
+            yield from entries_of(declaration, store, at, keys)
+        except Exception as error:
+            self._owned_store(partition)  # the partition left meanwhile: NotOwner says it better
+            self._batches.judge(self._registry.local(partition), error)
+            raise
+
+    def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
+        """Yields the results of :meth:`scan` as Arrow IPC streams, see :class:`.StateColumns`."""
+        self._owned_store(partition)
+        _, cls = self._registry.operator(partition.operator)
+        columns = StateColumns(cls, state, partition.operator)
+        yield from columns.pages(self.scan(partition, state, keys), partition.partition)
+
+    def _evolved(self, partition: PartitionId) -> PartitionStore:
+        """Returns the partition's store, with its states evolved to the present declaration. Raises the errors of
+        :meth:`~stateflow.partition.batches.Batches.evolve`."""
+        local = self._registry.local(partition)
+        with local.work:
+            self._owned_store(partition)
+            self._batches.evolve(local)
+            return self._owned_store(partition)
+
+    def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
+        """Returns the position of the batch before ``batch``, with the newest event time up to it; None: not all of
+        these partitions contain it. Reads memory only, so the result is None also if one of the partitions is not being
+        served here."""
+        times: list[int] = []
+        for number in partitions:
+            local = self._registry.local(PartitionId(operator, number))
+            skipped, processor = local.skipped, local.processor
+            reached = None if processor is None else processor.reached(source)
+            if skipped is not None and processor is not None and skipped.sequence == processor.sequence:
+                reached = skipped.held.get(source, reached)
+            if reached is None or reached.batch < batch - 1 or local.lifecycle.state is not State.OWNED:
+                return None
+            event_us = reached.event_us if reached.batch < batch else reached.event_before_us
+            if event_us is not None:
+                times.append(event_us)
+        return layout.Position(batch - 1, event_us=max(times, default=None))
+
+    def position(self, partition: PartitionId, source: str) -> layout.Position | None:
+        """Returns the position of ``source`` in the partition; None: no batch of it is known. Raises NotOwner."""
+        store = self._owned_store(partition)
+        if (held := self._held(partition).get(source)) is not None:
+            return held
+        stored = store.get(layout.POSITION + source.encode())
+        if stored is not None:
+            return layout.Position.decode(stored)
+        retired = store.get(layout.RETIRED + source.encode())
+        contained = None if retired is None else Retired.decode(retired).position
+        return None if contained is None or contained.batch < 0 else contained
+
+    def outputs(self, partition: PartitionId, source: str, after: int) -> list[tuple[int, bytes]]:
+        """Returns (batch, output) of the batches after ``after`` whose output is kept, in order. Raises NotOwner."""
+        store = self._owned_store(partition)
+        return [(number, piece.output) for number, piece in layout.pieces(store, source, after)]
+
+    def sources(self, partition: PartitionId) -> list[SourceView]:
+        """Returns the sources that have sent to the partition, as far as they are known. Raises NotOwner."""
+        return sources_in(self._owned_store(partition), self._held(partition))
+
+    def _held(self, partition: PartitionId) -> Mapping[str, layout.Position]:
+        """Returns the positions of batches that skipped the partition, beyond what its database has."""
+        local = self._registry.look(partition)
+        if local.skipped is None:
+            return {}
+        processor = local.processor
+        sequence = read_sequence(self._registry.store(local)) if processor is None else processor.sequence
+        return self._registry.skipped_batches.held(local, local.lifecycle.epoch, sequence)
+
+    def _owned_store(self, partition: PartitionId) -> PartitionStore:
+        local = self._registry.look(partition)
+        if local.lifecycle.state is not State.OWNED:
+            raise local.lost or not_owned(local)
+        try:
+            return self._registry.store(local)
+        except StateDamaged as error:
+            self._batches.judge(local, error)
+            raise
+
+
 # -- The replica -----------------------------------------------------------------------------------------------------
 
 
@@ -290,8 +572,12 @@ class ReplicaNode:
         return self._registry.follow(spec)
 
     def check(self, spec: OperatorSpec, total: int) -> None:
-        """See :func:`check`."""
-        check(self._registry, spec, total)
+        """Checks that this replica could hold ``total`` partitions of this version of an operator, and changes nothing.
+
+        Raises OperatorNotImportable, OperatorOutdated, TooFewFiles, SchemaMismatch.
+        """
+        self._registry.check(spec)
+        self._registry.expect(max(0, total - len(_here(self._registry, spec.name))))
 
     def create(
         self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0, command: Command = NOBODY
@@ -401,10 +687,9 @@ class ReplicaNode:
 
         ``owned_at``: see :meth:`~stateflow.partition.lifecycle.Lifecycle.cancel`. Raises StateMissing.
         """
-        possible = self.sender.cancel(
-            partition, move_id, owned_at
-        )  # first, so that a prepare that comes late is refused …
-        self.receiver.abandon(partition, move_id)  # … and one that came before is undone
+        # the sender first: a prepare that comes later is refused, and one that came before is undone
+        possible = self.sender.cancel(partition, move_id, owned_at)
+        self.receiver.abandon(partition, move_id)
         return possible
 
     def close(self) -> None:

@@ -1,20 +1,59 @@
-"""Sources of a partition: the position and the client of each, and the tombstone of a source that no longer sends.
+"""Sources of a partition: the position and the client of each, the tombstone of one that no longer sends, and batches
+that skip the partition.
 
-:mod:`~stateflow.partition.positions` decides what is kept. This module reads this data from the partition's store, and
-writes changes with its commits.
+:mod:`~stateflow.partition.positions` decides what is kept of a source. :class:`Sources` reads it from the partition's
+store, and adds the changes to the partition's commits.
+
+A batch need not visit a partition for which it has no rows and in which nothing is due: it *skips* the partition. A
+source that visits all partitions with each batch advances its position in each of them. Written partition by partition,
+this costs as much as a row does. The positions of the partitions that a batch skips are therefore kept in one place, a
+database of the replica's own (:class:`SkippedBatches`), with one write for all of them. Such a position is *held* for
+the partition, and becomes the partition's own with its next commit. Before a copy of the partition is taken (a
+snapshot, a checkpoint, a seal), held positions become its own: :meth:`SkippedBatches.settle`.
+
+A held position belongs to a partition at one epoch and sequence. A commit makes the positions held before it void. So
+does everything that rolls a copy back: if a power loss destroys a commit, positions held after it are void, too, and
+the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
+
+A partition is skipped only after one of its own batches, committed here, has determined until when nothing is due: see
+:class:`SkipGrant`. Everything else that a visit does, such as sweeping expired state, is done at least every
+``VISIT_S_MAX`` seconds in which there are batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgpack
+import numpy as np
 
 from stateflow.changes import Mutations
+from stateflow.errors import DecodeError, StateDamaged, StateMissing
 from stateflow.partition import layout
-from stateflow.partition.positions import INITIAL, Batch, Positions, Retention, Retired, Tombstones
+from stateflow.partition.environment import Environment
+from stateflow.partition.layout import Committer, Position, read_sequence
+from stateflow.partition.lifecycle import State
+from stateflow.partition.positions import INITIAL, Batch, Positions, Retention, Retired, Tombstones, behind
 from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import CommitLog
 from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+#: folder of the database, in the data directory
+FOLDER = "passed"
+#: longest time without a visit, seconds; a partition is visited again after half of it to all of it, so that not all
+#: partitions are visited at once
+VISIT_S_MAX = 60.0
+#: number of distinct positions kept for one source before those that no partition has any more are removed
+KINDS_MAX = 64
+_GOLDEN = 0.6180339887498949
+
+# -- Sources of one partition ----------------------------------------------------------------------------------------
 
 
 class Advance(NamedTuple):
@@ -22,8 +61,8 @@ class Advance(NamedTuple):
     that the batch retires."""
 
     source: str
-    position: layout.Position
-    silent: Mapping[str, layout.Position]
+    position: Position
+    silent: Mapping[str, Position]
     retired: Mapping[str, Retired]
 
 
@@ -36,7 +75,7 @@ class Sources:
 
     def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
         known = {
-            entry[len(layout.POSITION) :].decode(): layout.Position.decode(value)
+            entry[len(layout.POSITION) :].decode(): Position.decode(value)
             for entry, value in store.scan(layout.POSITION)
         }
         sessions = {
@@ -51,13 +90,13 @@ class Sources:
         self._tombstones = Tombstones(store, retention.retired_max)
         self._passed: set[str] = set()  # their last batch skipped the partition; the stored output is of the one before
 
-    def contained(self, source: str) -> layout.Position | None:
+    def contained(self, source: str) -> Position | None:
         """Returns the position of the source's last batch here. None: the source is unknown, or the next batch must
         change more than the position, for example after a retirement.
         """
         return None if self.positions.is_recalled(source) else self.positions.reached_by(source)
 
-    def adopt(self, held: Mapping[str, layout.Position]) -> None:
+    def adopt(self, held: Mapping[str, Position]) -> None:
         """Accepts positions that were held for the partition; its next commit writes them."""
         for source, position in held.items():
             self.positions.reached(source, position)
@@ -119,16 +158,16 @@ class Sources:
         """
         return self.is_newest(batch) and not batch.is_piece
 
-    def silent(self, now_us: int, serving: str) -> dict[str, layout.Position]:
+    def silent(self, now_us: int, serving: str) -> dict[str, Position]:
         """See :meth:`~stateflow.partition.positions.Positions.silent`."""
         return self.positions.silent(now_us, self._retention.watermark_idle_us, serving)
 
     def advance(
         self,
         source: str,
-        position: layout.Position,
+        position: Position,
         output: bytes,
-        silent: Mapping[str, layout.Position],
+        silent: Mapping[str, Position],
         mutations: Mutations,
     ) -> Advance:
         """Adds a batch's changes to ``mutations``: to its source, to silent sources, and to sources that it retires."""
@@ -146,7 +185,7 @@ class Sources:
             mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
 
-    def _stored(self, source: str, position: layout.Position, output: bytes) -> list[tuple[bytes, bytes]]:
+    def _stored(self, source: str, position: Position, output: bytes) -> list[tuple[bytes, bytes]]:
         """Returns the mutations that store a batch's output.
 
         A run of a batch DataFrame keeps every output, because another evaluation needs them all. A query in real-time
@@ -218,3 +257,378 @@ class Sources:
             return 0, mutations
         mutations.puts.append((key, b""))
         return len(output), mutations
+
+
+# -- Batches that skip partitions ------------------------------------------------------------------------------------
+
+
+class Serving(Protocol):
+    """A partition being served, see :class:`~stateflow.partition.processor.PartitionProcessor`."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    def runs(self, operator: type) -> bool: ...
+
+    def contains(self, source: str) -> Position | None:
+        """Returns the source's last batch here; None also if the source's next batch must change more than its
+        position.
+        """
+        ...
+
+    def settle(self, held: dict[str, Position]) -> None: ...
+
+
+@dataclass(slots=True)
+class SkipGrant:
+    """Describes batches that need not visit a partition: they come before ``until`` (monotonic seconds), have no rows
+    for it, a watermark below ``event_us`` and a processing time below ``processing_us``."""
+
+    processor: Serving
+    until: float
+    event_us: float
+    processing_us: float
+
+
+@dataclass(slots=True)
+class SkippedPositions:
+    """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: positions by source; ``granted``: the
+    batches that may skip the partition; None: every batch visits it."""
+
+    epoch: int
+    sequence: int
+    held: dict[str, Position] = field(default_factory=dict)
+    granted: SkipGrant | None = None
+
+
+class SkippablePartition(Protocol):
+    """The part that skipping needs of a :class:`~stateflow.partition.local_partition.LocalPartition`."""
+
+    id: PartitionId
+    skipped: SkippedPositions | None
+    logs: dict[str, Any]
+
+    @property
+    def lifecycle(self) -> Any: ...
+
+    @property
+    def processor(self) -> Any: ...
+
+    def tell(self, sequence: int, encode: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class _Source:
+    """Positions held for one source. ``kinds``: the distinct positions; ``kind``: which of them each partition has, by
+    partition number; void where the partition is at another epoch or sequence."""
+
+    kinds: list[Position] = field(default_factory=list)
+    kind: Any = field(default_factory=lambda: np.zeros(0, np.uint32))
+    epoch: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+    sequence: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    def reach(self, partitions: int) -> None:
+        if partitions > len(self.kind):
+            more = partitions - len(self.kind)
+            self.kind, self.epoch, self.sequence = (
+                np.concatenate([each, np.zeros(more, each.dtype)]) for each in (self.kind, self.epoch, self.sequence)
+            )
+
+    def encode(self) -> bytes:
+        packed: bytes = msgpack.packb(
+            [
+                layout.VERSION,
+                [position.encode() for position in self.kinds],
+                self.kind.tobytes(),
+                self.epoch.tobytes(),
+                self.sequence.tobytes(),
+            ]
+        )
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Source:
+        try:
+            version, kinds, kind, epoch, sequence = msgpack.unpackb(data)
+            layout.check_version(version)
+            found = cls(
+                [Position.decode(each) for each in kinds],
+                np.frombuffer(kind, np.uint32).copy(),
+                np.frombuffer(epoch, np.uint64).copy(),
+                np.frombuffer(sequence, np.uint64).copy(),
+            )
+        except (ValueError, TypeError) as error:
+            raise DecodeError(f"the held positions of a source cannot be read: {error}", remedy="-") from error
+        alike = len(found.kind) == len(found.epoch) == len(found.sequence)
+        if not alike or (found.kind[found.epoch > 0] >= len(found.kinds)).any():
+            raise DecodeError("the held positions of a source do not match its partitions", remedy="-")
+        return found
+
+    def add(self, numbers: Any, kinds: Any, positions: Sequence[Position], epochs: Any, sequences: Any) -> None:
+        """Adds the positions of some partitions.
+
+        Args:
+            numbers: the partitions, ascending.
+            kinds: for each partition, the index of its position in ``positions``.
+        """
+        if len(self.kinds) > KINDS_MAX:
+            used, places = np.unique(self.kind, return_inverse=True)
+            self.kinds = [self.kinds[each] for each in used.tolist()]
+            self.kind = places.astype(np.uint32)
+        self.reach(int(numbers[-1]) + 1)
+        self.kind[numbers] = kinds + len(self.kinds)
+        self.kinds += positions
+        self.epoch[numbers], self.sequence[numbers] = epochs, sequences
+
+
+class SkippedBatches:
+    """Positions held for the partitions of one replica. Called from several threads. Lock order: a partition's
+    ``work``, or its ``mutex`` with no batch running, comes before the lock of this class.
+
+    Args:
+        root: the data directory.
+        durable: whether held positions survive a loss of power, as commits do. None: nothing is held, and every batch
+            visits.
+    """
+
+    def __init__(self, root: Path, environment: Environment, durable: bool | None) -> None:
+        self._directory, self._environment, self._durable = root / FOLDER, environment, durable
+        self._lock: AbstractContextManager[Any] = environment.mutex()
+        self._granted: dict[str, dict[int, SkippablePartition]] = {}  # with a granted pass, by operator
+        self._sources: dict[tuple[str, str], _Source] = {}
+        self._void: set[tuple[str, PartitionId]] = set()  # (source, partition) of void positions found at start
+        self._store: PartitionStore | None = None
+        self._closed = False
+
+    # -- at start -----------------------------------------------------------------------------------------
+
+    def find(self) -> None:
+        """Reads the positions that the last process left. A database that cannot be read is quarantined: partitions
+        then lack batches, and their sources must send these again."""
+        if not (self._directory / "CURRENT").exists():
+            return
+        try:
+            for key, value in self._open().scan(b""):
+                operator, _, source = key.decode().partition("\0")
+                self._sources[operator, source] = _Source.decode(value)
+        except (StateDamaged, StateMissing, DecodeError) as error:
+            self._sources.clear()
+            self._close()
+            aside = self._directory.parent / f"{FOLDER}-damaged-{self._environment.new_id()}"
+            self._directory.rename(aside)
+            self._environment.sync([self._directory.parent])
+            log.error(
+                "positions of skipped batches cannot be read and are quarantined as %s: %s; sources resend the missing "
+                "batches, or report which batch to rewind to",
+                aside,
+                error,
+            )
+
+    def found(self, partition: PartitionId, epoch: int, sequence: int) -> SkippedPositions | None:
+        """Returns the positions left for a partition that is owned here; None: there are none."""
+        number = partition.partition
+        held: dict[str, Position] = {}
+        for (operator, source), each in self._sources.items():
+            if operator != partition.operator or number >= len(each.kind) or not each.epoch[number]:
+                continue
+            if (each.epoch[number], each.sequence[number]) == (epoch, sequence):
+                held[source] = each.kinds[each.kind[number]]
+            else:
+                self._void.add((source, partition))
+        return SkippedPositions(epoch, sequence, held) if held else None
+
+    def begin(self) -> None:
+        """Durably discards void positions, except those of quarantined partitions, which may be put back.
+
+        Call it once all partitions were looked for. Raises errors of the disk.
+        """
+        if not self._void:
+            return
+        mutations = Mutations()
+        for source, partition in self._void:
+            self._sources[partition.operator, source].epoch[partition.partition] = 0
+        for (operator, source), each in list(self._sources.items()):
+            if each.epoch.any():
+                mutations.puts.append((_key(operator, source), each.encode()))
+            else:
+                del self._sources[operator, source]
+                mutations.deletes.append(_key(operator, source))
+        self._open().apply(mutations, sync=True)
+        self._void.clear()
+
+    # -- while it serves ----------------------------------------------------------------------------------
+
+    def grant(self, local: SkippablePartition, processor: Serving, until: SkipGrant) -> None:
+        """Lets batches skip a partition from now on, as far as ``until`` says. Callers hold ``work``, after a batch
+        that was committed or found committed.
+        """
+        if self._durable is None or local.logs:
+            return
+        with self._lock:
+            skipped, sequence = local.skipped, processor.sequence
+            if skipped is None or (skipped.epoch, skipped.sequence) != (local.lifecycle.epoch, sequence):
+                skipped = local.skipped = SkippedPositions(local.lifecycle.epoch, sequence)
+            skipped.granted = until
+            self._granted.setdefault(local.id.operator, {})[local.id.partition] = local
+
+    def revoke(self, local: SkippablePartition) -> None:
+        """Makes every batch visit the partition again, or wait for it, because other work on it is about to begin."""
+        if local.skipped is not None:
+            with self._lock:
+                local.skipped.granted = None
+                self._granted.get(local.id.operator, {}).pop(local.id.partition, None)
+
+    def held(self, local: SkippablePartition, epoch: int, sequence: int) -> dict[str, Position]:
+        """Returns the positions held for a partition that is at this epoch and sequence."""
+        skipped = local.skipped
+        if skipped is None or (skipped.epoch, skipped.sequence) != (epoch, sequence):
+            return {}
+        return skipped.held
+
+    def skip(
+        self,
+        operator: str,
+        cls: type,
+        batch: Batch,
+        partitions: Sequence[int],
+        epochs: Sequence[int],
+        counts: Sequence[int],
+        now: float,
+        now_us: int,
+    ) -> list[int]:
+        """Makes a batch skip the partitions that need no visit, as durably as commits are. Returns their indices,
+        ascending. Raises errors of the disk.
+
+        Args:
+            cls: the operator's class that is deployed now.
+            counts: rows of each partition.
+            now: monotonic seconds.
+            now_us: processing time.
+        """
+        if not _may_skip(batch) or (local_partitions := self._granted.get(operator)) is None:
+            return []
+        source, last, watermark_us = batch.source, batch.number - 1, batch.watermark_us
+        places: list[int] = []
+        passed: list[SkippedPositions] = []
+        kinds: dict[tuple[Any, ...], int] = {}
+        positions: list[Position] = []
+        kind: list[int] = []
+        with self._lock:
+            if self._closed:
+                return []
+            for place, count in enumerate(counts):
+                if count or (local := local_partitions.get(partitions[place])) is None:
+                    continue
+                skipped = local.skipped
+                if skipped is None or (granted := skipped.granted) is None:
+                    continue
+                epoch, lifecycle = epochs[place], local.lifecycle
+                if skipped.epoch != epoch or lifecycle.epoch != epoch or lifecycle.state is not State.OWNED:
+                    continue
+                if now >= granted.until or now_us >= granted.processing_us:
+                    continue
+                if watermark_us is not None and watermark_us >= granted.event_us:
+                    continue
+                processor = granted.processor
+                if local.logs or local.processor is not processor or not processor.runs(cls):
+                    continue
+                before = skipped.held.get(source) or processor.contains(source)
+                if before is None or before.batch != last:
+                    continue
+                alike = before.watermark_us, before.event_us, before.known
+                if (number := kinds.get(alike)) is None:
+                    number = kinds[alike] = len(positions)
+                    positions.append(behind(before, batch, 0, now_us))
+                places.append(place)
+                passed.append(skipped)
+                kind.append(number)
+            if not places:
+                return []
+            self._write(operator, source, [partitions[place] for place in places], passed, positions, kind)
+            for skipped, number in zip(passed, kind, strict=True):
+                skipped.held[source] = positions[number]
+        return places
+
+    def _write(
+        self,
+        operator: str,
+        source: str,
+        numbers: list[int],
+        passed: list[SkippedPositions],
+        positions: list[Position],
+        kind: list[int],
+    ) -> None:
+        found = self._sources.setdefault((operator, source), _Source())
+        found.add(
+            np.array(numbers),
+            np.array(kind, np.uint32),
+            positions,
+            np.array([skipped.epoch for skipped in passed], np.uint64),
+            np.array([skipped.sequence for skipped in passed], np.uint64),
+        )
+        try:
+            mutations = Mutations(puts=[(_key(operator, source), found.encode())])
+            self._open().apply(mutations, sync=bool(self._durable))
+        except BaseException:
+            self._close()  # the database takes no more writes before it is opened anew
+            raise
+
+    def settle(self, local: SkippablePartition, store: PartitionStore, commits: CommitLog | None) -> None:
+        """Writes the positions held for a partition to the partition itself. No more are held for it before its next
+        batch.
+
+        Callers hold ``work``, or ``mutex`` with no batch running. Raises errors of the disk.
+        """
+        self.revoke(local)
+        skipped, processor = local.skipped, local.processor
+        if skipped is None:
+            return
+        epoch, sequence = local.lifecycle.epoch, read_sequence(store) if processor is None else processor.sequence
+        if (held := self.held(local, epoch, sequence)) and processor is not None:
+            processor.settle(held)
+        elif held:
+            committer = Committer(local.id, store, epoch, commits, local.tell)
+            committer.adopt(held)
+            committer.commit("", -1, Mutations())
+        local.skipped = None
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._close()
+
+    def _open(self) -> PartitionStore:
+        if self._store is None:
+            is_new = not self._directory.exists()
+            self._store = self._environment.open(self._directory, create=True)
+            if is_new:  # its files are only as durable as the directory entries that lead to them
+                self._environment.sync([self._directory, self._directory.parent])
+        return self._store
+
+    def _close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+
+def _key(operator: str, source: str) -> bytes:
+    return f"{operator}\0{source}".encode()
+
+
+def _may_skip(batch: Batch) -> bool:
+    """Tells whether a batch may skip partitions.
+
+    A source with a named client states itself which partitions it visits and what these must contain.
+    """
+    return not (
+        batch.sparse
+        or batch.rewind
+        or batch.session is not None
+        or batch.source == INITIAL
+        or batch.source.startswith(layout.BATCH_RUN)
+    )
+
+
+def until(partition: PartitionId, now: float) -> float:
+    """Returns the latest time at which a partition must be visited again, monotonic seconds."""
+    return now + VISIT_S_MAX * (1 + (partition.partition * _GOLDEN) % 1) / 2

@@ -1,88 +1,97 @@
-"""Takeover: a replica owns a partition without the old owner's consent, because that owner's lease has lapsed or its
-data is lost.
+"""Takeover and restore: a replica owns a partition whose state comes from a standby, local files or a checkpoint, and
+not from the present owner.
 
-Lease: without one from the controller a replica does not serve. The controller answers a heartbeat with a duration. The
-replica counts it on its own monotonic clock from when it *sent* that heartbeat, the controller from when it received
-the heartbeat, which is later. If the clocks drift apart by less than the controller's margin, a replica knows that its
-lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A process that was suspended
-finds its lease lapsed when it continues, because the monotonic clock went on. An operator with manual failover needs no
-lease while no controller answers: no other replica gets its partitions then.
+Takeover (:class:`Successor`): the owner's lease has lapsed, or its data is lost. The controller chooses one of three
+ways: to serve the copy that a standby kept, to serve the copy sealed here for a move that can never end, or to restore
+the newest checkpoint. Each takes effect once, however often the controller asks: if the replica owns the partition at
+the granted epoch, that is the answer. The new owner makes its ownership durable before it serves; right before that it
+checks again, with the partition locked, that the controller cannot have given the takeover up. The old owner, if it
+comes back, learns that it was superseded: its copy is only a warm base from then on.
 
-Takeover: the controller chooses one of three ways: to serve the copy that a standby kept, to serve the copy sealed here
-for a move that can never end, or to restore the newest checkpoint. Each takes effect once, however often the controller
-asks: if the replica owns the partition at the granted epoch, that is the answer. The new owner makes its ownership
-durable before it serves; right before that it checks again, with the partition locked, that the controller cannot have
-given the takeover up.
-
-The old owner, if it comes back, learns that it was superseded: its copy is only a warm base from then on.
+Restore (:class:`Restorer`): a user puts a partition back to a checkpoint. There are two steps, so that the present
+owner is asked to stop only once its successor is ready: the target fetches and proves the checkpoint while the stream
+goes on, then owns the partition at a newer epoch. The copy is unfinished meanwhile (see
+:mod:`stateflow.partition.data_directory`): a restart finds either the former copy or the whole restored partition.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.clock import Clock
-from stateflow.errors import LeaseLost, MoveUnknown, StaleEpoch, StateDamaged, StateMissing
+from stateflow.errors import (
+    CheckpointCorrupt,
+    CheckpointMissing,
+    MoveConflict,
+    MoveUnknown,
+    SchemaMismatch,
+    StaleEpoch,
+    StateDamaged,
+    StateflowError,
+    StateMissing,
+    Unavailable,
+)
+from stateflow.operator.operator import Operator
 from stateflow.partition import layout
-from stateflow.partition.commits import read_sequence
-from stateflow.partition.control import NOBODY, Command, FencingGuard, Origin, TakenOver
-from stateflow.partition.install import Copy
+from stateflow.partition.control import NEWEST, NOBODY, Command, FencingGuard, Origin, Restored, TakenOver, Wanted
+from stateflow.partition.data_directory import Copy
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, State
-from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.registry import PartitionRegistry
-from stateflow.partition.restoring import fetch_first
+from stateflow.partition.local_partition import LocalPartition, Restoring
+from stateflow.partition.registry import Lease, PartitionRegistry
+from stateflow.state import DeployedStates, Evolution, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
+log = logging.getLogger(__name__)
+#: number of times a store is listed again if a listed checkpoint was garbage-collected before it was fetched
+LISTED_AGAIN = 3
 
-@dataclass(slots=True)
-class Lease:
-    """Lease up to ``until``, monotonic seconds. Sans-io. Default: never expires (replicas without a controller).
+# -- Checkpoints -----------------------------------------------------------------------------------------------------
 
-    ``alone``: operators that the replica serves without a lease while it is ``cut_off``: it has asked every controller
-    since the last answer or since its start, and none answered."""
 
-    until: float = math.inf
-    alone: frozenset[str] = frozenset()
-    cut_off: bool = False
+def fetch_first(
+    registry: PartitionRegistry,
+    local: LocalPartition,
+    name: str,
+    store: CheckpointStore,
+    own: CheckpointStore | None,
+    candidates: Callable[[], Iterable[Manifest]],
+    passed_over: list[StateflowError],
+    *,
+    falls_back: bool = True,
+) -> Restoring | None:
+    """Fetches and proves the first candidate that can be used. None: there is none.
 
-    @classmethod
-    def none(cls) -> Lease:
-        """Returns a lease that is not valid before the controller grants it."""
-        return cls(-math.inf)
+    The candidates are listed again when one was garbage-collected before it was fetched: a newer one was published.
 
-    def granted(self, sent_at: float, duration_s: float) -> None:
-        """Extends the lease by the answer to a heartbeat sent at ``sent_at``. Answers may arrive out of order."""
-        self.until = max(self.until, sent_at + duration_s)
-        self.cut_off = False
+    Args:
+        own: store that adopts the checkpoint; None: no store does.
+        passed_over: gets the errors of damaged candidates.
+        falls_back: try the next candidate after a damaged one; False: raise CheckpointCorrupt.
+    """
+    for _ in range(LISTED_AGAIN):
+        passed_over.clear()
+        for manifest in candidates():
+            try:
+                return registry.copies.fetch(local, name, manifest, store, own)
+            except CheckpointCorrupt as error:
+                if not falls_back:
+                    raise
+                if not store.has(manifest):
+                    break
+                log.error("restore skips checkpoint %s of %s: %s", manifest.order, local.id, error)
+                passed_over.append(error)
+        else:
+            break
+    return None
 
-    def revoke(self) -> None:
-        """Ends the lease, because the controller no longer knows this process."""
-        self.until = -math.inf
-        self.cut_off = False
 
-    def unanswered(self) -> None:
-        """Marks the replica as cut off: no controller has answered."""
-        self.cut_off = True
-
-    def holds(self, now: float, operator: str = "") -> bool:
-        return now < self.until or (self.cut_off and operator in self.alone)
-
-    def serves_some(self, now: float) -> bool:
-        return now < self.until or (self.cut_off and bool(self.alone))
-
-    def check(self, now: float, operator: str = "") -> None:
-        """Checks that the operator may be served. Call it before a batch is applied, and again before the batch is
-        acknowledged. Raises LeaseLost."""
-        if not self.holds(now, operator):
-            raise LeaseLost(
-                "this replica's lease has lapsed: its partitions may have other owners",
-                remedy="refresh the assignment; the replica serves again once it reaches the controller",
-            )
+# -- Takeover --------------------------------------------------------------------------------------------------------
 
 
 class Successor:
@@ -269,3 +278,206 @@ def _candidates(checkpoints: CheckpointStore, partition: PartitionId, oldest: in
                 partition=partition,
             )
         yield manifest
+
+
+# -- Restore ---------------------------------------------------------------------------------------------------------
+
+
+class Restorer:
+    """Restores partitions from checkpoints. Called from several threads."""
+
+    def __init__(self, registry: PartitionRegistry, authority: FencingGuard) -> None:
+        self._registry, self._authority = registry, authority
+
+    def prepare(
+        self,
+        spec: OperatorSpec,
+        partition: PartitionId,
+        restore_id: str,
+        store: CheckpointStore,
+        own: CheckpointStore | None,
+        wanted: Wanted = NEWEST,
+    ) -> Restored:
+        """Fetches and proves the newest checkpoint that can be used. Nothing changes for the partition yet.
+
+        Args:
+            own: store in which this replica keeps its checkpoints; None: it has none. The restored checkpoint, from
+                whichever store, is published there as the newest one before it is owned, so that nothing of it is lost
+                if the disk fails right afterwards.
+
+        Raises CheckpointMissing if there is none, CheckpointCorrupt if a savepoint is damaged, SchemaMismatch for a
+        checkpoint of another operator, and the store's errors.
+        """
+        local = self._registry.local(partition)
+        with self._registry.making(spec):
+            if _is_owned_by(local, restore_id):
+                return self._as_it_is(local)
+            self.abandon(partition)
+            self._registry.expect(1)
+            passed_over: list[StateflowError] = []
+            try:
+                found = fetch_first(
+                    self._registry,
+                    local,
+                    f"restored-{restore_id}",
+                    store,
+                    own,
+                    lambda: self._candidates(store, spec, partition, wanted, passed_over),
+                    passed_over,
+                    falls_back=not wanted.savepoint,
+                )
+            except OSError as error:
+                raise Unavailable(
+                    f"the data directory cannot be written: {error.strerror}",
+                    remedy="free space there",
+                    path=local.home,
+                ) from error
+            if found is None:
+                why = f": {passed_over[0]}" if passed_over else f" in {store.url}"
+                raise CheckpointMissing(
+                    f"the partition has no usable checkpoint{why}",
+                    remedy="see `stateflow checkpoint list`, or name another store with --from",
+                    partition=partition,
+                )
+            local.restoring = found  # also where the stores do not answer: the next request removes it
+            manifest = found.manifest
+            newest = [manifest.epoch, *_newest_epoch(store, partition)]
+            if own is not None:
+                newest += _newest_epoch(own, partition)
+            local.restoring = replace(found, id=restore_id, epoch_min=max(newest) + 1)
+        return Restored(max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over)
+
+    def _candidates(
+        self,
+        store: CheckpointStore,
+        spec: OperatorSpec,
+        partition: PartitionId,
+        wanted: Wanted,
+        passed_over: list[StateflowError],
+    ) -> Iterator[Manifest]:
+        if wanted.savepoint:
+            for manifest in store.savepoint(wanted.savepoint, spec.name):
+                if manifest.partition == partition.partition:
+                    check_fits(manifest, *self._registry.operator(spec.name))
+                    yield manifest
+            return
+        for manifest in store.newest(partition, passed_over):
+            if not wanted.source or manifest.positions.get(wanted.source) == wanted.batch:
+                check_fits(manifest, *self._registry.operator(spec.name))
+                yield manifest
+
+    def own(
+        self,
+        partition: PartitionId,
+        restore_id: str,
+        epoch: int,
+        command: Command = NOBODY,
+        *,
+        stop_sources: bool = False,
+    ) -> Restored:
+        """Serves the prepared checkpoint, at ``epoch`` or a newer one. This is the commit point of a restore.
+
+        Args:
+            stop_sources: refuse the clients that have sent to the partition until now.
+
+        Raises MoveUnknown if nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint if a
+        later owner has published a checkpoint meanwhile, LeaseLost if the controller may have given this restore up.
+        """
+        local = self._registry.local(partition)
+        restoring = local.restoring
+        if _is_owned_by(local, restore_id):
+            return self._as_it_is(local)
+        if restoring is None or restoring.id != restore_id:
+            raise _not_under_way(restore_id)
+        with restoring.owning:  # a repeated request waits for a slow first one, and gets its answer
+            return self._own(local, restoring, epoch, command, stop_sources)
+
+    def _own(
+        self, local: LocalPartition, restoring: Restoring, epoch: int, command: Command, stop_sources: bool
+    ) -> Restored:
+        partition, restore_id = local.id, restoring.id
+        if _is_owned_by(local, restore_id):
+            return self._as_it_is(local)
+        asked, epoch = epoch, max(epoch, restoring.epoch_min, local.lifecycle.epoch + 1)
+        self._check_still(local)
+        copy = Copy(restoring.directory, restoring.store, lambda here: here.restore(restore_id, epoch))
+        copy.also += layout.lapsing(restoring.store)
+        if stop_sources:
+            copy.also += self._stopping(local, restoring)
+        self._registry.copies.publish(local, restoring, copy, epoch)
+        with local.work, local.mutex:
+            if _is_owned_by(local, restore_id):
+                return self._as_it_is(local)
+            self._authority.check(command)
+            self._registry.check_deployed(local.id, asked)
+            if local.restoring is not restoring:  # it was fetched anew meanwhile, and this copy closed
+                raise _not_under_way(restore_id)
+            self._check_still(local)
+            leftovers = self._registry.copies.install(local, copy)
+            local.checkpointed = restoring.checkpointed(epoch)
+        self._registry.on_change(partition)
+        self._registry.copies.tidy(local, leftovers)
+        restoring.release()
+        manifest = restoring.manifest
+        return Restored(epoch, manifest.sequence, manifest.positions, manifest.size)
+
+    def _stopping(self, local: LocalPartition, restoring: Restoring) -> list[tuple[bytes, bytes]]:
+        stores = [restoring.store]
+        with local.work:
+            if local.store is not None:
+                stores.append(local.store)
+            return layout.stopping(stores, self._registry.clock.now_us())
+
+    def abandon(self, partition: PartitionId) -> None:
+        """Discards the prepared copy."""
+        local = self._registry.local(partition)
+        with local.mutex:
+            restoring, local.restoring = local.restoring, None
+        if restoring is not None:
+            self._registry.copies.discard(restoring)
+            restoring.release()
+
+    @staticmethod
+    def _check_still(local: LocalPartition) -> None:
+        if local.lifecycle.state in (State.WARMING, State.FENCING) or local.logs:
+            raise MoveConflict(
+                "the partition is moving",
+                remedy="wait for the move, or cancel it",
+                partition=local.id,
+                move=local.lifecycle.move_id or None,
+            )
+
+    def _as_it_is(self, local: LocalPartition) -> Restored:
+        """Returns the result of a restore that was already done, but whose answer did not arrive."""
+        db = self._registry.store(local)
+        return Restored(local.lifecycle.epoch, read_sequence(db), layout.positions(db), 0)
+
+
+def _is_owned_by(local: LocalPartition, restore_id: str) -> bool:
+    return local.lifecycle.state is State.OWNED and local.lifecycle.move_id == restore_id
+
+
+def _not_under_way(restore_id: str) -> MoveUnknown:
+    return MoveUnknown("this restore is not under way here", remedy="start it again", restore=restore_id)
+
+
+def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> None:
+    """Checks that a checkpoint fits an operator. Raises SchemaMismatch if it has other partitions or another key than
+    the operator, or states that cannot become the ones it declares.
+    """
+    if manifest.partitions and (manifest.partitions, manifest.key) != (spec.partitions, spec.key):
+        raise SchemaMismatch(
+            f"the checkpoint has {manifest.partitions} partitions keyed by {', '.join(manifest.key)}, "
+            f"the operator has {spec.partitions} keyed by {', '.join(spec.key)}",
+            remedy=f"deploy it with --partitions {manifest.partitions} and the same key",
+            operator=spec.name,
+        )
+    if manifest.schema:
+        migrates = cls.migrate_state is not Operator.migrate_state
+        version = int(manifest.version or 1)
+        deployed = DeployedStates.of(spec.state_schema, spec.dropped)
+        Evolution(spec.name, manifest.schema, version, declarations_of(cls), cls.state_version, migrates, deployed)
+
+
+def _newest_epoch(store: CheckpointStore, partition: PartitionId) -> list[int]:
+    return [found.order[0] for found in store.catalog.checkpoints(partition)[:1]]

@@ -20,8 +20,8 @@ from stateflow.partition.change_feed import (
     cutover_digest,
     kept_digest,
 )
-from stateflow.partition.commits import read_sequence
-from stateflow.partition.install import PART, RECEIVED, STORED, Copy
+from stateflow.partition.data_directory import PART, RECEIVED, STORED, Copy
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import Incoming, LocalPartition, Since
 from stateflow.partition.registry import PartitionRegistry

@@ -18,8 +18,8 @@ from stateflow.partition.change_feed import (
     cutover_digest,
     kept_digest,
 )
-from stateflow.partition.commits import read_sequence
 from stateflow.partition.control import NOBODY, Command, FencingGuard
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, FenceAnswer, State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.registry import PartitionRegistry

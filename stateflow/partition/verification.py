@@ -42,13 +42,12 @@ from stateflow.operator.operator import BatchOperator, Operator
 from stateflow.operator.timers import Timers
 from stateflow.partition import layout
 from stateflow.partition.checkpoints import DIGEST_SHARE, NOT_STATE
-from stateflow.partition.commits import read_sequence
 from stateflow.partition.control import Verification
 from stateflow.partition.environment import RateLimit
-from stateflow.partition.evolution import converted, evolution_of, is_evolved, read_schema
+from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.processor import read_watermark
+from stateflow.partition.processor import converted, evolution_of, is_evolved, read_schema, read_watermark
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.state import (
     CellReader,

@@ -13,22 +13,18 @@ A call is an :class:`Exchange`: the pieces of one batch, and their answers. :cla
    refused.
 
 Rows that wait, in steps 1 and 6, count towards ``waiting_bytes_max``. A replica has one span for each batch, with its
-commit as a child, and one for its part in a move.
+commit as a child.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Any, Protocol, TypeAlias
-
-import grpc.aio
+from typing import Protocol, TypeAlias
 
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, Unavailable
@@ -43,7 +39,7 @@ from stateflow.partition.slices import BatchSlices, Frame, Waiting
 from stateflow.replica.executor import BEAT_S, BatchThread, LeftBehind, Watch, stops
 from stateflow.reports import RequestReport
 from stateflow.rpc.wire import unexpected
-from stateflow.tracing import Ids, Made, Tracing, about, begin_about, traceparent_in
+from stateflow.tracing import Ids, Made, Tracing, about, begin_about
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -222,65 +218,6 @@ class BatchSpan:
         if error is not None:
             made.failed(error)
         made.end()
-
-
-def followed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a handler, unary or streaming, of a move's part on this replica.
-
-    Lines that the handler logs name the move. If the move is traced, the handler has a span below that of its caller.
-    Apply this decorator inside ``unary`` or ``streaming``.
-    """
-
-    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.isasyncgenfunction(method):
-
-            @functools.wraps(method)
-            async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
-                made = _begun(name, self.tracing, request, context)
-                try:
-                    async for message in method(self, request, context):
-                        yield message
-                except BaseException as error:
-                    if made is not None and not isinstance(error, GeneratorExit):
-                        made.failed(error)
-                    raise
-                finally:
-                    if made is not None:
-                        made.end()
-
-            return stream
-
-        @functools.wraps(method)
-        async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
-            made = _begun(name, self.tracing, request, context)
-            if made is None:
-                return await method(self, request, context)
-            try:
-                with made.current():
-                    return await method(self, request, context)
-            except BaseException as error:
-                made.failed(error)
-                raise
-            finally:
-                made.end()
-
-        return handler
-
-    return decorate
-
-
-def _begun(name: str, tracing: Tracing | None, request: Any, context: grpc.aio.ServicerContext) -> Made | None:
-    ids: dict[str, Any] = _attributes_of(request)
-    begin_about(lambda: ids)
-    traceparent = "" if tracing is None else traceparent_in(context.invocation_metadata())
-    if tracing is None or not traceparent:
-        return None
-    return tracing.begin(name, parent=traceparent, kind="server", **ids)
-
-
-def _attributes_of(request: Any) -> dict[str, Any]:
-    operator = request.operator if hasattr(request, "operator") else request.spec.name
-    return {"move": request.move_id, "operator": operator, "partition": request.partition}
 
 
 def answers_seen(span: BatchSpan | None, answers: Sequence[tuple[object, Applied | StateflowError]]) -> None:

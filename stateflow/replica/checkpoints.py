@@ -32,8 +32,7 @@ from stateflow.partition.control import Command, Restore, Restored, Verification
 from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.verification import FAILURES, Copy, Trial
-from stateflow.replica.executor import INTERRUPT_EVERY_S, INTERRUPTS, ErrorThrottle, WorkerThread
-from stateflow.replica.peers import Threads
+from stateflow.replica.executor import INTERRUPT_EVERY_S, INTERRUPTS, ErrorThrottle, Threads, WorkerThread
 from stateflow.reports import CheckpointReport, Taken
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId
@@ -195,7 +194,7 @@ class CheckpointShell:
     async def prepare(self, restore: Restore) -> Restored:
         """Fetches and verifies a checkpoint from the named store, or else from the replica's own.
 
-        Raises UnknownPartition, InvalidArgument, and the errors of :class:`~stateflow.partition.restoring.Restorer`.
+        Raises UnknownPartition, InvalidArgument, and the errors of :class:`~stateflow.partition.takeover.Restorer`.
         """
         return await self._loop.run_in_executor(self._restores, self._prepare, restore)
 

@@ -1,4 +1,6 @@
-"""The batch thread, the order of its jobs, and the watchdog for batches that do not return.
+"""The threads of a replica: pools, the batch thread, and the watchdog for batches that do not return.
+
+The pools (:class:`Threads`) do work that would block the event loop.
 
 The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two of them. Callers
 share the thread's time equally (:class:`FairQueue`).
@@ -30,6 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from stateflow.clock import Clock
 from stateflow.errors import Unavailable
@@ -55,6 +58,63 @@ BEAT_S = 5.0
 LOOK_S = 1.0
 INTERRUPT_EVERY_S = 0.02
 INTERRUPTS = 50
+
+# -- Thread pools, and events from threads ---------------------------------------------------------------------------
+
+
+class Threads:
+    """The thread pools of a replica.
+
+    ``files``: long work on files. ``quick``: work for which a move's pause waits. ``sizes``: measurements of disk
+    usage; callers treat a replica that does not answer as one without room.
+    """
+
+    def __init__(self) -> None:
+        self.files = ThreadPoolExecutor(4, thread_name_prefix="files")
+        self.quick = ThreadPoolExecutor(4, thread_name_prefix="moves")
+        self.sizes = ThreadPoolExecutor(1, thread_name_prefix="sizes")
+        self._loop = asyncio.get_running_loop()
+
+    async def in_files(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.files, work, *arguments)
+
+    async def in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.quick, work, *arguments)
+
+    async def in_sizes(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.sizes, work, *arguments)
+
+    def close(self) -> None:
+        for pool in (self.files, self.quick, self.sizes):  # a thread may wait for a partition that never returns
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Changed:
+    """Events with which callers wait for the next change of a partition's lifecycle.
+
+    Args:
+        then: called in the event loop after each change.
+    """
+
+    def __init__(self, node: ReplicaNode, then: Callable[[], None]) -> None:
+        self._then = then
+        self._events: WeakValueDictionary[PartitionId, asyncio.Event] = WeakValueDictionary()  # while a caller waits
+        self._loop = asyncio.get_running_loop()
+        node.on_change(self._in_thread)
+
+    def next(self, partition: PartitionId) -> asyncio.Event:
+        """Returns the event that is set at the next change. Get the event before reading the state that may change."""
+        return self._events.setdefault(partition, asyncio.Event())
+
+    def _in_thread(self, partition: PartitionId) -> None:
+        self._loop.call_soon_threadsafe(self._wake, partition)
+
+    def _wake(self, partition: PartitionId) -> None:
+        event = self._events.pop(partition, None)
+        if event is not None:
+            event.set()
+        self._then()
+
 
 # -- Errors of recurring duties --------------------------------------------------------------------------------------
 
@@ -362,7 +422,7 @@ class Caller:
 
 class Watch:
     def __init__(self, node: ReplicaNode, batch_thread: BatchThread, clock: Clock) -> None:
-        self._node, self._turns, self._clock = node, batch_thread, clock
+        self._node, self._batch_thread, self._clock = node, batch_thread, clock
         self._callers: set[Caller] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="watchdog")
         self._loop = asyncio.get_running_loop()
@@ -396,10 +456,10 @@ class Watch:
             await self.end(run)
             return
         now, has_batch = self._clock.monotonic(), bool(running.active())
-        if stalled_s(self._turns.worker.busy_since, has_batch, self._node.served_at, now) > limit_s:
+        if stalled_s(self._batch_thread.worker.busy_since, has_batch, self._node.served_at, now) > limit_s:
             log.error("batch thread is stuck, continuing in a new thread")
             running.leave_behind()
-            self._turns.worker.leave_behind()
+            self._batch_thread.worker.leave_behind()
 
     def _give_signs_of_life(self) -> None:
         now = self._clock.monotonic()
@@ -429,7 +489,7 @@ class Watch:
         else:
             log.error("write of %s is stuck, continuing in a new thread", run.partition)
         run.left = True
-        self._turns.worker.leave_behind()
+        self._batch_thread.worker.leave_behind()
 
     async def end_all(self) -> None:
         """Ends all running batches, because the replica is stopping and they take too long."""

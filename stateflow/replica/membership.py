@@ -16,8 +16,8 @@ from stateflow.errors import BundleDamaged, ForeignLedger, HoldLost, StaleTerm, 
 from stateflow.fleet import Directory
 from stateflow.partition.control import Command
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.executor import ErrorThrottle
-from stateflow.replica.peers import Bundles, Controller, Heartbeat, HeartbeatReply, Threads, Unanswered
+from stateflow.replica.executor import ErrorThrottle, Threads
+from stateflow.replica.peers import Bundles, Controller, Heartbeat, HeartbeatReply, Unanswered
 from stateflow.replica.transfer_in import IncomingTransfers
 from stateflow.rpc.clients import Round, addresses_of
 from stateflow.types import PartitionId, ReplicaInfo

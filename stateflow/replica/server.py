@@ -25,9 +25,8 @@ from stateflow.partition.environment import Garbage, keep_buffers
 from stateflow.partition.lifecycle import SERVED
 from stateflow.partition.replica import ReplicaNode
 from stateflow.release import VERSION
-from stateflow.replica.executor import ErrorThrottle
+from stateflow.replica.executor import ErrorThrottle, Threads
 from stateflow.replica.membership import say_opening, stay_registered
-from stateflow.replica.peers import Threads
 from stateflow.replica.service import ReplicaService
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import addresses_of

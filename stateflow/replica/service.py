@@ -1,7 +1,8 @@
 """The replica's gRPC handlers: each translates a request, and hands the work to the object that does it.
 
-Handlers of commands are :func:`commanded`. It also carries out takeovers, which own a partition whose owner is gone
-(:class:`TakeoverHandler`).
+Handlers of commands are :func:`commanded`, those of a move's part on this replica are :func:`followed`. Two of the
+objects are here: :class:`TakeoverHandler`, which owns a partition whose owner is gone, and :class:`Sources`, which
+knows how far each source of the partitions has come.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
@@ -18,7 +19,7 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import InvalidArgument, StateflowError
-from stateflow.partition.change_feed import Kept
+from stateflow.partition.change_feed import Kept, Reading
 from stateflow.partition.control import (
     Cancellation,
     Command,
@@ -31,28 +32,29 @@ from stateflow.partition.control import (
     TakeOver,
 )
 from stateflow.partition.environment import Garbage
-from stateflow.partition.layout import Session
+from stateflow.partition.layout import Position, Session
+from stateflow.partition.local_partition import left
+from stateflow.partition.positions import SourceView
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.applying import Applier, followed
+from stateflow.replica.applying import Applier, Confirmations
 from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
-from stateflow.replica.executor import free_caches
+from stateflow.replica.executor import BatchThread, Changed, Threads, free_caches
 from stateflow.replica.membership import Member
-from stateflow.replica.peers import Bundles, RoundTrips, Threads
-from stateflow.replica.sources import Sources
-from stateflow.replica.streams import CallStream, frames_of
+from stateflow.replica.peers import Bundles, RoundTrips
+from stateflow.replica.streams import CallStream
 from stateflow.replica.transfer_in import IncomingTransfers
-from stateflow.replica.transfer_out import Changed, Fencer, SnapshotServer
+from stateflow.replica.transfer_out import Fencer, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.serving import caller
 from stateflow.rpc.wire import abort, connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
-from stateflow.tracing import Tracing
+from stateflow.tracing import Made, Tracing, begin_about, traceparent_in
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 SOURCES_PER_REPLY = 1000
 
-# -- Commands --------------------------------------------------------------------------------------------------------
+# -- Commands, and spans of moves ------------------------------------------------------------------------------------
 
 
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +79,65 @@ def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
         return await method(self, request, context)
 
     return handler
+
+
+def followed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a handler, unary or streaming, of a move's part on this replica.
+
+    Lines that the handler logs name the move. If the move is traced, the handler has a span below that of its caller.
+    Apply this decorator inside ``unary`` or ``streaming``.
+    """
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isasyncgenfunction(method):
+
+            @functools.wraps(method)
+            async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+                made = _begun(name, self.tracing, request, context)
+                try:
+                    async for message in method(self, request, context):
+                        yield message
+                except BaseException as error:
+                    if made is not None and not isinstance(error, GeneratorExit):
+                        made.failed(error)
+                    raise
+                finally:
+                    if made is not None:
+                        made.end()
+
+            return stream
+
+        @functools.wraps(method)
+        async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+            made = _begun(name, self.tracing, request, context)
+            if made is None:
+                return await method(self, request, context)
+            try:
+                with made.current():
+                    return await method(self, request, context)
+            except BaseException as error:
+                made.failed(error)
+                raise
+            finally:
+                made.end()
+
+        return handler
+
+    return decorate
+
+
+def _begun(name: str, tracing: Tracing | None, request: Any, context: grpc.aio.ServicerContext) -> Made | None:
+    ids: dict[str, Any] = _attributes_of(request)
+    begin_about(lambda: ids)
+    traceparent = "" if tracing is None else traceparent_in(context.invocation_metadata())
+    if tracing is None or not traceparent:
+        return None
+    return tracing.begin(name, parent=traceparent, kind="server", **ids)
+
+
+def _attributes_of(request: Any) -> dict[str, Any]:
+    operator = request.operator if hasattr(request, "operator") else request.spec.name
+    return {"move": request.move_id, "operator": operator, "partition": request.partition}
 
 
 # -- Takeover --------------------------------------------------------------------------------------------------------
@@ -124,6 +185,130 @@ class TakeoverHandler:
                 replica=self._node.info.name,
             )
         return self._checkpoints
+
+
+# -- Sources of partitions -------------------------------------------------------------------------------------------
+
+
+class Sources:
+    """Positions, kept outputs and retirement of sources. Methods raise NotOwner, LeaseLost."""
+
+    def __init__(
+        self, node: ReplicaNode, threads: Threads, batch_thread: BatchThread, confirmations: Confirmations
+    ) -> None:
+        self._node, self._threads, self._batch_thread, self._confirmations = node, threads, batch_thread, confirmations
+
+    async def positions(
+        self, operator: str, source: str, partitions: Collection[int], before: int | None = None
+    ) -> Position | dict[int, Position]:
+        """Returns a source's positions, by partition; partitions without a batch of it are left out.
+
+        If all partitions contain the batch before ``before``, returns one position, from memory; every task of a
+        micro-batch asks this way.
+        """
+        if before is not None:
+            whole = self._node.reader.whole_before(operator, partitions, source, before)
+            if whole is not None:
+                return whole
+        found: dict[int, Position] = {}
+        for number in partitions:
+            position = await self._threads.in_files(self._node.reader.position, PartitionId(operator, number), source)
+            if position is not None:
+                found[number] = position
+        return found
+
+    async def open(
+        self, operator: str, source: str, partitions: Collection[int], session: Session, settled: int | None = None
+    ) -> Position | dict[int, Position]:
+        """Opens a session of a source, and refuses older clients of it from then on. Returns its positions.
+
+        The client treats the batches that partitions contain now as acknowledged. So if acknowledgements wait for a
+        standby, this call waits, too. Raises SourceTaken, StandbyMissing, SourceRetired.
+
+        Args:
+            settled: see :meth:`~stateflow.partition.sources.Sources.open`.
+        """
+        at: dict[PartitionId, int] = {}
+        for number in partitions:
+            partition = PartitionId(operator, number)
+            at[partition] = await self._batch_thread.between_batches(
+                self._node.batches.open_source, partition, source, session, settled
+            )
+        if self._confirmations.is_needed:
+            deadline = self._confirmations.deadline()
+            for partition, sequence in at.items():
+                missing = await self._confirmations.of(partition, sequence, deadline)
+                if missing is not None:
+                    raise left(partition) if isinstance(missing, ReplicaInfo) else missing
+        return await self.positions(operator, source, partitions)
+
+    async def outputs(
+        self, operator: str, source: str, partitions: Collection[int], after: int
+    ) -> AsyncIterator[tuple[int, int, bytes]]:
+        """Yields (partition, batch, kept output) of batches after ``after``."""
+        for number in partitions:
+            partition = PartitionId(operator, number)
+            for batch, output in await self._threads.in_files(self._node.reader.outputs, partition, source, after):
+                yield number, batch, output
+
+    async def views(self, operator: str, partitions: Collection[int]) -> AsyncIterator[tuple[int, list[SourceView]]]:
+        """Yields (partition, sources that have sent to it)."""
+        for number in partitions:
+            yield number, await self._threads.in_files(self._node.reader.sources, PartitionId(operator, number))
+
+    async def retire(self, operator: str, source: str, partitions: Collection[int]) -> int:
+        """Retires a source, and returns how many partitions had more of it than a tombstone."""
+        retired = 0
+        for number in partitions:
+            retired += await self._batch_thread.between_batches(
+                self._node.batches.retire_source, PartitionId(operator, number), source
+            )
+        return retired
+
+    async def drop_output(
+        self, operator: str, source: str, batch: int, partitions: Collection[int], apply: bool
+    ) -> dict[int, int]:
+        """Returns the size of a batch's stored output, by partition, and drops the output if ``apply``.
+
+        Partitions that kept no output are left out.
+        """
+        found: dict[int, int] = {}
+        for number in partitions:
+            partition = PartitionId(operator, number)
+            size = await self._batch_thread.between_batches(
+                self._node.batches.drop_output, partition, source, batch, apply
+            )
+            if size:
+                found[number] = size
+        return found
+
+
+# -- Messages of change sets -----------------------------------------------------------------------------------------
+
+
+def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
+    """Packs a reading of a change log into as few messages as the limit allows.
+
+    The target applies one message at a time, so changes that gathered while the base was copied are applied together,
+    not one change set after another while the partition stands still. A change set that continues in the next frame
+    ends its frame. The last frame states the source's position.
+    """
+    frame, size = rpb.ChangeFrame(), 0
+    for change_set in reading.change_sets:
+        for piece, last in pieces(change_set, bytes_max):
+            if size and size + len(piece) > bytes_max:
+                yield frame
+                frame, size = rpb.ChangeFrame(), 0
+            frame.change_sets.append(piece)
+            size += len(piece)
+            if not last:
+                frame.continues = True
+                yield frame
+                frame, size = rpb.ChangeFrame(), 0
+    frame.head_sequence, frame.lag_bytes, frame.chain = reading.head_sequence, reading.lag_bytes, reading.chain
+    if reading.seal is not None:
+        frame.seal.CopyFrom(message_of(rpb.Seal, reading.seal))
+    yield frame
 
 
 # -- Handlers --------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""The replica's end of an Apply stream, and the messages of batches and change sets.
+"""The replica's end of an Apply stream, and the messages of batches.
 
 The calls of a stream run side by side, and each is answered when it ends. The first request of a call has a header and
 a number above those of earlier calls; its other requests have the same number. Reading stops while too many bytes of
 requests have been read but not processed. No call begins while the sender has not yet received too many bytes of
 answers.
 
-Messages of batches and change sets are translated here, between protobuf and types that only replicas use.
+Messages of batches are translated here, between protobuf and types that only replicas use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from operator import lt
 from typing import NamedTuple
 
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
-from stateflow.partition.change_feed import Reading
 from stateflow.partition.layout import Attempt, Session
 from stateflow.partition.positions import Batch, check_source
 from stateflow.partition.processor import Applied
@@ -27,7 +26,7 @@ from stateflow.replica.applying import Answer, Applier
 from stateflow.replica.executor import BEAT_S
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
-from stateflow.rpc.wire import fault_of, message_of, pieces, unexpected
+from stateflow.rpc.wire import fault_of, pieces, unexpected
 
 log = logging.getLogger(__name__)
 #: bytes of one stream's requests that were read but not processed; beyond it, reading stops until some are processed
@@ -162,34 +161,6 @@ def _results_of(number: int, answer: Applied | StateflowError, bytes_max: int) -
     ]
     results[-1].operator_us, results[-1].commit_us = answer.operator_us, answer.commit_us
     return results
-
-
-# -- Messages of change sets -----------------------------------------------------------------------------------------
-
-
-def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
-    """Packs a reading of a change log into as few messages as the limit allows.
-
-    The target applies one message at a time, so changes that gathered while the base was copied are applied together,
-    not one change set after another while the partition stands still. A change set that continues in the next frame
-    ends its frame. The last frame states the source's position.
-    """
-    frame, size = rpb.ChangeFrame(), 0
-    for change_set in reading.change_sets:
-        for piece, last in pieces(change_set, bytes_max):
-            if size and size + len(piece) > bytes_max:
-                yield frame
-                frame, size = rpb.ChangeFrame(), 0
-            frame.change_sets.append(piece)
-            size += len(piece)
-            if not last:
-                frame.continues = True
-                yield frame
-                frame, size = rpb.ChangeFrame(), 0
-    frame.head_sequence, frame.lag_bytes, frame.chain = reading.head_sequence, reading.lag_bytes, reading.chain
-    if reading.seal is not None:
-        frame.seal.CopyFrom(message_of(rpb.Seal, reading.seal))
-    yield frame
 
 
 # -- Streams and their calls -----------------------------------------------------------------------------------------

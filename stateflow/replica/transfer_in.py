@@ -36,8 +36,8 @@ from stateflow.partition.control import Phase, Preparation, Progress
 from stateflow.partition.environment import RateLimit
 from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
-from stateflow.replica.peers import SourceReplica, Threads
+from stateflow.replica.executor import Threads
+from stateflow.replica.peers import BaseSource, Nearest, Peer, SourceReplica, Store
 from stateflow.rpc.wire import unexpected
 from stateflow.storage.faults import meaning
 from stateflow.types import PartitionId

@@ -8,9 +8,8 @@ fence is cold), for a quiet moment, and for the running batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
-from weakref import WeakValueDictionary
 
 import xxhash
 
@@ -22,44 +21,13 @@ from stateflow.partition.environment import DutyCycle
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import QuietDisk, QuietMoment
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.peers import Threads
-from stateflow.types import PartitionId
+from stateflow.replica.executor import Changed, Threads
 
 FOLLOW_IDLE_S = 1.0
 #: bytes of a base file in one message; packing a larger one delays the batches that arrive meanwhile
 PIECE_BYTES = 1 << 18
 #: fraction of this process's time for sending base files while batches come
 SENDING_SHARE = 0.4
-
-# -- Changes of a lifecycle ------------------------------------------------------------------------------------------
-
-
-class Changed:
-    """Events with which callers wait for the next change of a partition's lifecycle.
-
-    Args:
-        then: called in the event loop after each change.
-    """
-
-    def __init__(self, node: ReplicaNode, then: Callable[[], None]) -> None:
-        self._then = then
-        self._events: WeakValueDictionary[PartitionId, asyncio.Event] = WeakValueDictionary()  # while a caller waits
-        self._loop = asyncio.get_running_loop()
-        node.on_change(self._in_thread)
-
-    def next(self, partition: PartitionId) -> asyncio.Event:
-        """Returns the event that is set at the next change. Get the event before reading the state that may change."""
-        return self._events.setdefault(partition, asyncio.Event())
-
-    def _in_thread(self, partition: PartitionId) -> None:
-        self._loop.call_soon_threadsafe(self._wake, partition)
-
-    def _wake(self, partition: PartitionId) -> None:
-        event = self._events.pop(partition, None)
-        if event is not None:
-            event.set()
-        self._then()
-
 
 # -- Files and changes -----------------------------------------------------------------------------------------------
 

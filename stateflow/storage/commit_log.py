@@ -53,10 +53,8 @@ class Commit(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Voids all earlier commits of a partition in the log:
-
-    the partition was deleted, or its database or quarantined copy has them.
-    """
+    """Voids all earlier commits of a partition in the log, because the partition was deleted, or its database or
+    quarantined copy has them."""
 
     partition: PartitionId
 

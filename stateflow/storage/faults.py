@@ -68,10 +68,7 @@ _SAID = {number: os.strerror(number) for number in sorted(_KNOWN, key=lambda num
 
 
 def _raised_here(error: BaseException) -> bool:
-    """Returns whether stateflow's own code raised the error, and not an operator with the same text:
-
-    the innermost frame is stateflow's.
-    """
+    """Tells whether the innermost frame is stateflow's: an operator may raise an error with the same text."""
     trace = error.__traceback__
     if trace is None:
         return False

@@ -61,7 +61,7 @@ from stateflow.state.declare import coder_for
 from stateflow.state.tracked import DECODE_FAILURES
 from stateflow.storage import commit_log as log_format
 from stateflow.storage.faults import meaning
-from stateflow.storage.rocks import RocksEngine
+from stateflow.storage.store import RocksEngine
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.integration.operators import Tally
 from tests.property.arrow_mutants import ROWS, SCHEMA

@@ -18,8 +18,7 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import Unavailable
 from stateflow.partition.change_feed import BaseFile
 from stateflow.partition.environment import RateLimit
-from stateflow.replica.bases import Peer
-from stateflow.replica.peers import SourceReplica
+from stateflow.replica.peers import Peer, SourceReplica
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc

@@ -26,15 +26,14 @@ from stateflow.operator.timers import BY_NAME, BY_TIME
 from stateflow.partition import layout
 from stateflow.partition.batches import Batches
 from stateflow.partition.change_feed import ChangeLog, SnapshotInfo, base_digest
-from stateflow.partition.commits import Commits, read_sequence
 from stateflow.partition.control import FencingGuard
+from stateflow.partition.layout import Commits, read_sequence
 from stateflow.partition.lifecycle import Lifecycle, State, Verdict
 from stateflow.partition.positions import Positions
 from stateflow.partition.processor import PartitionProcessor
-from stateflow.partition.registry import PartitionRegistry
-from stateflow.partition.skipped import SkipGrant, SkippedBatches, SkippedPositions
+from stateflow.partition.registry import Lease, PartitionRegistry
 from stateflow.partition.slices import BatchSlices, Part
-from stateflow.partition.takeover import Lease
+from stateflow.partition.sources import SkipGrant, SkippedBatches, SkippedPositions
 from stateflow.partition.transfer_out import Sender
 from stateflow.router import session as reached
 from stateflow.types import PartitionId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from stateflow.partition.install import PART, UNFINISHED
+from stateflow.partition.data_directory import PART, UNFINISHED
 from tests.simulation.sim.disk import Dir, File
 from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.world import REPLICAS, World

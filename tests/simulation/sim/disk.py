@@ -24,8 +24,7 @@ import msgpack
 
 from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
-from stateflow.partition.data_directory import OWNED
-from stateflow.partition.install import INCOMING, UNFINISHED
+from stateflow.partition.data_directory import INCOMING, OWNED, UNFINISHED
 from stateflow.storage.commit_log import FRAME_MAGIC, Commit, decode, segment_header, segment_name
 from stateflow.storage.store import prefix_end
 from tests.simulation.sim.loop import Crashed, Mutex, Process

@@ -26,16 +26,14 @@ from stateflow.ledger import RecordState
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
 from stateflow.partition.batches import Answers, Batches
-from stateflow.partition.commits import read_sequence
-from stateflow.partition.layout import Session
+from stateflow.partition.layout import Session, read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Batch
-from stateflow.partition.reader import Reader
-from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.skipped import SkippablePartition, SkippedBatches
+from stateflow.partition.registry import Lease
+from stateflow.partition.replica import Reader, ReplicaNode
 from stateflow.partition.slices import BatchSlices, Frame
-from stateflow.partition.takeover import Lease
+from stateflow.partition.sources import SkippablePartition, SkippedBatches
 from stateflow.replica.membership import say_opening
 from stateflow.replica.server import duties, recover
 from stateflow.replica.service import ReplicaService

@@ -23,7 +23,7 @@ from stateflow.partition.change_feed import (
     base_digest,
     cutover_digest,
 )
-from stateflow.replica.streams import frames_of
+from stateflow.replica.service import frames_of
 from stateflow.rpc.wire import value_of
 
 

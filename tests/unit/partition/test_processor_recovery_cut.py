@@ -22,8 +22,8 @@ from stateflow import Context, Operator, state
 from stateflow.changes import Mutations
 from stateflow.errors import StateDamaged
 from stateflow.operator.output import OutputReader
-from stateflow.partition.commits import FOLDER, Commits, read_sequence
 from stateflow.partition.environment import Environment
+from stateflow.partition.layout import COMMITS_FOLDER, Commits, read_sequence
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import PartitionProcessor
 from stateflow.settings import ReplicaSettings
@@ -201,7 +201,7 @@ class Consumer:
 
     def lose_the_disk(self) -> None:
         shutil.rmtree(self.root / "live", ignore_errors=True)
-        shutil.rmtree(self.root / FOLDER, ignore_errors=True)
+        shutil.rmtree(self.root / COMMITS_FOLDER, ignore_errors=True)
 
     def lose_power(self) -> None:
         if (self.root / "synced").exists():

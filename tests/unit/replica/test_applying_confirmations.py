@@ -20,9 +20,8 @@ from stateflow.partition.lifecycle import Lifecycle, State
 from stateflow.partition.local_partition import acknowledgement, moved
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.applying import Confirmations
-from stateflow.replica.executor import BatchThread
-from stateflow.replica.peers import Threads
-from stateflow.replica.sources import Sources
+from stateflow.replica.executor import BatchThread, Threads
+from stateflow.replica.service import Sources
 from stateflow.types import ReplicaInfo
 from tests.unit.partition.test_replica import P, Two
 

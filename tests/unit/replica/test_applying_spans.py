@@ -16,7 +16,8 @@ from stateflow.clock import ManualClock
 from stateflow.errors import MoveUnknown, NotOwner
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
-from stateflow.replica.applying import BatchSpan, followed
+from stateflow.replica.applying import BatchSpan
+from stateflow.replica.service import followed
 from stateflow.tracing import KEY, Tracing, ids_of
 from tests.unit.replica.test_applying import frame
 from tests.unit.test_tracing_about import record

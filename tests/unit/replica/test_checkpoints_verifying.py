@@ -20,7 +20,7 @@ from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.verification import Copy
 from stateflow.partitioner import partition_of
 from stateflow.replica.checkpoints import TrialShell, VerifyShell
-from stateflow.replica.peers import Threads
+from stateflow.replica.executor import Threads
 from stateflow.types import OperatorSpec
 from tests.unit.partition.test_replica import P
 from tests.unit.partition.test_replica_redeploy import Cluster

@@ -13,7 +13,7 @@ import pytest
 from stateflow.errors import MoveUnknown, TransferCorrupt, Unavailable
 from stateflow.partition.change_feed import Reading, Seal
 from stateflow.replica.peers import SourceReplica
-from stateflow.replica.streams import frames_of
+from stateflow.replica.service import frames_of
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import connect, streaming

@@ -24,9 +24,8 @@ from stateflow.operator.operator import describe
 from stateflow.partition.batches import HOLD_S_MAX
 from stateflow.partition.control import Command, FencingGuard
 from stateflow.partition.lifecycle import EPOCH_STEP_MAX, State
-from stateflow.partition.registry import PartitionRegistry
+from stateflow.partition.registry import Lease, PartitionRegistry
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.takeover import Lease
 from stateflow.replica.service import ReplicaService
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb

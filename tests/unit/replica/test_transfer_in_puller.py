@@ -23,8 +23,7 @@ from stateflow.partition.control import Preparation
 from stateflow.partition.environment import RateLimit
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica import transfer_in
-from stateflow.replica.bases import Peer
-from stateflow.replica.peers import SourceReplica
+from stateflow.replica.peers import Peer, SourceReplica
 from stateflow.replica.transfer_in import IncomingTransfer
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc

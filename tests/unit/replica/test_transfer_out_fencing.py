@@ -12,7 +12,7 @@ from stateflow.clock import ManualClock
 from stateflow.errors import MoveUnknown
 from stateflow.partition.control import Fence
 from stateflow.partition.lifecycle import Lifecycle, State
-from stateflow.replica.peers import Threads
+from stateflow.replica.executor import Threads
 from stateflow.replica.transfer_out import Fencer
 from stateflow.types import ReplicaInfo
 from tests.unit.partition.test_replica import P

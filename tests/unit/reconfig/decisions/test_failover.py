@@ -14,7 +14,7 @@ from reconfig.decisions import failover as f
 from reconfig.decisions.failover import Choice, Standby, Takeover
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidTransition, InvariantBroken, LeaseLost, StateMissing
-from stateflow.partition.takeover import Lease
+from stateflow.partition.registry import Lease
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.instructions import names

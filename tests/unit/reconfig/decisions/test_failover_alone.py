@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reconfig.decisions.failover import NOTHING, Failover, Failovers, Said
 from stateflow.errors import InvalidArgument, LeaseLost
-from stateflow.partition.takeover import Lease
+from stateflow.partition.registry import Lease
 
 MANUAL, AUTOMATIC = Failover.MANUAL, Failover.AUTOMATIC
 

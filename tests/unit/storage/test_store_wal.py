@@ -12,7 +12,7 @@ import pytest
 from stateflow.changes import Mutations
 from stateflow.errors import StateDamaged
 from stateflow.storage import RocksEngine
-from stateflow.storage.rocks import cut_off
+from stateflow.storage.store import cut_off
 
 BATCHES = 300
 BATCH_BYTES = 242  # in the log

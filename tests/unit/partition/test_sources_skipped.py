@@ -20,13 +20,13 @@ from stateflow import Context, Operator, state
 from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import DiskFull, PositionGap, StaleBatch
 from stateflow.operator.operator import describe
-from stateflow.partition import skipped
+from stateflow.partition import sources
 from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import INITIAL, Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.skipped import FOLDER, SkippedBatches
 from stateflow.partition.slices import Frame
+from stateflow.partition.sources import FOLDER, SkippedBatches
 from stateflow.partitioner import partition_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -332,16 +332,16 @@ def test_none_passes_while_requests_are_held(two: Two) -> None:
 
 
 def test_a_partition_is_visited_now_and_then(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skipped, "VISIT_S_MAX", 0.0)
+    monkeypatch.setattr(sources, "VISIT_S_MAX", 0.0)
     two.send(two.a, 1)
     assert not skipped_batches(two.a, 1)
-    times = {skipped.until(PartitionId("Op", number), 0.0) for number in range(100)}
+    times = {sources.until(PartitionId("Op", number), 0.0) for number in range(100)}
     assert times == {0.0}
     monkeypatch.undo()
-    times = {skipped.until(PartitionId("Op", number), 0.0) for number in range(100)}
+    times = {sources.until(PartitionId("Op", number), 0.0) for number in range(100)}
     assert len(times) == 100
-    assert min(times) >= skipped.VISIT_S_MAX / 2
-    assert max(times) <= skipped.VISIT_S_MAX
+    assert min(times) >= sources.VISIT_S_MAX / 2
+    assert max(times) <= sources.VISIT_S_MAX
 
 
 def test_a_client_that_takes_another_source_over_keeps_what_passed(two: Two) -> None:

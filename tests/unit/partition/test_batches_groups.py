@@ -17,7 +17,7 @@ from stateflow.errors import DiskFull, NullKey, OperatorFailed, OperatorStuck, O
 from stateflow.operator.operator import describe, output_schema
 from stateflow.operator.output import OutputReader
 from stateflow.operator.rows import RowReader
-from stateflow.partition import batches, groups
+from stateflow.partition import batches
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
@@ -58,7 +58,7 @@ class Reuses(BatchOperator):
 @pytest.fixture(autouse=True)
 def as_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "SLOW_US", LONG_S * 1e6)
-    monkeypatch.setattr(groups, "GROUP_S", LONG_S)
+    monkeypatch.setattr(batches, "GROUP_S", LONG_S)
     monkeypatch.setattr("stateflow.partition.processor.check_belongs", lambda *_: None)
 
 
@@ -186,7 +186,7 @@ def test_a_disk_that_refuses_one_partitions_write_refuses_no_others(
 
 
 def test_a_group_is_committed_when_it_has_come_to_many_rows(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "GROUP_ROWS", 4)  # two rows and their outputs
+    monkeypatch.setattr(batches, "GROUP_ROWS", 4)  # two rows and their outputs
     seen: list[int] = []
 
     class Counts(Told):

@@ -12,7 +12,7 @@ from stateflow.checkpoint import CheckpointStore, Codec, Manifest, ManifestFile
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.partition.change_feed import BaseFile
 from stateflow.partition.environment import RateLimit
-from stateflow.replica.bases import Store
+from stateflow.replica.peers import Store
 from stateflow.types import PartitionId
 
 DATA = b"rows" * 1000

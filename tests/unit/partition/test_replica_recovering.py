@@ -12,7 +12,7 @@ from stateflow.changes import Mutations
 from stateflow.errors import OperatorNotImportable, StateDamaged, StateMissing
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
-from stateflow.partition.install import INCOMING, UNFINISHED
+from stateflow.partition.data_directory import INCOMING, UNFINISHED
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied

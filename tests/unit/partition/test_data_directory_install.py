@@ -15,8 +15,8 @@ import pytest
 from stateflow.checkpoint import CheckpointStore, Codec
 from stateflow.checkpoint.catalog import Catalog
 from stateflow.errors import MoveUnknown, StaleEpoch, StateDamaged, TooFewFiles, Unavailable
+from stateflow.partition.data_directory import INCOMING, PART, RECEIVED, UNFINISHED, Copies
 from stateflow.partition.environment import Environment
-from stateflow.partition.install import INCOMING, PART, RECEIVED, UNFINISHED, Copies
 from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
 from stateflow.storage import RocksStore

@@ -18,8 +18,8 @@ import pytest
 from stateflow.errors import CommitLogDamaged, DiskFull, StateDamaged, Unavailable
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
-from stateflow.partition.commits import FOLDER, KEPT
 from stateflow.partition.environment import Environment
+from stateflow.partition.layout import COMMITS_FILE, COMMITS_FOLDER
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
@@ -139,7 +139,7 @@ def test_in_wal_mode_there_is_no_log(tmp_path: Path) -> None:
     place.node.create(SPEC, [0, 1], 1)
     place.send(0)
     place.node.close()
-    assert not (place.root / FOLDER).exists()
+    assert not (place.root / COMMITS_FOLDER).exists()
 
 
 @pytest.mark.parametrize("acknowledge", ["fsync", "standby"])
@@ -154,16 +154,16 @@ def test_what_was_acknowledged_survives_a_loss_of_power(tmp_path: Path, acknowle
     assert place.totals() == {"k0": 10, "k1": 10}
     assert [each.replayed for each in place.send(4).applied()] == [True, True]
     assert [each.sequence for each in place.send(5).applied()] == [6, 6]
-    assert not list(place.home.glob(f"*/{KEPT}*"))
+    assert not list(place.home.glob(f"*/{COMMITS_FILE}*"))
     place.node.close()
 
 
 def test_a_kill_takes_nothing_and_begins_another_log(place: Place) -> None:
     place.send(0)
     place.kill()
-    before = {path.name for path in (place.root / FOLDER).iterdir()}
+    before = {path.name for path in (place.root / COMMITS_FOLDER).iterdir()}
     place.start()
-    after = {path.name for path in (place.root / FOLDER).iterdir()}
+    after = {path.name for path in (place.root / COMMITS_FOLDER).iterdir()}
     assert len(after) == 1
     assert not before & after
     assert place.totals() == {"k0": 0, "k1": 0}
@@ -210,15 +210,15 @@ def test_a_gap_between_database_and_log_is_refused_and_what_is_there_is_put_asid
     for number in range(3):
         place.send(number)
     place.lose_power(had)
-    (log,) = (place.root / FOLDER).iterdir()
-    (found,) = DirectorySegments(place.root / FOLDER).read()
+    (log,) = (place.root / COMMITS_FOLDER).iterdir()
+    (found,) = DirectorySegments(place.root / COMMITS_FOLDER).read()
     logged = read([found]).logged
     commits = [*logged.of(P)[1:], *logged.of(Q)]  # as if the log began later
     log.write_bytes(segment_header(1) + encode(1, commits))
     place.start()
     assert place.totals() == {"k1": 3}
     (aside,) = place.aside()
-    assert (aside / KEPT).exists()
+    assert (aside / COMMITS_FILE).exists()
 
 
 def test_what_is_put_aside_takes_what_was_logged_of_it_along(place: Place) -> None:
@@ -238,7 +238,7 @@ def test_what_is_put_aside_takes_what_was_logged_of_it_along(place: Place) -> No
     (place.home / "created-1" / "CURRENT").write_bytes(mended)
     place.start()
     assert place.totals() == {"k0": 6, "k1": 10}
-    assert not (place.home / "created-1" / KEPT).exists()
+    assert not (place.home / "created-1" / COMMITS_FILE).exists()
 
 
 def test_one_that_is_lost_while_it_serves_takes_it_along_too(place: Place, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_one_that_is_lost_while_it_serves_takes_it_along_too(place: Place, tmp_p
     (aside,) = place.aside()
     place.kill()
     shutil.copytree(tmp_path / "before", place.home / "created-1")
-    (aside / KEPT).rename(place.home / "created-1" / KEPT)
+    (aside / COMMITS_FILE).rename(place.home / "created-1" / COMMITS_FILE)
     place.start()
     assert place.totals() == {"k0": 6, "k1": 6}
 
@@ -294,7 +294,7 @@ def test_a_start_that_was_cut_short_is_gone_on_with(
         patch.setattr(*places[step])
         with pytest.raises(Cut):
             place.start()
-    shutil.rmtree(place.root / FOLDER) if step == "apply" else None
+    shutil.rmtree(place.root / COMMITS_FOLDER) if step == "apply" else None
     (place.root / "LOCK").unlink()
     place.start()
     assert place.totals()["k0"] == 36
@@ -314,7 +314,7 @@ def test_one_that_was_being_completed_and_cannot_be_any_more_is_not_served(
         with pytest.raises(ZeroDivisionError):
             place.start()
     (place.root / "LOCK").unlink()
-    kept = place.home / "created-1" / KEPT
+    kept = place.home / "created-1" / COMMITS_FILE
     data = bytearray(kept.read_bytes())
     data[-1] ^= 1
     kept.write_bytes(data)
@@ -328,7 +328,7 @@ def test_a_log_that_is_damaged_is_said_and_nothing_is_served(place: Place, ackno
     for number in range(3):
         place.send(number)
     place.kill()
-    (log,) = (place.root / FOLDER).iterdir()
+    (log,) = (place.root / COMMITS_FOLDER).iterdir()
     data = bytearray(log.read_bytes())
     data[len(data) // 2] ^= 1
     log.write_bytes(data)
@@ -336,7 +336,7 @@ def test_a_log_that_is_damaged_is_said_and_nothing_is_served(place: Place, ackno
     with pytest.raises(CommitLogDamaged, match="follows it"):
         place.start()
     (place.root / "LOCK").unlink()
-    shutil.rmtree(place.root / FOLDER)  # the remedy that the error names
+    shutil.rmtree(place.root / COMMITS_FOLDER)  # the remedy that the error names
     place.start()
     assert place.totals() == {"k0": 3, "k1": 3}
 
@@ -349,7 +349,7 @@ def test_another_way_to_acknowledge_begins_with_all_that_was_logged(place: Place
     place.settings = place.settings.model_copy(update={"acknowledge": "wal"})
     place.start()
     assert place.totals() == {"k0": 3, "k1": 3}
-    assert list((place.root / FOLDER).iterdir()) == []
+    assert list((place.root / COMMITS_FOLDER).iterdir()) == []
 
 
 def test_what_was_logged_of_a_deployment_is_nothing_to_the_next_one(place: Place) -> None:
@@ -422,7 +422,7 @@ def test_a_database_that_cannot_be_synced_is_lost_alone(tmp_path: Path, monkeypa
             asides.pop(0)()
     assert place.node.lost_some
     (aside,) = place.aside()
-    assert (aside / KEPT).exists()
+    assert (aside / COMMITS_FILE).exists()
     for later in range(number, number + 50):
         assert len(place.send(later, 1).applied()) == 1
         while asides:
@@ -439,7 +439,7 @@ def test_segments_are_retired_while_it_serves(tmp_path: Path, monkeypatch: pytes
     sizes = []
     for number in range(100):
         place.send(number)
-        sizes.append(sum(path.stat().st_size for path in (place.root / FOLDER).iterdir()))
+        sizes.append(sum(path.stat().st_size for path in (place.root / COMMITS_FOLDER).iterdir()))
     assert max(sizes) < 8192
     place.kill()
     place.start()

@@ -7,7 +7,7 @@ import pytest
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import Unavailable
 from stateflow.partition import layout
-from stateflow.partition.commits import Committer, read_sequence
+from stateflow.partition.layout import Committer, read_sequence
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stateflow.changes import Mutations
-from stateflow.storage.rocks import ARENA_BYTES, RocksEngine
+from stateflow.storage.store import ARENA_BYTES, RocksEngine
 
 
 def test_many_databases_of_a_few_entries_each_are_not_flushed_for_lack_of_memory(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateflow.errors import TooFewFiles
-from stateflow.storage.rocks import PER_DATABASE, RESERVED, TABLES_MAX, file_limits
+from stateflow.storage.store import PER_DATABASE, RESERVED, TABLES_MAX, file_limits
 
 
 def test_with_enough_of_them_nothing_is_held_back() -> None:
