@@ -106,12 +106,19 @@ class CheckpointShell:
             await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
 
     async def tidily(self) -> None:
-        """Drops expired checkpoints, and marks those missing from the store to be taken again, until cancelled."""
-        settings, throttle = self._node.settings, ErrorThrottle(log, "checkpoint cleanup failed")
+        """Drops expired checkpoints, and marks those missing from the store to be taken again, until cancelled.
+
+        The first round waits a random part of the interval, so that replicas which restart often have their turn, too.
+        """
+        interval_s, throttle = (
+            self._node.settings.checkpoint_tidy_interval_s,
+            ErrorThrottle(log, "checkpoint cleanup failed"),
+        )
+        await asyncio.sleep(interval_s * self._random.random())
         while True:
-            await asyncio.sleep(settings.checkpoint_tidy_interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
             with throttle.survived():
                 await self._loop.run_in_executor(self._tidying, self._tidy, self._own_store())
+            await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
 
     def _tidy(self, store: CheckpointStore) -> None:
         settings = self._node.settings
