@@ -425,7 +425,7 @@ def apply_operator(
         out, observation = observed(out, task.run)
     if df.isStreaming:
         if is_connect(df):
-            watch_connect()
+            watch_connect(task, real_time=real_time)
         else:
             refuse_batches(task) if real_time else complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out

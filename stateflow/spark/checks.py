@@ -39,7 +39,14 @@ from stateflow.operator.arrow import python_zone, read_table
 from stateflow.operator.operator import Operator
 from stateflow.rpc.clients import ControllerClient, ReplicaClient, addresses_of
 from stateflow.security.plain import check_dialled, host_of, tls_files, use_token
-from stateflow.spark.session import REAL_TIME, default_parallelism, is_connect, real_time_settings, require
+from stateflow.spark.session import (
+    REAL_TIME,
+    analyzed_plan,
+    default_parallelism,
+    is_connect,
+    real_time_settings,
+    require,
+)
 from stateflow.state import declarations_of
 from stateflow.types import LABEL, ReplicaInfo
 
@@ -58,6 +65,10 @@ _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
 _ASKED: dict[str, set[str]] = {}
 #: columns that identify a row of Kafka
 KAFKA = ("topic", "partition", "offset")
+#: beginnings of the names of plan nodes that spread or reorder the rows of one source partition
+_SPREADING = ("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")
+#: name of a node in the text of a plan, where a line shows a node behind the lines of its branch
+_SHOWN_NODE = re.compile(r"^[^A-Za-z\n]*([A-Za-z]+)", re.MULTILINE)
 #: prefix of the names of columns that are added to the input
 RESERVED_COLUMNS = "__stateflow_"
 #: Spark's name for the error
@@ -502,7 +513,7 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
             f"the column {names[-1]!r} is {offset}, which cannot be an offset",
             remedy="name the offset last, an integer column",
         )
-    if not is_connect(df) and (node := _shuffle_in(df)):
+    if node := _shuffle_in(df):
         raise InvalidArgument(
             f"a {node} precedes the operator, so rows do not arrive in offset order",
             remedy="apply the operator directly to the source; select and where may precede it",
@@ -524,11 +535,16 @@ def _shuffle_in(df: DataFrame) -> str | None:
 
     None: there is none.
     """
+    if is_connect(df):
+        frame: Any = df
+        spark = frame.sparkSession
+        found = _SHOWN_NODE.findall(analyzed_plan(spark, frame._plan.to_proto(spark.client)))
+        return next((name for name in found if name.startswith(_SPREADING)), None)
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()
         name = str(node.nodeName())
-        if name.startswith(("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")):
+        if name.startswith(_SPREADING):
             return name
         children = node.children()
         left += [children.apply(number) for number in range(children.size())]

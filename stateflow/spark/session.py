@@ -299,6 +299,14 @@ def is_here(spark: Any) -> bool:
     return spark.client.host in ("localhost", "127.0.0.1", "::1")
 
 
+def analyzed_plan(spark: Any, plan: Any) -> str:
+    """Returns a plan of a Connect session as its server has analyzed it: one line for each node, the last one first."""
+    text = str(spark.client.explain_string(plan, explain_mode="extended"))
+    _, _, text = text.rpartition("== Analyzed Logical Plan ==\n")
+    text, _, _ = text.partition("\n== Optimized Logical Plan ==")
+    return text.partition("\n")[2]  # the first line shows the columns
+
+
 def in_micro_batch(df: DataFrame) -> bool:
     """Tells whether the caller runs within ``foreachBatch``."""
     if is_connect(df):

@@ -18,7 +18,7 @@ from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice
 from stateflow.router import Asked, Router
 from stateflow.spark.metrics import TALLY
 from stateflow.spark.rewind import take_out_left
-from stateflow.spark.session import REAL_TIME, is_here, require
+from stateflow.spark.session import REAL_TIME, analyzed_plan, is_here, require
 from stateflow.spark.task import OperatorTask, no_query
 
 if TYPE_CHECKING:
@@ -91,10 +91,7 @@ def _watch_writers() -> None:
     def triggered(self: DataStreamWriter, **said: Any) -> DataStreamWriter:
         if said.get("realTime") is not None and _TASKS.keys() & _runs_of(self._df).keys():
             require(REAL_TIME, self._df.sparkSession)
-            raise InvalidArgument(
-                "the operator is applied to micro-batches, but this query runs in real-time mode",
-                remedy="use apply_operator(…, real_time=True)",
-            )
+            raise _not_in_real_time()
         self._stateflow_real_time = said.get("realTime") is not None
         return trigger(self, **said)
 
@@ -131,10 +128,7 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
             noted(self, said)
             runs, checkpoint = _runs_of(self._df), getattr(self, "_stateflow_checkpoint", None)
             if _REAL_TIME.keys() & runs.keys() and not getattr(self, "_stateflow_real_time", False):
-                raise InvalidArgument(
-                    "the operator is applied in real-time mode, but this query runs in micro-batches",
-                    remedy="use trigger(realTime=…), or leave real_time= out",
-                )
+                raise _not_in_micro_batches()
             _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
             if checkpoint is not None and runs:
                 _put_aside(checkpoint)
@@ -144,6 +138,20 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
 
     writer.option, writer.options = with_option, with_options
     writer.start, writer.toTable = starting(start), starting(to_table)
+
+
+def _not_in_real_time() -> InvalidArgument:
+    return InvalidArgument(
+        "the operator is applied to micro-batches, but this query runs in real-time mode",
+        remedy="use apply_operator(…, real_time=True)",
+    )
+
+
+def _not_in_micro_batches() -> InvalidArgument:
+    return InvalidArgument(
+        "the operator is applied in real-time mode, but this query runs in micro-batches",
+        remedy="use trigger(realTime=…), or leave real_time= out",
+    )
 
 
 def _check_apart(tasks: list[OperatorTask]) -> None:
@@ -167,12 +175,14 @@ def _put_aside(checkpoint: str) -> None:
         log.warning("%s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
 
 
-def watch_connect() -> None:
+def watch_connect(task: OperatorTask, *, real_time: bool) -> None:
     """Watches writers of Spark Connect, from now on, for frames that have an operator in their plan.
 
     ``foreachBatch`` is refused, because its function runs in the server, where a batch names neither its query nor its
-    number. Queries start after a server of this machine was killed in their first batch.
+    number. Queries start after a server of this machine was killed in their first batch, and are refused if the trigger
+    does not fit ``real_time``.
     """
+    _remember(_REAL_TIME if real_time else _TASKS, task)
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
     original = DataStreamWriter.foreachBatch
@@ -195,7 +205,8 @@ def watch_connect() -> None:
         def begun(self: Any, *arguments: Any, **said: Any) -> Any:
             options = {key.lower(): value for key, value in {**self._write_proto.options, **said}.items()}
             checkpoint = options.get("checkpointlocation")
-            if checkpoint is not None and is_here(self._session) and _is_named(self):
+            runs = _check_started_over_connect(self)
+            if checkpoint is not None and is_here(self._session) and runs:
                 _put_aside(checkpoint)
             return begin(self, *arguments, **said)
 
@@ -207,9 +218,31 @@ def watch_connect() -> None:
     DataStreamWriter.toTable = starting(DataStreamWriter.toTable)
 
 
+def _check_started_over_connect(writer: Any) -> dict[str, None]:
+    """Checks that the trigger fits the operators in the plan of a writer's frame, and returns their runs.
+
+    The server is asked for the plan: the client's own does not show what is behind a view.
+    """
+    text = analyzed_plan(writer._session, _plan_of(writer))
+    if writer._write_proto.WhichOneof("trigger") == "real_time_batch_duration":
+        runs = _used(text)
+        if _TASKS.keys() & runs.keys():
+            raise _not_in_real_time()
+    else:
+        runs = _runs_in(text)  # another client may have applied an operator to micro-batches
+        if _REAL_TIME.keys() & runs.keys():
+            raise _not_in_micro_batches()
+    _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
+    return runs
+
+
+def _plan_of(writer: Any) -> Any:
+    return writer._write_stream._child.to_proto(writer._session.client)
+
+
 def _is_named(writer: Any) -> bool:
     """Tells whether a writer of Spark Connect has an operator in its frame's plan."""
-    plan = writer._write_stream._child.to_proto(writer._session.client)
+    plan = _plan_of(writer)
     return _NAMED.search(plan.SerializeToString()) is not None
 
 
@@ -222,7 +255,12 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
 
     Raises InvalidArgument for a run that is no longer remembered, because its batches could not be completed.
     """
-    runs = dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
+    return _used(frame._jdf.queryExecution().analyzed().toString())
+
+
+def _used(plan: str) -> dict[str, None]:
+    """As :func:`_runs_of`, for the text of a plan."""
+    runs = _runs_in(plan)
     for run in runs:
         table = _TASKS if run in _TASKS else _REAL_TIME
         if run not in table:
@@ -232,6 +270,10 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
             )
         _remember(table, table[run])
     return runs
+
+
+def _runs_in(plan: str) -> dict[str, None]:
+    return dict.fromkeys(_NAME.findall(plan))
 
 
 def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, number: int) -> None:
