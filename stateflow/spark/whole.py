@@ -259,7 +259,7 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
 
 
 def _used(plan: str) -> dict[str, None]:
-    """As :func:`_runs_of`, for the text of a plan."""
+    """Does what :func:`_runs_of` does, for the text of a plan."""
     runs = _runs_in(plan)
     for run in runs:
         table = _TASKS if run in _TASKS else _REAL_TIME
