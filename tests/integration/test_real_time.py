@@ -28,12 +28,7 @@ from tests.kills.programs import Driver
 from tests.kills.real_time import KEYS, SOURCES, check_counted, kill_workers
 from tests.versions import needs
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.processes,
-    needs(REAL_TIME),
-    pytest.mark.skipif(not has_compiler(), reason="the source of rows is Java, and there is no javac"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.processes, needs(REAL_TIME)]
 PARTITIONS = 8
 ROOT = Path(__file__).parents[2]
 EVERY_US = 20_000
@@ -43,6 +38,8 @@ START_S = 15.0
 
 @pytest.fixture(scope="module")
 def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not has_compiler():
+        pytest.skip("the source of rows is Java, and there is no javac")
     return make_jar(tmp_path_factory.mktemp("replay"))
 
 
