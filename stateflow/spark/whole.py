@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice
 from stateflow.router import Asked, Router
 from stateflow.spark.metrics import TALLY
-from stateflow.spark.rewind import take_out_left
+from stateflow.spark.rewind import ran_in_micro_batches, take_out_left
 from stateflow.spark.session import REAL_TIME, analyzed_plan, is_here, require
 from stateflow.spark.task import OperatorTask, no_query
 
@@ -39,6 +39,8 @@ _NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
 _TASKS: dict[str, OperatorTask] = {}
 #: run → application in real-time mode
 _REAL_TIME: dict[str, OperatorTask] = {}
+#: with this setting real-time mode may write the files of micro-batches
+_OLD_FORMAT_ALLOWED = "spark.sql.streaming.realTimeMode.dangerouslyAllowCheckpointV1.enabled"
 #: maximum number of entries of each. A driver that restarts a query for years applies its operator again each time. A
 #: running query holds what it needs itself.
 KEPT = 1000
@@ -131,6 +133,8 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
                 raise _not_in_micro_batches()
             _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
             if checkpoint is not None and runs:
+                if _REAL_TIME.keys() & runs.keys():
+                    _check_ran_in_real_time(checkpoint, self._df.sparkSession)
                 _put_aside(checkpoint)
             return begin(self, *arguments, **said)
 
@@ -170,6 +174,19 @@ def _check_apart(tasks: list[OperatorTask]) -> None:
             )
 
 
+def _check_ran_in_real_time(checkpoint: str, spark: Any) -> None:
+    """Checks that a checkpoint on this machine is not one of micro-batches. Raises InvalidArgument.
+
+    Tasks check this, too, but Spark fails first, with an error about the format of its files.
+    """
+    if ran_in_micro_batches(checkpoint) and spark.conf.get(_OLD_FORMAT_ALLOWED, "false").lower() != "true":
+        raise InvalidArgument(
+            "this query has run in micro-batches and cannot switch to real-time mode",
+            remedy="continue without real_time=, or start with a new checkpointLocation",
+            checkpoint=checkpoint,
+        )
+
+
 def _put_aside(checkpoint: str) -> None:
     if left := take_out_left(checkpoint):
         log.warning("%s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
@@ -207,6 +224,8 @@ def watch_connect(task: OperatorTask, *, real_time: bool) -> None:
             checkpoint = options.get("checkpointlocation")
             runs = _check_started_over_connect(self)
             if checkpoint is not None and is_here(self._session) and runs:
+                if _REAL_TIME.keys() & runs.keys():
+                    _check_ran_in_real_time(checkpoint, self._session)
                 _put_aside(checkpoint)
             return begin(self, *arguments, **said)
 
