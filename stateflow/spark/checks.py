@@ -65,6 +65,8 @@ _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
 _ASKED: dict[str, set[str]] = {}
 #: columns that identify a row of Kafka
 KAFKA = ("topic", "partition", "offset")
+#: settings of real-time mode that are limits; the others need the very value
+_AT_LEAST, _AT_MOST = "spark.python.udf.pipelined.queueDepth", "spark.sql.execution.pandas.udf.buffer.size"
 #: beginnings of the names of plan nodes that spread or reorder the rows of one source partition
 _SPREADING = ("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")
 #: name of a node in the text of a plan, where a line shows a node behind the lines of its branch
@@ -518,16 +520,22 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
             f"a {node} precedes the operator, so rows do not arrive in offset order",
             remedy="apply the operator directly to the source; select and where may precede it",
         )
-    wanted = real_time_settings().items()
-    lacking = [
-        f"{key}={value}" for key, value in wanted if (df.sparkSession.conf.get(key, None) or "").lower() != value
-    ]
+    wanted, get = real_time_settings().items(), df.sparkSession.conf.get
+    lacking = [f"{key}={value}" for key, value in wanted if not _serves(key, get(key, None) or "", value)]
     if lacking:
         raise InvalidArgument(
             f"the session lacks settings that real-time mode needs: {', '.join(lacking)}",
             remedy="create it with local_session(…, real_time=True) or with real_time_settings()",
         )
     return names
+
+
+def _serves(key: str, found: str, wanted: str) -> bool:
+    """Tells whether the value of a setting serves real-time mode, for which ``wanted`` is enough."""
+    found = found.strip().lower()
+    if key in (_AT_LEAST, _AT_MOST) and found.isdigit() and int(found):
+        return int(found) >= int(wanted) if key == _AT_LEAST else int(found) <= int(wanted)
+    return found == wanted
 
 
 def _shuffle_in(df: DataFrame) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from benchmarks.replay.driver import Query
 from benchmarks.replay.operators import Count, Seconds
 from stateflow.errors import InvalidArgument, OperatorUsedTwice
 from stateflow.spark import apply_operator
-from stateflow.spark.session import REAL_TIME
+from stateflow.spark.session import REAL_TIME, real_time_settings
 from stateflow.testing import LocalCluster
 from tests.integration.support import check_owners, eventually
 from tests.kills.harness import PATIENCE_S, SEED
@@ -201,10 +202,10 @@ def test_what_cannot_be_is_refused_before_the_first_row(spark: SparkSession, clu
     refused("leave order_by= and tasks= out", position=("part", "off"), tasks=2)
     refused("a batch DataFrame cannot run in real-time mode", spark.range(1).selectExpr("cast(id as string) k"))
     refused("position= applies to real-time mode only", real_time=False, position=("part", "off"))
+    settings = ", ".join(f"{key}={value}" for key, value in real_time_settings().items())
     refused(
-        r"the session lacks settings that real-time mode needs: "
-        r"spark\.sql\.streaming\.realTimeMode\.allowlistCheck=false, "
-        r"spark\.python\.udf\.pipelined\.enabled=true, .*local_session\(…, real_time=True\)",
+        re.escape(f"the session lacks settings that real-time mode needs: {settings}: ")
+        + r".*local_session\(…, real_time=True\)",
         position=("part", "off"),
     )
     micro = apply_operator(rows, Count, cluster=cluster)
