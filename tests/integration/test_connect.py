@@ -460,6 +460,10 @@ def counted():
 def given():
     files = [file for file in (there / "out").iterdir() if not file.suffix]
     return [row for file in files for row in json.loads(file.read_text())]
+try:
+    frame.writeStream.trigger(realTime="5 seconds").foreach(Keep()).start()
+except Exception as error:
+    mode = str(error).splitlines()
 query = begin(frame)
 eventually(lambda: counted() > 0, "rows come", 300)
 query.stop()
@@ -467,13 +471,15 @@ before = counted()
 query = begin(frame)
 eventually(lambda: len(given()) >= 2 * ROWS, "all are given", 300)
 query.stop()
-tell(before=before, given=given(), state=counted())
+tell(mode=mode, before=before, given=given(), state=counted())
 """,
         live,
         cluster,
         tmp_path,
     )
-    assert 0 < said["before"]
+    assert "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED" in said["mode"][0]
+    assert "set the output mode to Update" in said["mode"][0], "Spark's own line, before the first row"
+    assert said["before"] > 0
     assert said["state"] == 2 * rows, "each is applied once"
     assert Counter((part, off) for part, off, *_ in said["given"]) == Counter(
         (part, off) for part in range(2) for off in range(rows)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from benchmarks.replay import Given, Log, has_compiler, make_jar
@@ -214,6 +215,9 @@ def test_what_cannot_be_is_refused_before_the_first_row(spark: SparkSession, clu
     twice = apply_operator(micro.select("k", "off", "part"), Count, cluster=cluster)
     with pytest.raises(OperatorUsedTwice, match="pass a different source= to each"):
         twice.writeStream.format("noop").start()
+    with pytest.raises(AnalysisException, match=r"STREAMING_OUTPUT_MODE\.UNSUPPORTED_OPERATION") as mode:
+        micro.writeStream.outputMode("complete").format("noop").start()
+    assert len(str(mode.value).splitlines()) == 1, "Spark's own line, before the first row"
 
 
 def test_a_pipeline_file_in_real_time(cluster: LocalCluster, jar: Path, tmp_path: Path) -> None:
