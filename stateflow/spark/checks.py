@@ -509,6 +509,11 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
         )
     for name in names:
         check_once(df, name, "the position")
+    if set(KAFKA) <= set(df.columns) and set(names) == {"partition", "offset"}:
+        raise InvalidArgument(
+            f"position={names!r} would take partitions of different topics for one",
+            remedy='use position=("topic", "partition", "offset"), or drop the column topic if there is only one topic',
+        )
     offset = df.schema[names[-1]].dataType.simpleString()
     if offset not in ("tinyint", "smallint", "int", "bigint"):
         raise InvalidArgument(

@@ -82,14 +82,14 @@ class Runs:
 
 
 @pytest.fixture
-def run(cluster: LocalCluster, jar: Path, tmp_path: Path) -> Iterator[Callable[..., Runs]]:
+def run(jar: Path, cluster: LocalCluster, tmp_path: Path) -> Iterator[Callable[..., Runs]]:
     made: list[Runs] = []
 
-    def make(rows: int, operator: type = Count, epoch: str = "5 seconds") -> Runs:
+    def make(rows: int, operator: type = Count, epoch: str = "5 seconds", **other: object) -> Runs:
         out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
         t0_us = round((time.time() + START_S) * 1e6)
         query = Query(str(jar), cluster.address, checkpoint, out, t0_us, rows, EVERY_US)
-        query = replace(query, partitions=SOURCES, keys=KEYS, epoch=epoch, operator=operator.__name__)
+        query = replace(query, partitions=SOURCES, keys=KEYS, epoch=epoch, operator=operator.__name__, **other)  # type: ignore[arg-type]
         made.append(Runs(query, tmp_path / "driver.log"))
         made[-1].start()
         return made[-1]
@@ -145,6 +145,23 @@ def test_whatever_is_killed_in_the_middle(run: Callable[..., Runs], cluster: Loc
     query.start()
     eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
     assert len(query.rows()) > rows * SOURCES, "some were given more than once"
+    check_counted(query.taken(), cluster, rows)
+
+
+def test_rows_with_the_columns_of_kafka_come_in_an_epoch_that_is_repeated(
+    run: Callable[..., Runs], cluster: LocalCluster
+) -> None:
+    """Rows with topic, partition and offset need no ``position=``.
+
+    The first driver has one core for two source partitions, and is refused. What its first task applied is not applied
+    again.
+    """
+    rows = 200
+    query = run(rows, as_kafka=True, cores=1)
+    assert query.driver.popen.wait(PATIENCE_S) != 0
+    assert "invalid_argument: the task had to wait for another one's slot, but in real-time mode" in query.driver.said()
+    query.start(replace(query.query, cores=4))
+    eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
     check_counted(query.taken(), cluster, rows)
 
 

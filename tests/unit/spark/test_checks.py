@@ -198,6 +198,18 @@ def unshuffled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs(REAL_TIME)
 @pytest.mark.usefixtures("unshuffled")
+def test_rows_of_kafka_are_identified_by_topic_partition_and_offset() -> None:
+    assert check_real_time(live("k topic partition offset"), None) == ("topic", "partition", "offset")
+    assert check_real_time(live("k partition offset"), ("partition", "offset")) == ("partition", "offset")
+    assert check_real_time(live("k topic partition off"), ("partition", "off")) == ("partition", "off")
+    with pytest.raises(InvalidArgument, match=r"by source partition and offset, which this input lacks: .*topic"):
+        check_real_time(live("k partition offset"), None)
+    with pytest.raises(InvalidArgument, match=r"would take partitions of different topics for one: .*\(\"topic\", "):
+        check_real_time(live("k topic partition offset"), ("partition", "offset"))
+
+
+@needs(REAL_TIME)
+@pytest.mark.usefixtures("unshuffled")
 @pytest.mark.parametrize("key", real_time_settings())
 def test_each_missing_setting_of_real_time_is_named(key: str) -> None:
     wanted = real_time_settings()[key]
