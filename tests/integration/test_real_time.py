@@ -46,9 +46,23 @@ def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    if "cluster_of_three" in request.fixturenames:
+        yield request.getfixturevalue("cluster_of_three")
+        return
     sites = {"cloud": 1, "edge": 1}
     with LocalCluster(Count, Seconds, sites=sites, partitions=PARTITIONS, data_dir=tmp_path / "cluster") as running:
+        yield running
+
+
+@pytest.fixture
+def cluster_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    """A cluster with short leases whose standbys have each batch before it is acknowledged; all is at ``cloud-0``."""
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
+    monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEDGE", "standby")
+    sites, directory = {"cloud": 1, "edge": 2}, tmp_path / "cluster"
+    with LocalCluster(Count, sites=sites, partitions=PARTITIONS, data_dir=directory, deploy_to=("cloud",)) as running:
         yield running
 
 
@@ -99,6 +113,15 @@ def run(jar: Path, cluster: LocalCluster, tmp_path: Path) -> Iterator[Callable[.
         each.driver.end()
 
 
+def owners(local: LocalCluster) -> set[str]:
+    return {owner for each in local.cluster.status().operators for owner in each.owners}
+
+
+def followed(local: LocalCluster) -> bool:
+    ready = {view.partition for view in local.cluster.status().standbys if view.phase == "CATCHING_UP"}
+    return ready == set(range(PARTITIONS))
+
+
 def logged(log: Path) -> set[str]:
     """Returns the numbers of batches in one of Spark's logs."""
     return {each.name for each in log.iterdir() if each.name.isdigit()}
@@ -146,6 +169,22 @@ def test_whatever_is_killed_in_the_middle(run: Callable[..., Runs], cluster: Loc
     eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
     assert len(query.rows()) > rows * SOURCES, "some were given more than once"
     check_counted(query.taken(), cluster, rows)
+
+
+def test_a_standby_takes_over_within_an_epoch(cluster_of_three: LocalCluster, run: Callable[..., Runs]) -> None:
+    """Partitions go to their standbys while rows come, and the replica that had them does not come back."""
+    cluster, rows = cluster_of_three, 1500
+    cluster.cluster.standby("Count", 1)
+    eventually(lambda: followed(cluster), "every partition has a standby that follows", PATIENCE_S)
+    query = run(rows)
+    eventually(lambda: len(query.rows()) > 0.3 * rows * SOURCES, "rows come", PATIENCE_S)
+    cluster.kill("cloud-0")
+    eventually(lambda: "cloud-0" not in owners(cluster), "its partitions went elsewhere", PATIENCE_S)
+    eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
+    check_counted(query.taken(), cluster, rows)
+    failovers = [each for each in cluster.cluster.reconfigurations() if each.kind == "failover"]
+    assert failovers
+    assert all("the copy of" in move.note for each in failovers for move in each.moves)
 
 
 def test_rows_with_the_columns_of_kafka_come_in_an_epoch_that_is_repeated(
