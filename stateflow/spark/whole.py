@@ -278,7 +278,7 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
 
 
 def _used(plan: str) -> dict[str, None]:
-    """Does what :func:`_runs_of` does, for the text of a plan."""
+    """Returns the runs of the operators in the text of a plan, as :func:`_runs_of` does for a frame."""
     runs = _runs_in(plan)
     for run in runs:
         table = _TASKS if run in _TASKS else _REAL_TIME
