@@ -260,9 +260,9 @@ def _plan_of(writer: Any) -> Any:
 
 
 def _is_named(writer: Any) -> bool:
-    """Tells whether a writer of Spark Connect has an operator in its frame's plan."""
+    """Tells whether a writer of Spark Connect has an operator in its frame's plan, or behind a view in it."""
     plan = _plan_of(writer)
-    return _NAMED.search(plan.SerializeToString()) is not None
+    return bool(_NAMED.search(plan.SerializeToString()) or _runs_in(analyzed_plan(writer._session, plan)))
 
 
 def _tasks_of(frame: DataFrame) -> list[OperatorTask]:

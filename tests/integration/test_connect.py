@@ -417,6 +417,7 @@ apart = apply_operator(real, Count, source="other", **said)
 tell(
     micro=refused(lambda: begin(micro)),
     behind=refused(lambda: begin(spark.table("behind"))),
+    each=refused(lambda: spark.table("behind").writeStream.foreachBatch(lambda batch, number: None)),
     trigger=refused(lambda: begin(real, processingTime="0 seconds")),
     table=refused(lambda: real.writeStream.toTable("never")),
     twice=refused(lambda: begin(twice)),
@@ -432,6 +433,7 @@ tell(
     )
     micro = "invalid_argument: the operator is applied to micro-batches, but this query runs in real-time mode: "
     assert said["micro"] == said["behind"] == f"{micro}use apply_operator(…, real_time=True)"
+    assert said["each"].startswith("invalid_argument: over Spark Connect an operator's outputs cannot go to foreach")
     other = "invalid_argument: the operator is applied in real-time mode, but this query runs in micro-batches: "
     assert said["trigger"] == said["table"] == f"{other}use trigger(realTime=…), or leave real_time= out"
     assert said["twice"].startswith("operator_used_twice: the operator is applied twice in one query")
