@@ -27,7 +27,8 @@ class Query:
 
     ``t0_us``: when the first row is due, µs since 1970. ``rows``: of each partition. ``interval_us``: between two of
     them. ``epoch``: its length, as Spark's trigger takes it; empty: micro-batches. ``cores``: of the session.
-    ``operator``: the name of one of this package's, or :data:`IN_JVM`.
+    ``operator``: the name of one of this package's, or :data:`IN_JVM`. ``as_kafka``: the rows have Kafka's columns, by
+    which they are identified.
     """
 
     jar: str
@@ -42,6 +43,7 @@ class Query:
     epoch: str = "5 seconds"
     cores: int = 4
     operator: str = "Count"
+    as_kafka: bool = False
 
     @property
     def command(self) -> list[str]:
@@ -57,6 +59,9 @@ def run(query: Query) -> None:
         applied = in_jvm(rows)
     else:
         real_time = {"real_time": True, "position": ("part", "off")} if query.epoch else {}
+        if query.as_kafka:
+            rows = rows.selectExpr("*", "'rows' topic", "part partition", "off offset")
+            real_time.pop("position")
         operator = {each.__name__: each for each in (Count, Seconds)}[query.operator]
         watermark = "due" if operator is Seconds else None
         applied = apply_operator(rows, operator, cluster=query.address, watermark=watermark, **real_time)

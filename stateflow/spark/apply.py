@@ -65,7 +65,14 @@ from stateflow.spark.checks import (
 )
 from stateflow.spark.metrics import observed, remember, reports_to, with_report_column
 from stateflow.spark.real_time import TICK_COLUMN, RealTimeTask, hears_time
-from stateflow.spark.session import default_parallelism, in_micro_batch, is_connect, master_of, tell_briefly
+from stateflow.spark.session import (
+    default_parallelism,
+    in_micro_batch,
+    is_connect,
+    local_slots,
+    master_of,
+    tell_briefly,
+)
 from stateflow.spark.stage_recorder import record_queries
 from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, PIECE_BYTES, OperatorTask, with_side_columns
 from stateflow.spark.whole import complete_batches, refuse_batches, watch_connect
@@ -419,13 +426,15 @@ def apply_operator(
     if state_manager is not None:
         record_queries(df.sparkSession, state_manager)
     given = with_report_column(spark_schema) if task.observed else spark_schema
-    applied: Any = RealTimeTask(task, tuple(position or ()), hears_time(operator)) if real_time else task
+    applied: Any = task
+    if real_time:
+        applied = RealTimeTask(task, tuple(position or ()), hears_time(operator), local_slots(df.sparkSession))
     out, observation = rows.mapInArrow(applied, given), None
     if task.observed:
         out, observation = observed(out, task.run)
     if df.isStreaming:
         if is_connect(df):
-            watch_connect()
+            watch_connect(task, real_time=real_time)
         else:
             refuse_batches(task) if real_time else complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out

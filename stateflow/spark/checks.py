@@ -39,7 +39,14 @@ from stateflow.operator.arrow import python_zone, read_table
 from stateflow.operator.operator import Operator
 from stateflow.rpc.clients import ControllerClient, ReplicaClient, addresses_of
 from stateflow.security.plain import check_dialled, host_of, tls_files, use_token
-from stateflow.spark.session import REAL_TIME, default_parallelism, is_connect, real_time_settings, require
+from stateflow.spark.session import (
+    REAL_TIME,
+    analyzed_plan,
+    default_parallelism,
+    is_connect,
+    real_time_settings,
+    require,
+)
 from stateflow.state import declarations_of
 from stateflow.types import LABEL, ReplicaInfo
 
@@ -58,6 +65,12 @@ _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
 _ASKED: dict[str, set[str]] = {}
 #: columns that identify a row of Kafka
 KAFKA = ("topic", "partition", "offset")
+#: settings of real-time mode that are limits; the others need the very value
+_AT_LEAST, _AT_MOST = "spark.python.udf.pipelined.queueDepth", "spark.sql.execution.pandas.udf.buffer.size"
+#: beginnings of the names of plan nodes that spread or reorder the rows of one source partition
+_SPREADING = ("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")
+#: name of a node in the text of a plan, where a line shows a node behind the lines of its branch
+_SHOWN_NODE = re.compile(r"^[^A-Za-z\n]*([A-Za-z]+)", re.MULTILINE)
 #: prefix of the names of columns that are added to the input
 RESERVED_COLUMNS = "__stateflow_"
 #: Spark's name for the error
@@ -496,21 +509,24 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
         )
     for name in names:
         check_once(df, name, "the position")
+    if set(KAFKA) <= set(df.columns) and set(names) == {"partition", "offset"}:
+        raise InvalidArgument(
+            f"position={names!r} would take partitions of different topics for one",
+            remedy='use position=("topic", "partition", "offset"), or drop the column topic if there is only one topic',
+        )
     offset = df.schema[names[-1]].dataType.simpleString()
     if offset not in ("tinyint", "smallint", "int", "bigint"):
         raise InvalidArgument(
             f"the column {names[-1]!r} is {offset}, which cannot be an offset",
             remedy="name the offset last, an integer column",
         )
-    if not is_connect(df) and (node := _shuffle_in(df)):
+    if node := _shuffle_in(df):
         raise InvalidArgument(
             f"a {node} precedes the operator, so rows do not arrive in offset order",
             remedy="apply the operator directly to the source; select and where may precede it",
         )
-    wanted = real_time_settings().items()
-    lacking = [
-        f"{key}={value}" for key, value in wanted if (df.sparkSession.conf.get(key, None) or "").lower() != value
-    ]
+    wanted, get = real_time_settings().items(), df.sparkSession.conf.get
+    lacking = [f"{key}={value}" for key, value in wanted if not _serves(key, get(key, None) or "", value)]
     if lacking:
         raise InvalidArgument(
             f"the session lacks settings that real-time mode needs: {', '.join(lacking)}",
@@ -519,16 +535,29 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
     return names
 
 
+def _serves(key: str, found: str, wanted: str) -> bool:
+    """Tells whether the value of a setting serves real-time mode, for which ``wanted`` is enough."""
+    found = found.strip().lower()
+    if key in (_AT_LEAST, _AT_MOST) and found.isdigit() and int(found):
+        return int(found) >= int(wanted) if key == _AT_LEAST else int(found) <= int(wanted)
+    return found == wanted
+
+
 def _shuffle_in(df: DataFrame) -> str | None:
     """Returns the name of a plan node that spreads or reorders the rows of one source partition.
 
     None: there is none.
     """
+    if is_connect(df):
+        frame: Any = df
+        spark = frame.sparkSession
+        found = _SHOWN_NODE.findall(analyzed_plan(spark, frame._plan.to_proto(spark.client)))
+        return next((name for name in found if name.startswith(_SPREADING)), None)
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()
         name = str(node.nodeName())
-        if name.startswith(("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")):
+        if name.startswith(_SPREADING):
             return name
         children = node.children()
         left += [children.apply(number) for number in range(children.size())]

@@ -468,12 +468,13 @@ class RealTimeTask:
     Each row is followed by a tick, a copy with 1 in :data:`TICK_COLUMN`, which the task drops: Spark passes a row on to
     Python only when it has seen the next one.
 
-    ``position``, ``visits``: see :class:`Plan`.
+    ``position``, ``visits``: see :class:`Plan`. ``slots``: how many tasks run at once; None: unknown.
     """
 
     base: OperatorTask
     position: tuple[str, ...]
     visits: bool
+    slots: int | None = None
 
     @property
     def __name__(self) -> str:
@@ -491,8 +492,9 @@ class RealTimeTask:
         )
         if query is None or number is None:
             raise no_query(self.base.operator)
-        task, router = context.partitionId(), self.base.router()
-        plan = self._plan(query)
+        task = context.partitionId()
+        self.check_slot(task)
+        plan, router = self._plan(query), self.base.router()
         self._refuse_micro_batches(query, router)
         run = context.getLocalProperty("spark.jobGroup.id") or ""
         batch = Batch(plan.times, int(number), attempt=Attempt(run=run, use=self.base.run))
@@ -505,6 +507,22 @@ class RealTimeTask:
                 yield from with_report(outputs, self.base.schema, work.told) if self.base.observed else outputs
             finally:
                 inbox.close()
+
+    def check_slot(self, task: int) -> None:
+        """Checks that a task did not have to wait for another one's slot. Raises InvalidArgument.
+
+        Spark does not check it: the task would begin when the epoch of the other one has ended, and the rows of its
+        source partition would wait for it each time.
+        """
+        if self.slots is not None and task >= self.slots:
+            raise InvalidArgument(
+                "the task had to wait for another one's slot, but in real-time mode all tasks must run at once",
+                remedy="give the session as many cores as the source has partitions: local[N]; nothing is lost, the "
+                "query resumes with this epoch",
+                operator=self.base.operator,
+                task=task,
+                slots=self.slots,
+            )
 
     def _told(self, epoch: Epoch, plan: Plan, router: Router, inbox: Inbox, work: Work) -> Iterator[pa.RecordBatch]:
         yield from self._outputs(epoch, plan, router, inbox, work)

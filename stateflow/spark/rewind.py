@@ -36,6 +36,8 @@ _BATCH = re.compile(r"\d+\Z")
 #: a temporary file of one of the logs that was never renamed, and its checksum
 _LEFT = re.compile(r"(?:offsets|commits)/\.{1,2}\d+\.[0-9a-f\-]{36}\.tmp(?:\.crc)?\Z")
 _ENTRY = re.compile(r"(?:offsets|commits)/\d+\Z")
+#: first line of an entry in the log of finished batches
+_MICRO_BATCHES = b"v1"
 _VERSION = re.compile(r"\.?(\d+)(?:_[0-9a-f\-]+)*\.(?:delta|snapshot|zip|changelog)(?:\.crc)?\Z")
 
 
@@ -190,6 +192,23 @@ def take_out_left(directory: str | Path) -> tuple[str, ...]:
         return ()
     _move(root, plan.moved, root / ASIDE / _moment(SYSTEM_CLOCK))
     return plan.moved
+
+
+def ran_in_micro_batches(directory: str | Path) -> bool:
+    """Tells whether the last finished batch of a query's checkpoint is a micro-batch.
+
+    Real-time mode writes another format of the log of finished batches. Returns False for a directory that is not on
+    this machine or holds no finished batch.
+    """
+    try:
+        root = _local(directory)
+    except InvalidArgument:
+        return False
+    finished = [int(path.name) for path in (root / "commits").glob("*") if _BATCH.match(path.name)]
+    if not finished:
+        return False
+    with (root / "commits" / str(max(finished))).open("rb") as entry:
+        return entry.readline().strip() == _MICRO_BATCHES
 
 
 def _files(root: Path) -> list[str]:

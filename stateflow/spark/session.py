@@ -82,6 +82,8 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 _RAISED = re.compile(r"(?:stateflow\.errors|pyspark\.errors\.exceptions\.captured)\.\w+: ((\w+): .+)")
 #: lines that follow the operator's traceback in Spark's text
 _NOT_OURS = re.compile(r"^\s*(at \S+\(|SQLSTATE: |=== |\.\.\. \d+ more|Driver stacktrace:|Caused by: |\[|$)")
+#: a master whose tasks run in the driver, with the number of its cores
+_LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?\Z")
 #: rows of a range that Spark splits into its default number of parts
 _RANGE = 1 << 12
 _FOREACH_BATCH = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
@@ -297,6 +299,28 @@ def master_of(spark: SparkSession) -> str:
 def is_here(spark: Any) -> bool:
     """Tells whether the server of a Connect session is on this machine, by its address."""
     return spark.client.host in ("localhost", "127.0.0.1", "::1")
+
+
+def local_slots(spark: SparkSession) -> int | None:
+    """Returns the number of tasks that run at once under a ``local`` master; None: unknown, as for any other master."""
+    get = spark.conf.get
+    match = _LOCAL.match(get("spark.master", "") or "")
+    if match is None:
+        return None
+    cores = match[1] or "1"
+    if cores == "*":
+        if is_connect(spark):
+            return None
+        cores = str(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().availableProcessors())
+    return int(int(cores) // float(get("spark.task.cpus", None) or 1))
+
+
+def analyzed_plan(spark: Any, plan: Any) -> str:
+    """Returns a plan of a Connect session as its server has analyzed it: one line for each node, the last one first."""
+    text = str(spark.client.explain_string(plan, explain_mode="extended"))
+    _, _, text = text.rpartition("== Analyzed Logical Plan ==\n")
+    text, _, _ = text.partition("\n== Optimized Logical Plan ==")
+    return text.partition("\n")[2]  # the first line shows the columns
 
 
 def in_micro_batch(df: DataFrame) -> bool:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice
 from stateflow.router import Asked, Router
 from stateflow.spark.metrics import TALLY
-from stateflow.spark.rewind import take_out_left
-from stateflow.spark.session import REAL_TIME, is_here, require
+from stateflow.spark.rewind import ran_in_micro_batches, take_out_left
+from stateflow.spark.session import REAL_TIME, analyzed_plan, is_here, require
 from stateflow.spark.task import OperatorTask, no_query
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
 _TASKS: dict[str, OperatorTask] = {}
 #: run → application in real-time mode
 _REAL_TIME: dict[str, OperatorTask] = {}
+#: with this setting real-time mode may write the files of micro-batches
+_OLD_FORMAT_ALLOWED = "spark.sql.streaming.realTimeMode.dangerouslyAllowCheckpointV1.enabled"
 #: maximum number of entries of each. A driver that restarts a query for years applies its operator again each time. A
 #: running query holds what it needs itself.
 KEPT = 1000
@@ -91,10 +93,7 @@ def _watch_writers() -> None:
     def triggered(self: DataStreamWriter, **said: Any) -> DataStreamWriter:
         if said.get("realTime") is not None and _TASKS.keys() & _runs_of(self._df).keys():
             require(REAL_TIME, self._df.sparkSession)
-            raise InvalidArgument(
-                "the operator is applied to micro-batches, but this query runs in real-time mode",
-                remedy="use apply_operator(…, real_time=True)",
-            )
+            raise _not_in_real_time()
         self._stateflow_real_time = said.get("realTime") is not None
         return trigger(self, **said)
 
@@ -131,12 +130,11 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
             noted(self, said)
             runs, checkpoint = _runs_of(self._df), getattr(self, "_stateflow_checkpoint", None)
             if _REAL_TIME.keys() & runs.keys() and not getattr(self, "_stateflow_real_time", False):
-                raise InvalidArgument(
-                    "the operator is applied in real-time mode, but this query runs in micro-batches",
-                    remedy="use trigger(realTime=…), or leave real_time= out",
-                )
+                raise _not_in_micro_batches()
             _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
             if checkpoint is not None and runs:
+                if _REAL_TIME.keys() & runs.keys():
+                    _check_ran_in_real_time(checkpoint, self._df.sparkSession)
                 _put_aside(checkpoint)
             return begin(self, *arguments, **said)
 
@@ -144,6 +142,20 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
 
     writer.option, writer.options = with_option, with_options
     writer.start, writer.toTable = starting(start), starting(to_table)
+
+
+def _not_in_real_time() -> InvalidArgument:
+    return InvalidArgument(
+        "the operator is applied to micro-batches, but this query runs in real-time mode",
+        remedy="use apply_operator(…, real_time=True)",
+    )
+
+
+def _not_in_micro_batches() -> InvalidArgument:
+    return InvalidArgument(
+        "the operator is applied in real-time mode, but this query runs in micro-batches",
+        remedy="use trigger(realTime=…), or leave real_time= out",
+    )
 
 
 def _check_apart(tasks: list[OperatorTask]) -> None:
@@ -162,17 +174,32 @@ def _check_apart(tasks: list[OperatorTask]) -> None:
             )
 
 
+def _check_ran_in_real_time(checkpoint: str, spark: Any) -> None:
+    """Checks that a checkpoint on this machine is not one of micro-batches. Raises InvalidArgument.
+
+    Tasks check this, too, but Spark fails first, with an error about the format of its files.
+    """
+    if ran_in_micro_batches(checkpoint) and spark.conf.get(_OLD_FORMAT_ALLOWED, "false").lower() != "true":
+        raise InvalidArgument(
+            "this query has run in micro-batches and cannot switch to real-time mode",
+            remedy="continue without real_time=, or start with a new checkpointLocation",
+            checkpoint=checkpoint,
+        )
+
+
 def _put_aside(checkpoint: str) -> None:
     if left := take_out_left(checkpoint):
         log.warning("%s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
 
 
-def watch_connect() -> None:
+def watch_connect(task: OperatorTask, *, real_time: bool) -> None:
     """Watches writers of Spark Connect, from now on, for frames that have an operator in their plan.
 
     ``foreachBatch`` is refused, because its function runs in the server, where a batch names neither its query nor its
-    number. Queries start after a server of this machine was killed in their first batch.
+    number. Queries start after a server of this machine was killed in their first batch, and are refused if the trigger
+    does not fit ``real_time``.
     """
+    _remember(_REAL_TIME if real_time else _TASKS, task)
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
     original = DataStreamWriter.foreachBatch
@@ -195,7 +222,10 @@ def watch_connect() -> None:
         def begun(self: Any, *arguments: Any, **said: Any) -> Any:
             options = {key.lower(): value for key, value in {**self._write_proto.options, **said}.items()}
             checkpoint = options.get("checkpointlocation")
-            if checkpoint is not None and is_here(self._session) and _is_named(self):
+            runs = _check_started_over_connect(self)
+            if checkpoint is not None and is_here(self._session) and runs:
+                if _REAL_TIME.keys() & runs.keys():
+                    _check_ran_in_real_time(checkpoint, self._session)
                 _put_aside(checkpoint)
             return begin(self, *arguments, **said)
 
@@ -207,10 +237,32 @@ def watch_connect() -> None:
     DataStreamWriter.toTable = starting(DataStreamWriter.toTable)
 
 
+def _check_started_over_connect(writer: Any) -> dict[str, None]:
+    """Checks that the trigger fits the operators in the plan of a writer's frame, and returns their runs.
+
+    The server is asked for the plan: the client's own does not show what is behind a view.
+    """
+    text = analyzed_plan(writer._session, _plan_of(writer))
+    if writer._write_proto.WhichOneof("trigger") == "real_time_batch_duration":
+        runs = _used(text)
+        if _TASKS.keys() & runs.keys():
+            raise _not_in_real_time()
+    else:
+        runs = _runs_in(text)  # another client may have applied an operator to micro-batches
+        if _REAL_TIME.keys() & runs.keys():
+            raise _not_in_micro_batches()
+    _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
+    return runs
+
+
+def _plan_of(writer: Any) -> Any:
+    return writer._write_stream._child.to_proto(writer._session.client)
+
+
 def _is_named(writer: Any) -> bool:
-    """Tells whether a writer of Spark Connect has an operator in its frame's plan."""
-    plan = writer._write_stream._child.to_proto(writer._session.client)
-    return _NAMED.search(plan.SerializeToString()) is not None
+    """Tells whether a writer of Spark Connect has an operator in its frame's plan, or behind a view in it."""
+    plan = _plan_of(writer)
+    return bool(_NAMED.search(plan.SerializeToString()) or _runs_in(analyzed_plan(writer._session, plan)))
 
 
 def _tasks_of(frame: DataFrame) -> list[OperatorTask]:
@@ -222,7 +274,12 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
 
     Raises InvalidArgument for a run that is no longer remembered, because its batches could not be completed.
     """
-    runs = dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
+    return _used(frame._jdf.queryExecution().analyzed().toString())
+
+
+def _used(plan: str) -> dict[str, None]:
+    """Returns the runs of the operators in the text of a plan, as :func:`_runs_of` does for a frame."""
+    runs = _runs_in(plan)
     for run in runs:
         table = _TASKS if run in _TASKS else _REAL_TIME
         if run not in table:
@@ -232,6 +289,10 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
             )
         _remember(table, table[run])
     return runs
+
+
+def _runs_in(plan: str) -> dict[str, None]:
+    return dict.fromkeys(_NAME.findall(plan))
 
 
 def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, number: int) -> None:

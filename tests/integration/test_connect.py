@@ -10,14 +10,20 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.replay import has_compiler, make_jar
+from benchmarks.replay.operators import Count
+from stateflow.spark.session import REAL_TIME
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Sorting, Tally
+from tests.versions import needs
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,13 +34,14 @@ ENVIRONMENT = os.environ | {
     "SPARK_LOCAL_IP": "127.0.0.1",
 }
 SERVER = """
-import sys
+import json, sys
 from stateflow.spark import local_session
 local_session(
     "connect server",
     spark__plugins="org.apache.spark.sql.connect.SparkConnectPlugin",
     spark__connect__grpc__binding__port=sys.argv[1],
     spark__sql__shuffle__partitions="2",
+    **json.loads(sys.argv[2]),
 )
 print("ready", flush=True)
 sys.stdin.read()
@@ -72,14 +79,35 @@ def run():
     query.awaitTermination()
     return query
 """
+#: precedes programs with queries in real-time mode
+LIVE = """
+import os, time
+from benchmarks.replay.operators import Count
+said = {"cluster": cluster, "real_time": True, "position": ("part", "off")}
+class Keep:
+    def open(self, part, epoch):
+        self.rows, self.file = [], there / "out" / f"{epoch}-{part}"
+        return True
+    def process(self, row):
+        self.rows.append([row.part, row.off, row.k, row.n])
+    def close(self, error):
+        if error is None:  # the outputs of a repeated epoch replace those it had
+            written = self.file.with_suffix(".new")
+            written.write_text(json.dumps(self.rows))
+            written.rename(self.file)
+def begin(frame, checkpoint="checkpoint", **trigger):
+    writer = frame.writeStream.outputMode("update").option("checkpointLocation", str(there / checkpoint))
+    return writer.trigger(**trigger or {"realTime": "5 seconds"}).foreach(Keep()).start()
+"""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+@contextmanager
+def serving(**settings: Any) -> Iterator[str]:
+    """A server with these arguments of its session, and its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", SERVER, str(port)]
+    command = [sys.executable, "-c", SERVER, str(port), json.dumps(settings)]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -87,6 +115,20 @@ def server() -> Iterator[str]:
         assert process.stdout.readline() == "ready\n"
         yield f"sc://127.0.0.1:{port}"
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server for queries in real-time mode, with the replay source if there is a compiler."""
+    jar = {"spark__jars": str(make_jar(tmp_path_factory.mktemp("replay")))} if has_compiler() else {}
+    with serving(master="local[6]", real_time=True, **jar) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -357,3 +399,94 @@ tell(
     assert said["status"] == ["success", "success"]
     assert said["linked"]
     assert said["ends"] == [["FileStreamSource", "FileSink"]] * 2
+
+
+@needs(REAL_TIME)
+def test_what_would_lose_rows_in_real_time_is_refused(live: str, cluster: LocalCluster, tmp_path: Path) -> None:
+    cluster.cluster.deploy(Count, 4)
+    said = client(
+        LIVE
+        + """
+rate = spark.readStream.format("rate").load().selectExpr(
+    "cast(value % 3 as string) k", "value off", "cast(value % 2 as int) part", "timestamp due")
+micro = apply_operator(rate, Count, cluster=cluster)
+micro.createOrReplaceTempView("behind")
+real = apply_operator(rate, Count, **said)
+twice = apply_operator(real, Count, **said)
+apart = apply_operator(real, Count, source="other", **said)
+tell(
+    micro=refused(lambda: begin(micro)),
+    behind=refused(lambda: begin(spark.table("behind"))),
+    each=refused(lambda: spark.table("behind").writeStream.foreachBatch(lambda batch, number: None)),
+    trigger=refused(lambda: begin(real, processingTime="0 seconds")),
+    table=refused(lambda: real.writeStream.toTable("never")),
+    twice=refused(lambda: begin(twice)),
+    shuffle=refused(lambda: apply_operator(rate.repartition(2), Count, **said)),
+    allowed=refused(lambda: apply_operator(rate.where("off > 0").select("*"), Count, **said)),
+    state=read_state(spark, cluster=cluster, operator="Count", state="n").count(),
+    checkpoint=(there / "checkpoint").exists(),
+)
+""",
+        live,
+        cluster,
+        tmp_path,
+    )
+    micro = "invalid_argument: the operator is applied to micro-batches, but this query runs in real-time mode: "
+    assert said["micro"] == said["behind"] == f"{micro}use apply_operator(…, real_time=True)"
+    assert said["each"].startswith("invalid_argument: over Spark Connect an operator's outputs cannot go to foreach")
+    other = "invalid_argument: the operator is applied in real-time mode, but this query runs in micro-batches: "
+    assert said["trigger"] == said["table"] == f"{other}use trigger(realTime=…), or leave real_time= out"
+    assert said["twice"].startswith("operator_used_twice: the operator is applied twice in one query")
+    assert said["shuffle"].startswith("invalid_argument: a Repartition precedes the operator")
+    assert said["allowed"] is None
+    assert not said["checkpoint"]
+    assert said["state"] == 0
+
+
+@needs(REAL_TIME)
+@pytest.mark.skipif(not has_compiler(), reason="the source of rows is Java, and there is no javac")
+def test_a_real_time_query_that_is_stopped_within_an_epoch_goes_on(
+    live: str, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    rows = 600
+    cluster.cluster.deploy(Count, 4, name="Live")
+    said = client(
+        LIVE
+        + f"ROWS = {rows}\n"
+        + """
+(there / "out").mkdir()
+options = {"partitions": 2, "intervalUs": 20_000, "t0us": round(time.time() * 1e6), "keys": 5, "total": ROWS}
+frame = apply_operator(spark.readStream.format("replay.Source").options(**options).load(), Count, name="Live", **said)
+def counted():
+    return sum(row.value for row in read_state(spark, cluster=cluster, operator="Live", state="n").collect())
+def given():
+    files = [file for file in (there / "out").iterdir() if not file.suffix]
+    return [row for file in files for row in json.loads(file.read_text())]
+try:
+    frame.writeStream.trigger(realTime="5 seconds").foreach(Keep()).start()
+except Exception as error:
+    mode = str(error).splitlines()
+query = begin(frame)
+eventually(lambda: counted() > 0, "rows come", 300)
+query.stop()
+before = counted()
+query = begin(frame)
+eventually(lambda: len(given()) >= 2 * ROWS, "all are given", 300)
+query.stop()
+tell(mode=mode, before=before, given=given(), state=counted())
+""",
+        live,
+        cluster,
+        tmp_path,
+    )
+    assert "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED" in said["mode"][0]
+    assert "set the output mode to Update" in said["mode"][0], "Spark's own line, before the first row"
+    assert said["before"] > 0
+    assert said["state"] == 2 * rows, "each is applied once"
+    assert Counter((part, off) for part, off, *_ in said["given"]) == Counter(
+        (part, off) for part in range(2) for off in range(rows)
+    )
+    places: dict[str, list[int]] = {}
+    for _, _, key, place in said["given"]:
+        places.setdefault(key, []).append(place)
+    assert all(sorted(found) == list(range(1, len(found) + 1)) for found in places.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from benchmarks.replay import Given, Log, has_compiler, make_jar
@@ -20,7 +22,7 @@ from benchmarks.replay.driver import Query
 from benchmarks.replay.operators import Count, Seconds
 from stateflow.errors import InvalidArgument, OperatorUsedTwice
 from stateflow.spark import apply_operator
-from stateflow.spark.session import REAL_TIME
+from stateflow.spark.session import REAL_TIME, real_time_settings
 from stateflow.testing import LocalCluster
 from tests.integration.support import check_owners, eventually
 from tests.kills.harness import PATIENCE_S, SEED
@@ -28,12 +30,7 @@ from tests.kills.programs import Driver
 from tests.kills.real_time import KEYS, SOURCES, check_counted, kill_workers
 from tests.versions import needs
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.processes,
-    needs(REAL_TIME),
-    pytest.mark.skipif(not has_compiler(), reason="the source of rows is Java, and there is no javac"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.processes, needs(REAL_TIME)]
 PARTITIONS = 8
 ROOT = Path(__file__).parents[2]
 EVERY_US = 20_000
@@ -43,13 +40,29 @@ START_S = 15.0
 
 @pytest.fixture(scope="module")
 def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not has_compiler():
+        pytest.skip("the source of rows is Java, and there is no javac")
     return make_jar(tmp_path_factory.mktemp("replay"))
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    if "cluster_of_three" in request.fixturenames:
+        yield request.getfixturevalue("cluster_of_three")
+        return
     sites = {"cloud": 1, "edge": 1}
     with LocalCluster(Count, Seconds, sites=sites, partitions=PARTITIONS, data_dir=tmp_path / "cluster") as running:
+        yield running
+
+
+@pytest.fixture
+def cluster_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    """A cluster with short leases whose standbys have each batch before it is acknowledged; all is at ``cloud-0``."""
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
+    monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEDGE", "standby")
+    sites, directory = {"cloud": 1, "edge": 2}, tmp_path / "cluster"
+    with LocalCluster(Count, sites=sites, partitions=PARTITIONS, data_dir=directory, deploy_to=("cloud",)) as running:
         yield running
 
 
@@ -83,14 +96,14 @@ class Runs:
 
 
 @pytest.fixture
-def run(cluster: LocalCluster, jar: Path, tmp_path: Path) -> Iterator[Callable[..., Runs]]:
+def run(jar: Path, cluster: LocalCluster, tmp_path: Path) -> Iterator[Callable[..., Runs]]:
     made: list[Runs] = []
 
-    def make(rows: int, operator: type = Count, epoch: str = "5 seconds") -> Runs:
+    def make(rows: int, operator: type = Count, epoch: str = "5 seconds", **other: object) -> Runs:
         out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
         t0_us = round((time.time() + START_S) * 1e6)
         query = Query(str(jar), cluster.address, checkpoint, out, t0_us, rows, EVERY_US)
-        query = replace(query, partitions=SOURCES, keys=KEYS, epoch=epoch, operator=operator.__name__)
+        query = replace(query, partitions=SOURCES, keys=KEYS, epoch=epoch, operator=operator.__name__, **other)  # type: ignore[arg-type]
         made.append(Runs(query, tmp_path / "driver.log"))
         made[-1].start()
         return made[-1]
@@ -98,6 +111,15 @@ def run(cluster: LocalCluster, jar: Path, tmp_path: Path) -> Iterator[Callable[.
     yield make
     for each in made:
         each.driver.end()
+
+
+def owners(local: LocalCluster) -> set[str]:
+    return {owner for each in local.cluster.status().operators for owner in each.owners}
+
+
+def followed(local: LocalCluster) -> bool:
+    ready = {view.partition for view in local.cluster.status().standbys if view.phase == "CATCHING_UP"}
+    return ready == set(range(PARTITIONS))
 
 
 def logged(log: Path) -> set[str]:
@@ -149,6 +171,39 @@ def test_whatever_is_killed_in_the_middle(run: Callable[..., Runs], cluster: Loc
     check_counted(query.taken(), cluster, rows)
 
 
+def test_a_standby_takes_over_within_an_epoch(cluster_of_three: LocalCluster, run: Callable[..., Runs]) -> None:
+    """Partitions go to their standbys while rows come, and the replica that had them does not come back."""
+    cluster, rows = cluster_of_three, 1500
+    cluster.cluster.standby("Count", 1)
+    eventually(lambda: followed(cluster), "every partition has a standby that follows", PATIENCE_S)
+    query = run(rows)
+    eventually(lambda: len(query.rows()) > 0.3 * rows * SOURCES, "rows come", PATIENCE_S)
+    cluster.kill("cloud-0")
+    eventually(lambda: "cloud-0" not in owners(cluster), "its partitions went elsewhere", PATIENCE_S)
+    eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
+    check_counted(query.taken(), cluster, rows)
+    failovers = [each for each in cluster.cluster.reconfigurations() if each.kind == "failover"]
+    assert failovers
+    assert all("the copy of" in move.note for each in failovers for move in each.moves)
+
+
+def test_rows_with_the_columns_of_kafka_come_in_an_epoch_that_is_repeated(
+    run: Callable[..., Runs], cluster: LocalCluster
+) -> None:
+    """Rows with topic, partition and offset need no ``position=``.
+
+    The first driver has one core for two source partitions, and is refused. What its first task applied is not applied
+    again.
+    """
+    rows = 200
+    query = run(rows, as_kafka=True, cores=1)
+    assert query.driver.popen.wait(PATIENCE_S) != 0
+    assert "invalid_argument: the task had to wait for another one's slot, but in real-time mode" in query.driver.said()
+    query.start(replace(query.query, cores=4))
+    eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
+    check_counted(query.taken(), cluster, rows)
+
+
 def test_timers_of_event_time_fire_within_an_epoch(run: Callable[..., Runs], cluster: LocalCluster) -> None:
     rows = 1000
     query = run(rows, Seconds)  # the first epoch tells of event time at its end, and later ones as they go
@@ -180,9 +235,9 @@ def test_a_query_that_ran_in_micro_batches_is_refused(run: Callable[..., Runs], 
     query.kill()
     query.start(replace(query.query, epoch="5 seconds"))
     assert query.driver.popen.wait(PATIENCE_S) != 0
-    ours = "invalid_argument: this query has run in micro-batches and cannot switch to real-time mode"
-    sparks = "STREAMING_REAL_TIME_MODE.CHECKPOINT_FORMAT_V1_NOT_SUPPORTED"  # before a task is there
-    assert ours in query.driver.said() or sparks in query.driver.said()
+    refused = "invalid_argument: this query has run in micro-batches and cannot switch to real-time mode (checkpoint="
+    assert refused in query.driver.said()
+    assert "STREAMING_REAL_TIME_MODE" not in query.driver.said(), "Spark was not asked"
     more = replace(query.query, rows=2 * rows)
     query.start(more)
     eventually(lambda: len(query.taken()) >= 2 * rows * SOURCES, "it goes on", PATIENCE_S)
@@ -204,10 +259,10 @@ def test_what_cannot_be_is_refused_before_the_first_row(spark: SparkSession, clu
     refused("leave order_by= and tasks= out", position=("part", "off"), tasks=2)
     refused("a batch DataFrame cannot run in real-time mode", spark.range(1).selectExpr("cast(id as string) k"))
     refused("position= applies to real-time mode only", real_time=False, position=("part", "off"))
+    settings = ", ".join(f"{key}={value}" for key, value in real_time_settings().items())
     refused(
-        r"the session lacks settings that real-time mode needs: "
-        r"spark\.sql\.streaming\.realTimeMode\.allowlistCheck=false, "
-        r"spark\.python\.udf\.pipelined\.enabled=true, .*local_session\(…, real_time=True\)",
+        re.escape(f"the session lacks settings that real-time mode needs: {settings}: ")
+        + r".*local_session\(…, real_time=True\)",
         position=("part", "off"),
     )
     micro = apply_operator(rows, Count, cluster=cluster)
@@ -216,6 +271,9 @@ def test_what_cannot_be_is_refused_before_the_first_row(spark: SparkSession, clu
     twice = apply_operator(micro.select("k", "off", "part"), Count, cluster=cluster)
     with pytest.raises(OperatorUsedTwice, match="pass a different source= to each"):
         twice.writeStream.format("noop").start()
+    with pytest.raises(AnalysisException, match=r"STREAMING_OUTPUT_MODE\.UNSUPPORTED_OPERATION") as mode:
+        micro.writeStream.outputMode("complete").format("noop").start()
+    assert len(str(mode.value).splitlines()) == 1, "Spark's own line, before the first row"
 
 
 def test_a_pipeline_file_in_real_time(cluster: LocalCluster, jar: Path, tmp_path: Path) -> None:

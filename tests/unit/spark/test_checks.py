@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from stateflow.errors import DeclarationError, InvalidArgument, KeyColumnMissing, StateflowError
-from stateflow.spark import apply_operator, read_state
+from stateflow.spark import apply_operator, checks, read_state
 from stateflow.spark.apply import _hashable, _time_column
-from stateflow.spark.checks import check_columns, check_order, site_column
+from stateflow.spark.checks import check_columns, check_order, check_real_time, site_column
+from stateflow.spark.session import REAL_TIME, real_time_settings
 from stateflow.testing import LocalCluster
 from tests.unit.operators import Count
+from tests.versions import needs
 
 
 class Frame:
@@ -175,3 +177,61 @@ def test_rows_are_ordered_by_what_can_be_ordered(kind: str, by_arrow: bool, by_s
                 check_order(frame, "o", by_arrow=arrow)
     with pytest.raises(InvalidArgument, match="there is no column 'p' to order by: use o"):
         check_order(frame, "p", by_arrow=True)
+
+
+def live(columns: str, **settings: str | None) -> Any:
+    """A streaming frame with these columns, in a session with the settings of real-time mode but for ``settings``."""
+    from pyspark.sql import types as t
+
+    schema = t.StructType()
+    for name in columns.split():
+        schema.add(name, "integer" if name == "partition" else "long" if name in ("offset", "off") else "string")
+    values = {**real_time_settings(), **settings}
+    spark = SimpleNamespace(conf=SimpleNamespace(get=lambda key, default: values.get(key) or default), version="4.3.0")
+    return SimpleNamespace(schema=schema, columns=schema.names, sparkSession=spark, isStreaming=True)
+
+
+@pytest.fixture
+def unshuffled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_shuffle_in", lambda df: None)
+
+
+@needs(REAL_TIME)
+@pytest.mark.usefixtures("unshuffled")
+def test_rows_of_kafka_are_identified_by_topic_partition_and_offset() -> None:
+    assert check_real_time(live("k topic partition offset"), None) == ("topic", "partition", "offset")
+    assert check_real_time(live("k partition offset"), ("partition", "offset")) == ("partition", "offset")
+    assert check_real_time(live("k topic partition off"), ("partition", "off")) == ("partition", "off")
+    with pytest.raises(InvalidArgument, match=r"by source partition and offset, which this input lacks: .*topic"):
+        check_real_time(live("k partition offset"), None)
+    with pytest.raises(InvalidArgument, match=r"would take partitions of different topics for one: .*\(\"topic\", "):
+        check_real_time(live("k topic partition offset"), ("partition", "offset"))
+
+
+@needs(REAL_TIME)
+@pytest.mark.usefixtures("unshuffled")
+@pytest.mark.parametrize("key", real_time_settings())
+def test_each_missing_setting_of_real_time_is_named(key: str) -> None:
+    wanted = real_time_settings()[key]
+    with pytest.raises(InvalidArgument) as caught:
+        check_real_time(live("topic partition offset", **{key: None}), None)
+    assert f"lacks settings that real-time mode needs: {key}={wanted}: create it with" in str(caught.value)
+
+
+@needs(REAL_TIME)
+@pytest.mark.usefixtures("unshuffled")
+@pytest.mark.parametrize(
+    ("key", "serves", "lacks"),
+    [
+        ("spark.python.udf.pipelined.queueDepth", ("1000", "2000"), ("999", "0", "many")),
+        ("spark.sql.execution.pandas.udf.buffer.size", ("64", "1"), ("65", "65536", "0")),
+        ("spark.sql.execution.arrow.maxRecordsPerBatch", ("1",), ("2", "0", "-1")),
+        ("spark.python.udf.pipelined.enabled", ("true", "TRUE", " true"), ("false", "1")),
+    ],
+)
+def test_a_setting_is_compared_by_what_it_is_for(key: str, serves: tuple[str, ...], lacks: tuple[str, ...]) -> None:
+    for value in serves:
+        check_real_time(live("topic partition offset", **{key: value}), None)
+    for value in lacks:
+        with pytest.raises(InvalidArgument, match=f"needs: {key}="):
+            check_real_time(live("topic partition offset", **{key: value}), None)

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from stateflow import BatchOperator, Operator
-from stateflow.errors import InputIncomplete
-from stateflow.spark.real_time import Inbox, hears_time
+from stateflow.errors import InputIncomplete, InvalidArgument
+from stateflow.spark.real_time import Inbox, RealTimeTask, hears_time
+from stateflow.spark.task import OperatorTask
 
 ROW = pa.RecordBatch.from_pydict({"n": [1]})
 
@@ -101,3 +102,11 @@ def test_partitions_are_visited_where_something_comes_of_time() -> None:
         *(True, True, False, True),
         False,
     ]
+
+
+def test_a_task_that_waited_for_a_slot_is_refused() -> None:
+    base = OperatorTask("c", "Op", ("k",), 4, 1, b"", (), None, None, "r", 1.0)
+    for slots in (None, 3):
+        RealTimeTask(base, ("part", "off"), False, slots).check_slot(2)
+    with pytest.raises(InvalidArgument, match=r"all tasks must run at once \(operator=Op task=2 slots=2\): give the"):
+        RealTimeTask(base, ("part", "off"), False, 2).check_slot(2)

@@ -9,7 +9,7 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument
 from stateflow.spark import rewind
-from stateflow.spark.rewind import plan_rewind, take_out_left
+from stateflow.spark.rewind import plan_rewind, ran_in_micro_batches, take_out_left
 
 
 def checkpoint_of(planned: int, finished: int, oldest: int = 0) -> set[str]:
@@ -68,6 +68,19 @@ def test_it_is_taken_out_where_a_query_is_about_to_start(tmp_path: Path) -> None
     assert take_out_left(tmp_path) == ()
     make("offsets/0", *LEFT)
     assert take_out_left(tmp_path) == (), "Spark does not care, and a query that runs may be about to rename it"
+
+
+def test_the_last_finished_batch_tells_in_which_mode_a_query_ran(tmp_path: Path) -> None:
+    assert not ran_in_micro_batches("s3://bucket/checkpoint")
+    assert not ran_in_micro_batches(tmp_path / "none")
+    commits = tmp_path / "commits"
+    commits.mkdir()
+    assert not ran_in_micro_batches(tmp_path), "nothing is finished"
+    (commits / "9").write_text('v2\n{"nextBatchWatermarkMs":0}')
+    (commits / ".10.crc").write_text("v1")
+    assert not ran_in_micro_batches(f"file://{tmp_path}"), "an epoch"
+    (commits / "10").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    assert ran_in_micro_batches(f"file://{tmp_path}")
 
 
 @pytest.mark.parametrize("to", [2, 3])

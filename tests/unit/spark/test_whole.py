@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, OperatorUsedTwice
 from stateflow.spark import whole
 from stateflow.spark.task import OperatorTask
 
@@ -55,3 +55,34 @@ def test_both_kinds_are_found_and_a_static_frames_operator_is_no_concern() -> No
     assert whole._tasks_of(frame(static, micro)) == [micro]
     assert whole._NAMED.search(static.__name__.encode())
     assert whole._NAMED.search(micro.__name__.encode())
+
+
+def writer(trigger: str | None, *tasks: OperatorTask) -> Any:
+    """A writer of Spark Connect, whose server shows these applications in its plan."""
+    nodes = "".join(f"+- MapInArrow {task.__name__}(k#1)#2, [k#3]\n" for task in tasks)
+    parts = {"Parsed": "'x\n", "Analyzed": f"k: string\n{nodes}", "Optimized": ""}
+    shown = "\n".join(f"== {name} Logical Plan ==\n{text}" for name, text in parts.items())
+    client = SimpleNamespace(explain_string=lambda plan, explain_mode: shown)
+    stream = SimpleNamespace(_child=SimpleNamespace(to_proto=lambda client: None))
+    proto = SimpleNamespace(WhichOneof=lambda of: trigger)
+    return SimpleNamespace(_session=SimpleNamespace(client=client), _write_stream=stream, _write_proto=proto)
+
+
+def test_over_connect_a_trigger_must_fit_the_operators_that_the_server_sees() -> None:
+    micro, real, other = applied(), applied(), applied()
+    whole._remember(whole._TASKS, micro)
+    whole._remember(whole._REAL_TIME, real)
+    begun, live = whole._check_started_over_connect, "real_time_batch_duration"
+    assert begun(writer(live)) == begun(writer(None)) == {}
+    assert list(begun(writer(live, real))) == [real.run]
+    assert list(begun(writer("once", micro))) == [micro.run]
+    assert list(begun(writer(None, other))) == [other.run], "another client's"
+    with pytest.raises(InvalidArgument, match=r"applied to micro-batches, .* apply_operator\(…, real_time=True\)"):
+        begun(writer(live, micro))
+    with pytest.raises(InvalidArgument, match="call apply_operator again"):
+        begun(writer(live, other))
+    with pytest.raises(InvalidArgument, match=r"applied in real-time mode, .* use trigger\(realTime=…\)"):
+        begun(writer("available_now", real))
+    whole._remember(whole._REAL_TIME, other)
+    with pytest.raises(OperatorUsedTwice, match="pass a different source= to each"):
+        begun(writer(live, real, other))
