@@ -1,8 +1,9 @@
 """State as a data source of Spark, read by executors: ``spark.read.format("stateflow")``.
 
 Each Spark partition covers the partitions that one replica owns, or one partition of a checkpoint. Filters on ``key``
-and ``partition`` are pushed down if the session allows it (``spark.sql.python.filterPushdown.enabled``): executors read
-only the partitions that may have such keys, and from replicas only these keys.
+and ``partition`` are pushed down: executors read only the partitions that may have such keys, and from replicas only
+these keys. Spark refuses a source that takes filters unless ``spark.sql.python.filterPushdown.enabled`` is true, so
+:func:`~stateflow.spark.session.register_state` sets it.
 
 With ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a description of the
 readable states.
