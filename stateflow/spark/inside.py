@@ -611,13 +611,23 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
             remedy="use e.g. local[4,10], which allows ten failures, or set spark.task.maxFailures to 2 or more",
         )
     until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
-    while (slots := context.defaultParallelism) <= replicas and SYSTEM_CLOCK.monotonic() < until:
+    while (slots := slots_of(context)) <= replicas and SYSTEM_CLOCK.monotonic() < until:
         time.sleep(_LOOK_S)  # executors register one by one
     if slots <= replicas:
         raise InvalidArgument(
             f"{replicas} replicas leave no slot for queries: Spark has {slots}",
             remedy="use more executors or cores, or fewer replicas",
         )
+
+
+def slots_of(spark: SparkContext) -> int:
+    """Returns the number of tasks that the registered executors, or a local master, run at once.
+
+    The JVM counts cores, ``spark.task.cpus`` and other resources of the executors. ``defaultParallelism`` does not: it
+    is ``spark.default.parallelism`` where that is set, and 2 or more before any executor has registered.
+    """
+    context = spark._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
 def _driver_host(spark: SparkSession) -> str:

@@ -1,8 +1,8 @@
 """A query over replicas inside its own application: ``python -m tests.integration.inside_driver WHAT MASTER FOLDER``.
 
 ``killed``: the processes that the replicas run in are killed while rows flow. ``decommissioned``: Spark decommissions
-an executor whose state has no copy anywhere. ``secured``: with certificates. In the end the driver prints what it
-found, as JSON.
+an executor whose state has no copy anywhere. ``secured``: with certificates. ``crowded``: replicas would take all
+slots. In the end the driver prints what it found, as JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from stateflow.errors import InvalidArgument
 from stateflow.security.certificates import certificate_of
 from stateflow.security.roles import Identity
 from stateflow.spark import SparkCluster, apply_operator, local_session, start_cluster
@@ -118,6 +119,17 @@ def secured(master: str, folder: Path) -> dict[str, Any]:
     return found | {"left": sorted(name for name in os.environ if name.startswith("STATEFLOW_")) == given}
 
 
+def crowded(master: str, folder: Path) -> dict[str, Any]:
+    """Asks for as many replicas as there are slots, whatever ``spark.default.parallelism`` is."""
+    spark = session(master, spark__task__cpus="2", spark__default__parallelism="200")
+    try:
+        start_cluster(spark, 2)
+    except InvalidArgument as error:
+        running = [command(each) for each in family(os.getpid())]
+        return {"said": str(error), "started": [each for each in running if " -m stateflow controller " in each]}
+    raise AssertionError("more replicas than slots are refused")
+
+
 def session(master: str, **settings: str) -> SparkSession:
     return local_session("inside", master, spark__executor__memory="700m", spark__task__maxFailures="10", **settings)
 
@@ -196,6 +208,6 @@ class Flow:
 
 
 if __name__ == "__main__":
-    do = {"killed": killed, "decommissioned": decommissioned, "secured": secured}[sys.argv[1]]
+    do = {"killed": killed, "decommissioned": decommissioned, "secured": secured, "crowded": crowded}[sys.argv[1]]
     print(json.dumps(do(sys.argv[2], Path(sys.argv[3]))), flush=True)
     os._exit(0)  # what is left of Spark ends with it
