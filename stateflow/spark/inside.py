@@ -200,6 +200,9 @@ AGAIN_S = 5.0
 START_S = 180.0
 #: most jobs that may end while the driver waits for replicas
 ATTEMPTS = 3
+#: Spark counts the failures of a task until the task succeeds, which a replica's never does: below this number, a
+#: replica that is killed now and then soon ends the job, and all replicas with it
+FAILURES_LOW = 100
 #: seconds to wait until executors with enough slots have registered
 EXECUTORS_S = 60.0
 _LOOK_S = 0.5
@@ -604,11 +607,18 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
         )
     context = spark.sparkContext
     local = _LOCAL.match(context.master)
-    failures = int((local[1] or 1) if local else spark.conf.get("spark.task.maxFailures", "4") or 4)
+    failures = int((local[1] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
     if failures < 2:
         raise InvalidArgument(
             f"the master {context.master} does not retry failed tasks",
             remedy="use e.g. local[4,10], which allows ten failures, or set spark.task.maxFailures to 2 or more",
+        )
+    if failures < FAILURES_LOW and not local:
+        log.warning(
+            "spark.task.maxFailures=%d: when one replica's task has failed that often, no matter over how long a time, "
+            "Spark ends all replicas at once: set it to %d or more",
+            failures,
+            FAILURES_LOW,
         )
     until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
     while (slots := slots_of(context)) <= replicas and SYSTEM_CLOCK.monotonic() < until:

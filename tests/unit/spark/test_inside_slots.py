@@ -71,3 +71,22 @@ def test_replicas_that_leave_no_slot_are_refused(master: str, slots: int, replic
 def test_executors_may_register_one_by_one(started: list[Any]) -> None:
     start_cluster(Spark("spark://m:7077", 0, 0, 2, 4), 3, insecure=True)  # type: ignore[arg-type]
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("master", "failures", "warned"),
+    [("spark://m:7077", "4", True), ("yarn", "99", True), ("yarn", "100", False), ("local[4,10]", "4", False)],
+)
+def test_few_retries_on_a_cluster_are_warned_of(
+    master: str, failures: str, warned: bool, started: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    start_cluster(Spark(master, 4, spark_task_maxFailures=failures), 1, insecure=True)  # type: ignore[arg-type]
+    assert [f"spark.task.maxFailures={failures}: " in each.message for each in caplog.records] == [True] * warned
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(("master", "failures"), [("yarn", "1"), ("local[4]", "4")])
+def test_a_master_without_retries_is_refused(master: str, failures: str, started: list[Any]) -> None:
+    with pytest.raises(InvalidArgument, match="does not retry failed tasks"):
+        start_cluster(Spark(master, 4, spark_task_maxFailures=failures), 1)  # type: ignore[arg-type]
+    assert not started
