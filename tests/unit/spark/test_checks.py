@@ -50,12 +50,12 @@ def test_what_is_passed_by_mistake(frame: Any, operator: Any, cluster: Any, said
 
 
 def test_spark_answers_no_question_within_a_query_function_of_a_pipeline() -> None:
-    """Within a query function of a declarative pipeline, a frame of Spark Connect answers no question."""
+    """A frame of Spark Connect answers no question within a query function of a declarative pipeline."""
 
     class Asked:
         @property
-        def isStreaming(self) -> bool:  # noqa: N802 - Spark's name
-            raise RuntimeError("[ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION] Operations that trigger DataFrame analysis")
+        def isStreaming(self) -> bool:
+            raise RuntimeError("[ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION] Operations that trigger analysis")
 
     Asked.__module__ = "pyspark.sql.connect.dataframe"
     with pytest.raises(InvalidArgument) as caught:
