@@ -19,7 +19,7 @@ class Spark:
         slots: tasks that run at once, look by look: executors register one by one.
     """
 
-    defaultParallelism = 200  # noqa: N815 - Spark's name
+    defaultParallelism = 200
 
     def __init__(self, master: str, *slots: int, **settings: str) -> None:
         self.master, self._slots, self._settings = master, list(slots), settings
@@ -31,9 +31,9 @@ class Spark:
     def sc(self) -> Spark:
         return self
 
-    resourceProfileManager = defaultResourceProfile = getConf = sc  # noqa: N815
+    resourceProfileManager = defaultResourceProfile = getConf = sc
 
-    def maxNumConcurrentTasks(self, profile: object) -> int:  # noqa: N802
+    def maxNumConcurrentTasks(self, profile: object) -> int:
         return self._slots.pop(0) if len(self._slots) > 1 else self._slots[0]
 
 
@@ -56,7 +56,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("master", "slots", "replicas"), [("local[2,10]", 2, 2), ("spark://m:7077", 0, 1), ("yarn", 1, 1), ("k8s://m", 4, 5)]
+    ("master", "slots", "replicas"),
+    [("local[2,10]", 2, 2), ("spark://m:7077", 0, 1), ("yarn", 1, 1), ("k8s://m", 4, 5)],
 )
 def test_replicas_that_leave_no_slot_are_refused(master: str, slots: int, replicas: int, started: list[Any]) -> None:
     with pytest.raises(InvalidArgument) as caught:
