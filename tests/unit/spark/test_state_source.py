@@ -21,7 +21,7 @@ class Session:
     """A session as far as registering a source looks at it."""
 
     def __init__(self) -> None:
-        self.dataSource = self.conf = self  # noqa: N815 - Spark's name
+        self.dataSource = self.conf = self
         self.registered = b""
         self.settings: dict[str, str] = {}
 
