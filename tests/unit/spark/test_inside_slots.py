@@ -91,3 +91,10 @@ def test_a_master_without_retries_is_refused(master: str, failures: str, started
     with pytest.raises(InvalidArgument, match="does not retry failed tasks"):
         start_cluster(Spark(master, 4, spark_task_maxFailures=failures), 1)  # type: ignore[arg-type]
     assert not started
+
+
+def test_a_session_of_spark_connect_is_refused(started: list[Any]) -> None:
+    remote = type("SparkSession", (Spark,), {"__module__": "pyspark.sql.connect.session"})("yarn", 4)
+    with pytest.raises(InvalidArgument, match="over Spark Connect this process has no driver to start a controller"):
+        start_cluster(remote, 1)
+    assert not started
