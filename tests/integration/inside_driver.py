@@ -126,7 +126,7 @@ def crowded(master: str, folder: Path) -> dict[str, Any]:
         start_cluster(spark, 2)
     except InvalidArgument as error:
         running = [command(each) for each in family(os.getpid())]
-        return {"said": str(error), "started": [each for each in running if " -m stateflow controller " in each]}
+        return {"said": str(error), "started": [each for each in running if "stateflow.local.process" in each]}
     raise AssertionError("more replicas than slots are refused")
 
 
