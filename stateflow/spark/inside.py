@@ -199,6 +199,9 @@ AGAIN_S = 5.0
 START_S = 180.0
 #: most jobs that may end while the driver waits for replicas
 ATTEMPTS = 3
+#: Spark counts the failures of a task until the task succeeds, which a replica's never does: below this number, a
+#: replica that is killed now and then soon ends the job, and all replicas with it
+FAILURES_LOW = 100
 #: seconds to wait until executors with enough slots have registered
 EXECUTORS_S = 60.0
 _LOOK_S = 0.5
@@ -603,20 +606,37 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
         )
     context = spark.sparkContext
     local = _LOCAL.match(context.master)
-    failures = int((local[1] or 1) if local else spark.conf.get("spark.task.maxFailures", "4") or 4)
+    failures = int((local[1] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
     if failures < 2:
         raise InvalidArgument(
             f"the master {context.master} does not retry failed tasks",
             remedy="use e.g. local[4,10], which allows ten failures, or set spark.task.maxFailures to 2 or more",
         )
+    if failures < FAILURES_LOW and not local:
+        log.warning(
+            "spark.task.maxFailures=%d: when one replica's task has failed that often, no matter over how long a time, "
+            "Spark ends all replicas at once: set it to %d or more",
+            failures,
+            FAILURES_LOW,
+        )
     until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
-    while (slots := context.defaultParallelism) <= replicas and SYSTEM_CLOCK.monotonic() < until:
+    while (slots := slots_of(context)) <= replicas and SYSTEM_CLOCK.monotonic() < until:
         time.sleep(_LOOK_S)  # executors register one by one
     if slots <= replicas:
         raise InvalidArgument(
             f"{replicas} replicas leave no slot for queries: Spark has {slots}",
             remedy="use more executors or cores, or fewer replicas",
         )
+
+
+def slots_of(spark: SparkContext) -> int:
+    """Returns the number of tasks that the registered executors, or a local master, run at once.
+
+    The JVM counts cores, ``spark.task.cpus`` and other resources of the executors. ``defaultParallelism`` does not: it
+    is ``spark.default.parallelism`` where that is set, and 2 or more before any executor has registered.
+    """
+    context = spark._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
 def _driver_host(spark: SparkSession) -> str:

@@ -71,6 +71,8 @@ _REAL_TIME = {
     # over TCP a row takes 80 ms more: each side waits for the other's acknowledgement
     "spark.python.unix.domain.socket.enabled": "true",
 }
+#: Spark gives filters to Python sources only with this setting, and refuses a source that takes filters without it
+PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 #: log settings with which a failed task takes one line instead of two hundred
 LOGGING = Path(__file__).with_name("log4j2.properties")
 _REMEDY = (
@@ -415,14 +417,20 @@ def register_state(spark: SparkSession) -> None:
     """Registers ``spark.read.format("stateflow")`` with a session.
 
     Executors read the state of a cluster, checkpoint or savepoint, the changes between two savepoints, or a description
-    of what can be read. Options: docs/spark.md.
+    of what can be read. Options: docs/spark.md. Sets ``spark.sql.python.filterPushdown.enabled`` in the session, which
+    Spark requires of a source that takes filters. If this process has a token, reads of the session use the token as it
+    is now: register the source again when there is a newer one.
+
+    Raises BadCertificate if the token cannot be read.
 
     Example: ``register_state(spark)``
     """
+    from stateflow.security.plain import own_token
     from stateflow.spark.state_source import StateSource
 
     tell_briefly()
-    spark.dataSource.register(StateSource)
+    spark.dataSource.register(StateSource.bound(own_token()))
+    spark.conf.set(PUSH_DOWN, "true")
 
 
 def register_jetstream(spark: SparkSession) -> None:

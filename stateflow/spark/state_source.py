@@ -1,8 +1,9 @@
 """State as a data source of Spark, read by executors: ``spark.read.format("stateflow")``.
 
 Each Spark partition covers the partitions that one replica owns, or one partition of a checkpoint. Filters on ``key``
-and ``partition`` are pushed down if the session allows it (``spark.sql.python.filterPushdown.enabled``): executors read
-only the partitions that may have such keys, and from replicas only these keys.
+and ``partition`` are pushed down: executors read only the partitions that may have such keys, and from replicas only
+these keys. Spark refuses a source that takes filters unless ``spark.sql.python.filterPushdown.enabled`` is true, so
+:func:`~stateflow.spark.session.register_state` sets it.
 
 With ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a description of the
 readable states.
@@ -110,7 +111,18 @@ class StateOptions(BaseModel):
 
 
 class StateSource(DataSource):
-    """Spark's data source, see :func:`stateflow.spark.register_state`."""
+    """Spark's data source, see :func:`stateflow.spark.register_state`.
+
+    Spark plans a read in a Python worker of its own, which has the environment of the JVM, not that of the caller.
+    ``token``: token of the caller; empty: the worker's own environment counts.
+    """
+
+    token = ""
+
+    @classmethod
+    def bound(cls, token: str) -> type[StateSource]:
+        """Returns the source with the caller's token, which Spark pickles as a part of the class, as it does tasks."""
+        return type(cls.__name__, (cls,), {"token": token})
 
     @classmethod
     def name(cls) -> str:
@@ -119,9 +131,11 @@ class StateSource(DataSource):
     def schema(self) -> Any:
         from pyspark.sql.pandas.types import from_arrow_schema
 
+        use_token(self.token)
         return from_arrow_schema(_schema(StateOptions.of(self.options)))
 
     def reader(self, schema: Any) -> StateReader:
+        use_token(self.token)
         options = StateOptions.of(self.options)
         if options.checkpoint is None:
             options = options.model_copy(update={"cluster": options.address(), "directory": None})
@@ -202,7 +216,7 @@ class Portion(InputPartition):
 
 @dataclass
 class StateReader(DataSourceReader):
-    """Reader of the source. ``schema``: Spark's schema. ``token``: the driver's token, for executors.
+    """Reader of the source. ``schema``: Spark's schema. ``token``: the caller's token, for executors.
 
     ``keys``: pushed-down keys; None: all. ``numbers``: pushed-down partition numbers; None: all.
     """

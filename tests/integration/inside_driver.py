@@ -1,8 +1,9 @@
 """A query over replicas inside its own application: ``python -m tests.integration.inside_driver WHAT MASTER FOLDER``.
 
 ``killed``: the processes that the replicas run in are killed while rows flow. ``decommissioned``: Spark decommissions
-an executor whose state has no copy anywhere. ``secured``: with certificates. In the end the driver prints what it
-found, as JSON.
+an executor whose state has no copy anywhere. ``secured``: with certificates. ``crowded``: replicas would take all
+slots. ``kept``, then ``restored``: the application ends with a savepoint, and another one goes on. In the end the
+driver prints what it found, as JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from stateflow.errors import InvalidArgument
 from stateflow.security.certificates import certificate_of
 from stateflow.security.roles import Identity
 from stateflow.spark import SparkCluster, apply_operator, local_session, start_cluster
@@ -118,6 +120,58 @@ def secured(master: str, folder: Path) -> dict[str, Any]:
     return found | {"left": sorted(name for name in os.environ if name.startswith("STATEFLOW_")) == given}
 
 
+def kept(master: str, folder: Path) -> dict[str, Any]:
+    """Stops in the midst of the rows: the query, and then the cluster with a savepoint."""
+    spark = session(master)
+    cluster = start_cluster(spark, 2, checkpoints=str(folder / "store"), directory=ledger_of(folder))
+    cluster.deploy(Tally, PARTITIONS)
+    flow = Flow(spark, cluster, folder)
+    flow.wait(flow.files // 2)
+    batches = flow.stop()
+    cluster.stop(savepoint="tonight")
+    return {"batches": batches}
+
+
+def restored(master: str, folder: Path) -> dict[str, Any]:
+    """Continues in another application, with what :func:`kept` has left.
+
+    With the former ledger the replicas take over from the newest checkpoints, which are those of the savepoint.
+    """
+    spark = session(master)
+    with start_cluster(spark, 2, checkpoints=str(folder / "store"), directory=ledger_of(folder)) as cluster:
+        cluster.deploy(Tally, PARTITIONS)
+        if ledger_of(folder) is None:
+            reports = cluster.cluster.restore("Tally", savepoint="tonight")
+            assert [each.error for each in reports] == [""] * PARTITIONS
+        else:
+            eventually(lambda: served(cluster) == PARTITIONS, "the replicas take over", PATIENCE_S)
+        rows = sum(row["value"] for row in cluster.cluster.read_state("Tally", "n").to_pylist())
+        flow = Flow(spark, cluster, folder)
+        return flow.end() | {"rows": rows, "first": flow.first()}
+
+
+def served(cluster: SparkCluster) -> int:
+    """Returns the number of partitions that live replicas own."""
+    return sum(each.partitions for each in cluster.cluster.status().replicas if each.alive)
+
+
+def ledger_of(folder: Path) -> Path | None:
+    """Directory that keeps the controller's ledger, if the test has made one. None: the ledger ends with the driver."""
+    place = folder / "ledger"
+    return place if place.exists() else None
+
+
+def crowded(master: str, folder: Path) -> dict[str, Any]:
+    """Asks for as many replicas as there are slots, whatever ``spark.default.parallelism`` is."""
+    spark = session(master, spark__task__cpus="2", spark__default__parallelism="200")
+    try:
+        start_cluster(spark, 2)
+    except InvalidArgument as error:
+        running = [command(each) for each in family(os.getpid())]
+        return {"said": str(error), "started": [each for each in running if "stateflow.local.process" in each]}
+    raise AssertionError("more replicas than slots are refused")
+
+
 def session(master: str, **settings: str) -> SparkSession:
     return local_session("inside", master, spark__executor__memory="700m", spark__task__maxFailures="10", **settings)
 
@@ -185,6 +239,15 @@ class Flow:
     def wait(self, batches: int) -> None:
         eventually(lambda: self._batches() > batches, "rows flow", PATIENCE_S)
 
+    def stop(self) -> int:
+        """Stops the query wherever it is, and returns the number of batches that it has committed."""
+        self._query.stop()
+        return self._batches()
+
+    def first(self) -> int:
+        """Returns the number of the first batch since the query was started."""
+        return int(self._query.recentProgress[0]["batchId"])
+
     def names(self) -> list[str]:
         return sorted(each.name for each in self._cluster.status().replicas if each.alive)
 
@@ -196,6 +259,7 @@ class Flow:
 
 
 if __name__ == "__main__":
-    do = {"killed": killed, "decommissioned": decommissioned, "secured": secured}[sys.argv[1]]
+    drivers = (killed, decommissioned, secured, crowded, kept, restored)
+    do = next(each for each in drivers if each.__name__ == sys.argv[1])
     print(json.dumps(do(sys.argv[2], Path(sys.argv[3]))), flush=True)
     os._exit(0)  # what is left of Spark ends with it

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import pytest
 
 from benchmarks.replay import has_compiler, make_jar
 from benchmarks.replay.operators import Count
+from stateflow.security.authority import write_private
+from stateflow.security.roles import Identity
 from stateflow.spark.session import REAL_TIME
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Sorting, Tally
@@ -139,11 +142,13 @@ def cluster() -> Iterator[LocalCluster]:
         yield started
 
 
-def client(program: str, server: str, cluster: LocalCluster, there: Path) -> dict[str, Any]:
+def client(program: str, server: str, cluster: LocalCluster, there: Path, **environment: str) -> dict[str, Any]:
     """Runs a program in a new client and returns what it tells."""
     there.mkdir(exist_ok=True)
     command = [sys.executable, "-c", CLIENT + program, server, cluster.address, str(there)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -344,6 +349,37 @@ tell(state=sorted((row.key, row.value) for row in state.collect()))
     )
     totals = {key: sum(range(key, 20, 5)) for key in range(5)} | {0: 100 + sum(range(0, 20, 5))}
     assert said["state"] == [[f"k{key}", total] for key, total in totals.items()]
+
+
+def test_state_is_read_by_executors_with_the_token_of_the_client(server: str, tmp_path: Path) -> None:
+    """The server has no token, and Spark's defaults; the client has a token, and registers the source."""
+    with LocalCluster(Tally, sites={"cloud": 1}, partitions=4, tls=True) as secured:
+        with secured.cluster.stream("Tally", source="s") as stream:
+            stream.send([{"seq": n, "k": f"k{n % 5}", "kind": "x", "v": n} for n in range(20)])
+        assert secured.certificates is not None
+        who = Identity.of("data", "client", ("Tally",))
+        token, _ = secured.certificates.authority.token(who, timedelta(hours=1))
+        write_private(tmp_path / "token", token.encode())
+        said = client(
+            """
+from stateflow.spark import register_state
+register_state(spark)
+state = spark.read.format("stateflow").options(cluster=cluster, operator="Tally", state="n").load()
+one = state.where("key = 'k3'")
+tell(
+    all=sorted((row.key, row.value) for row in state.collect()), one=[row.key for row in one.collect()],
+    plan=one._explain_string(extended=True),
+)
+""",
+            server,
+            secured,
+            tmp_path,
+            STATEFLOW_TOKEN_FILE=str(tmp_path / "token"),
+        )
+    assert said["all"] == [[f"k{key}", 4] for key in range(5)]
+    assert said["one"] == ["k3"]
+    assert "stateflow" in said["plan"]
+    assert not any(token[at : at + 32] in said["plan"] for at in range(0, len(token) - 32, 32))
 
 
 def test_side_outputs_and_columns_that_are_never_null(server: str, cluster: LocalCluster, tmp_path: Path) -> None:

@@ -103,4 +103,5 @@ def test_within_a_query_function_it_says_where_to_apply_it(cluster: LocalCluster
     define(tmp_path, cluster, WITHIN)
     done = run(tmp_path)
     assert done.returncode != 0
-    assert "invalid_argument: within a pipeline's query function" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "invalid_argument: Spark does not analyse DataFrames within a pipeline's query function" in said

@@ -37,20 +37,26 @@ def folder(tmp_path: Path) -> Path:
 
 def driven(what: str, master: str, folder: Path) -> tuple[dict[str, Any], str]:
     """Runs the driver, checks that each row was applied once, and returns what it found and its other output."""
+    found, said = found_by(what, master, folder)
+    rows = len(list((folder / "in").glob("*.parquet"))) * ROWS
+    wanted = Counter(f"k{seq % KEYS}" for seq in range(rows))
+    assert {row["key"]: row["value"] for row in found["state"]} == dict(wanted)
+    given = [row for file in (folder / "out").glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
+    assert sorted(row["seq"] for row in given) == list(range(rows))
+    assert {(row["k"], row["n"]) for row in given} == {
+        (k, n) for k, count in wanted.items() for n in range(1, count + 1)
+    }
+    return found, said
+
+
+def found_by(what: str, master: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """Runs the driver, and returns what it found and its other output."""
     command = [sys.executable, "-m", "tests.integration.inside_driver", what, master, str(folder)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}  # executors have another working directory
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     *said, last = done.stdout.splitlines()
-    found = json.loads(last)
-    wanted = Counter(f"k{seq % KEYS}" for seq in range(FILES * ROWS))
-    assert {row["key"]: row["value"] for row in found["state"]} == dict(wanted)
-    given = [row for file in (folder / "out").glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
-    assert sorted(row["seq"] for row in given) == list(range(FILES * ROWS))
-    assert {(row["k"], row["n"]) for row in given} == {
-        (k, n) for k, count in wanted.items() for n in range(1, count + 1)
-    }
-    return found, done.stderr + "\n".join(said)
+    return json.loads(last), done.stderr + "\n".join(said)
 
 
 @pytest.mark.parametrize("master", ["local[4,10]", "local-cluster[3,1,1024]"])
@@ -94,6 +100,30 @@ def test_with_certificates_rows_flow_and_nobody_else_is_let_in(folder: Path) -> 
     assert any("MapInArrow" in text for text in shown), "plans are among it"
     assert [names for text in shown if (names := secrets.within(text.encode()))] == []
     assert secrets.within(("x" + found["secrets"]["enrolment"]).encode()) == {"enrolment"}, "it finds what is there"
+
+
+@pytest.mark.parametrize("ledger", [False, True], ids=["another-ledger", "its-ledger"])
+def test_another_application_goes_on_from_a_savepoint(ledger: bool, folder: Path) -> None:
+    """Another application goes on: with a ledger of its own it restores, with the former ledger replicas take over."""
+    for file in sorted((folder / "in").iterdir())[8:]:
+        file.unlink()
+    if ledger:
+        (folder / "ledger").mkdir()
+    first, _ = found_by("kept", "local[4,10]", folder)
+    assert 4 < first["batches"] < 8
+    found, _ = driven("restored", "local[4,10]", folder)
+    assert first["batches"] * ROWS <= found["rows"] <= (first["batches"] + 1) * ROWS, "the state of the savepoint"
+    assert found["first"] == first["batches"], "the query goes on where it was"
+
+
+@pytest.mark.parametrize("master", ["local[5,10]", "local-cluster[2,2,1024]"])
+def test_replicas_that_leave_no_slot_are_refused_before_anything_starts(master: str, tmp_path: Path) -> None:
+    found, _ = found_by("crowded", master, tmp_path)
+    assert found["said"] == (
+        "invalid_argument: 2 replicas leave no slot for queries: Spark has 2: "
+        "use more executors or cores, or fewer replicas"
+    )
+    assert found["started"] == []
 
 
 def test_what_cannot_be(spark: SparkSession) -> None:

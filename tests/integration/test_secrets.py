@@ -30,7 +30,7 @@ PIECE = 32
 #: the JVM and the workers that it starts have no token: only the driver's Python has one, once the session is there
 PROGRAM = """
 import os, sys
-from stateflow.spark import apply_operator
+from stateflow.spark import apply_operator, register_state
 from stateflow.spark.session import local_session
 from tests.integration.operators import Tally
 
@@ -53,6 +53,10 @@ print(query.lastProgress)
 batch = apply_operator(spark.read.parquet(f"{folder}/rows"), Tally, cluster=address, source="once")
 batch.explain("extended")
 print("OUT", spark.read.parquet(f"{folder}/out").count(), batch.count())
+register_state(spark)
+state = spark.read.format("stateflow").options(cluster=address, operator="Tally", state="n").load()
+state.explain("extended")
+print("STATE", sorted((row.key, row.value) for row in state.where("key in ('secret1', 'secret2')").collect()))
 try:
     apply_operator(spark.read.parquet(f"{folder}/rows"), Tally, cluster=address, name="Reading")
 except Exception as error:
@@ -132,6 +136,7 @@ def test_no_secret_shows_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         arguments = [sys.executable, "-c", PROGRAM, local.address, str(spark_dir), str(file)]
         done = subprocess.run(arguments, env=given, capture_output=True, timeout=600, check=False)
         assert b"OUT 100 100" in done.stdout, done.stderr[-3000:]
+        assert b"STATE [('secret1', 30), ('secret2', 28)]" in done.stdout, done.stderr[-3000:]
         assert b"bad_certificate: the token is damaged" in done.stderr
         said = [done.stdout, done.stderr]
         for words in (

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stateflow.spark import register_state
+from stateflow.spark.session import PUSH_DOWN
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 
@@ -33,10 +34,10 @@ def send(cluster: LocalCluster, numbers: range) -> None:
 
 @pytest.fixture
 def session(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session with the source, otherwise with Spark's defaults, also for the next test."""
     register_state(spark)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     yield spark
-    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    spark.conf.unset(PUSH_DOWN)
 
 
 def read(session: SparkSession, **options: str) -> DataFrame:

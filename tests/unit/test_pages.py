@@ -161,6 +161,8 @@ def test_what_is_wrong_is_found(command: str, said: str) -> None:
 NAMED = re.compile(
     r"`((?:tests/)?(?:stateflow|reconfig|benchmarks|docs|unit|integration|contract|property)/[\w/.]+\.\w+)"
 )
+#: a folder or file of tests, with its path
+PATHS = re.compile(r"\btests/(?:unit|integration|contract|property|simulation|kills)/[\w/.]*\w")
 SETTINGS = known_variables()
 TESTS = [ROOT / "tests", ROOT / "stateflow" / "examples"]
 
@@ -171,6 +173,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     linked = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     missing = [link for link in linked if not (page.parent / link).exists()]
     missing += [name for name in NAMED.findall(text) if not any((at / name).exists() for at in (ROOT, ROOT / "tests"))]
+    missing += [name for name in PATHS.findall(text) if not (ROOT / name).exists()]
     tests = [path.name for folder in TESTS for path in folder.rglob("test_*.py")]
     missing += sorted(set(re.findall(r"\btest_\w+\.py", text)) - set(tests))
     asked = re.findall(r"STATEFLOW_(?:(?:REPLICA|CONTROLLER|ROUTER|CLIENT|TLS)_[A-Z_]+[A-Z]|INSECURE)", text)

@@ -51,6 +51,23 @@ def test_what_is_passed_by_mistake(frame: Any, operator: Any, cluster: Any, said
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_spark_answers_no_question_within_a_query_function_of_a_pipeline() -> None:
+    """A frame of Spark Connect answers no question within a query function of a declarative pipeline."""
+
+    class Asked:
+        @property
+        def isStreaming(self) -> bool:
+            raise RuntimeError("[ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION] Operations that trigger analysis")
+
+    Asked.__module__ = "pyspark.sql.connect.dataframe"
+    with pytest.raises(InvalidArgument) as caught:
+        apply_operator(Asked(), Count, cluster="127.0.0.1:1")  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "invalid_argument: Spark does not analyse DataFrames within a pipeline's query function: "
+        "apply the operator outside of it, at module level, and return the result"
+    )
+
+
 def test_state_is_not_read_with_a_session_that_was_stopped() -> None:
     with pytest.raises(InvalidArgument, match="session was stopped"):
         read_state(Frame(None), cluster="127.0.0.1:1", operator="Tally", state="n")  # type: ignore[arg-type]

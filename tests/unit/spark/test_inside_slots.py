@@ -1,0 +1,100 @@
+"""Slots and retries that replicas inside a Spark application need, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateflow.errors import InvalidArgument
+from stateflow.spark import inside, start_cluster
+
+
+class Spark:
+    """A classic session, its context and the JVM's, as far as checks look at them.
+
+    ``defaultParallelism`` is what Spark gives with ``spark.default.parallelism=200``.
+
+    Args:
+        slots: tasks that run at once, look by look: executors register one by one.
+    """
+
+    defaultParallelism = 200
+
+    def __init__(self, master: str, *slots: int, **settings: str) -> None:
+        self.master, self._slots, self._settings = master, list(slots), settings
+        self.sparkContext = self.conf = self._jsc = self
+
+    def get(self, name: str, default: str = "") -> str:
+        return self._settings.get(name.replace(".", "_"), default)
+
+    def sc(self) -> Spark:
+        return self
+
+    resourceProfileManager = defaultResourceProfile = getConf = sc
+
+    def maxNumConcurrentTasks(self, profile: object) -> int:
+        return self._slots.pop(0) if len(self._slots) > 1 else self._slots[0]
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Clusters that passed the checks; none of them starts a process."""
+    passed: list[Any] = []
+
+    class Started:
+        def __init__(self, *arguments: Any) -> None:
+            passed.append(arguments)
+
+        def wait(self) -> Started:
+            return self
+
+    monkeypatch.setattr(inside, "SparkCluster", Started)
+    monkeypatch.setattr(inside, "EXECUTORS_S", 0.05)
+    monkeypatch.setattr(inside, "_LOOK_S", 0.001)
+    return passed
+
+
+@pytest.mark.parametrize(
+    ("master", "slots", "replicas"),
+    [("local[2,10]", 2, 2), ("spark://m:7077", 0, 1), ("yarn", 1, 1), ("k8s://m", 4, 5)],
+)
+def test_replicas_that_leave_no_slot_are_refused(master: str, slots: int, replicas: int, started: list[Any]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        start_cluster(Spark(master, slots), replicas, insecure=True)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"invalid_argument: {replicas} replicas leave no slot for queries: Spark has {slots}: "
+        "use more executors or cores, or fewer replicas"
+    )
+    assert not started
+
+
+def test_executors_may_register_one_by_one(started: list[Any]) -> None:
+    start_cluster(Spark("spark://m:7077", 0, 0, 2, 4), 3, insecure=True)  # type: ignore[arg-type]
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("master", "failures", "warned"),
+    [("spark://m:7077", "4", True), ("yarn", "99", True), ("yarn", "100", False), ("local[4,10]", "4", False)],
+)
+def test_few_retries_on_a_cluster_are_warned_of(
+    master: str, failures: str, warned: bool, started: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    start_cluster(Spark(master, 4, spark_task_maxFailures=failures), 1, insecure=True)  # type: ignore[arg-type]
+    assert [f"spark.task.maxFailures={failures}: " in each.message for each in caplog.records] == [True] * warned
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(("master", "failures"), [("yarn", "1"), ("local[4]", "4")])
+def test_a_master_without_retries_is_refused(master: str, failures: str, started: list[Any]) -> None:
+    with pytest.raises(InvalidArgument, match="does not retry failed tasks"):
+        start_cluster(Spark(master, 4, spark_task_maxFailures=failures), 1)  # type: ignore[arg-type]
+    assert not started
+
+
+def test_a_session_of_spark_connect_is_refused(started: list[Any]) -> None:
+    remote = type("SparkSession", (Spark,), {"__module__": "pyspark.sql.connect.session"})("yarn", 4)
+    with pytest.raises(InvalidArgument, match="over Spark Connect this process has no driver to start a controller"):
+        start_cluster(remote, 1)
+    assert not started
