@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("corrupted", "words"),
     [
-        ("epoch", r"an invariant is broken in OWNED: the host has the owned epoch"),
+        ("epoch", r"an invariant is broken in OWNED: the processor has the owned epoch"),
         ("directory", r"an invariant is broken in OWNED: an owned or sealed partition is on disk"),
         ("lost", r"an invariant is broken in OWNED: a lost partition is not served"),
     ],

@@ -96,7 +96,7 @@ def zombie_commit(patch: pytest.MonkeyPatch) -> None:
         return begin(self, epoch)
 
     patch.setattr(Lifecycle, "begin", broken)
-    processor = Batches._host
+    processor = Batches._processor
 
     def reopened(self: Batches, local: Any) -> Any:
         self._registry.store(local)
@@ -124,7 +124,7 @@ def lost_from_change_sets(*prefixes: bytes) -> Any:
 def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
     """The base is copied without holding batches off: what is committed meanwhile is in neither copy nor log."""
 
-    def racing(self: Sender, partition: Any, move_id: str) -> SnapshotInfo:
+    def racing(self: Sender, partition: Any, move_id: str, standby: bool = False, _kept: Any = None) -> SnapshotInfo:
         registry, local = self._registry, self._registry.local(partition)
         local.snapshots += 1
         snapshot_id = f"{partition}-{move_id}-{local.snapshots}".replace("/", "-")
@@ -132,12 +132,12 @@ def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
         store.snapshot(registry.snapshots / snapshot_id)
         registry.environment.process.loop.may_switch()  # type: ignore[attr-defined]
         sequence = read_sequence(store)
-        changes = ChangeLog(move_id, snapshot_id, sequence, 1 << 20)
+        changes = ChangeLog(move_id, snapshot_id, sequence, 1 << 20, standby=standby)
         local.logs[move_id] = changes
         files = registry.digests.files(registry.snapshots / snapshot_id)
         changes.base = SnapshotInfo(snapshot_id, sequence, local.lifecycle.epoch, base_digest(files, sequence), files)
-        if local.lifecycle.state is State.SEALED:
-            changes.end(self._seal_of(changes, local.lifecycle.epoch, sequence))
+        if local.lifecycle.state is State.SEALED and local.kept is not None:
+            self._end(local, changes, local.kept)
         return changes.base
 
     patch.setattr(Sender, "snapshot", racing)
@@ -246,12 +246,12 @@ def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None
     """A damaged log loses what is behind the damage, as the database does by default."""
     check = disk.check
 
-    def broken(directory: disk.Dir) -> None:
+    def broken(directory: disk.Dir, up_to_damage: bool = False) -> None:
         log = directory.log
         if log is not None and log.damaged_at is not None:
             del log.records[log.damaged_at :]
             log.damaged_at, log.synced = None, min(log.synced, len(log.records))
-        check(directory)
+        check(directory, up_to_damage)
 
     patch.setattr(disk, "check", broken)
 

@@ -326,7 +326,7 @@ def test_the_last_report_may_still_fit() -> None:
 @pytest.mark.parametrize(
     ("measured", "remedy"), [(LARGE, "fewer changes"), (SMALL, "learnt from moves")], ids=["changes", "margin"]
 )
-def test_the_remedy_is_for_what_kept_it_out(measured: m.Measured, remedy: str) -> None:
+def test_the_remedy_is_for_what_kept_it_out(measured: Measured, remedy: str) -> None:
     machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=1.0, margin_ms=15.0)
     assert names(machine.handle(m.CaughtUp(measured, 1.0))) == ABORT
     assert machine.error is not None
