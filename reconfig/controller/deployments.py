@@ -517,8 +517,13 @@ class Leaving:
         async with self._context.planning:
             self._check_not_started_again(replica)
             if replica not in cluster.roster.replicas and replica not in cluster.roster.spawned:
-                known = ", ".join(sorted(set(map(node_of, cluster.roster.replicas)))) or "none"
-                raise InvalidArgument(f"there is no replica {replica!r}", remedy=f"use one of {known}")
+                known = ", ".join(sorted(set(map(node_of, cluster.roster.replicas))))
+                raise InvalidArgument(
+                    f"there is no replica {replica!r}",
+                    remedy=f"use one of {known}"
+                    if known
+                    else "no replica is registered, so there is nothing to forget",
+                )
             names = [replica, *(each for each in sorted(cluster.roster.replicas) if each != replica == node_of(each))]
             for name in names:
                 self._check_ended(name)

@@ -129,7 +129,7 @@ class Affinity:
             }[self.by]
             raise InvalidArgument(
                 f"none of the {what} matches {self}",
-                remedy=f"use one of {', '.join(there) or 'none'}",
+                remedy=f"use one of {', '.join(there)}" if there else f"start one that has a {self.by}",
                 wanted=self.text,
             )
         if not any(node.jobs for node in fitting):

@@ -57,6 +57,8 @@ MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED = "manifests", "savepoints", "b
 MANIFEST_BYTES_MAX = 32 << 20
 #: a mark older than this, by the clock of the store, belongs to a process that died
 MARK_LIFE_S = 24 * 3600.0
+#: remedy where a checkpoint or savepoint cannot be used
+ANOTHER = "recovery uses an older checkpoint by itself; in place of a savepoint, restore another one"
 MARKER: Final = "STORE"
 MARKER_FORMAT: Final = 1
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -167,9 +169,7 @@ class Manifest:
             return cls(files=files, **values)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             why = " ".join(str(error).split())[:200] or type(error).__name__
-            raise CheckpointCorrupt(
-                f"a manifest cannot be read: {why}", remedy="an older checkpoint is used", place=place
-            ) from error
+            raise CheckpointCorrupt(f"a manifest cannot be read: {why}", remedy=ANOTHER, place=place) from error
 
 
 def _checksum(body: str) -> str:
@@ -348,14 +348,14 @@ class Catalog:
         if found.size > MANIFEST_BYTES_MAX:
             raise CheckpointCorrupt(
                 f"the manifest is too large: {found.size} bytes",
-                remedy="an older checkpoint is used",
+                remedy=ANOTHER,
                 place=found.name,
             )
         manifest = Manifest.decode(self._codec.unseal(self._objects.read(found.name), found.name), found.name)
         if manifest.id != found.partition or (not found.savepoint and manifest.order != found.order):
             raise CheckpointCorrupt(
                 f"the manifest belongs to {manifest.id} at {manifest.order}",
-                remedy="an older checkpoint is used",
+                remedy=ANOTHER,
                 place=found.name,
             )
         return manifest

@@ -75,6 +75,7 @@ from pathlib import Path
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Known, Manifest
+from stateflow.checkpoint.catalog import ANOTHER
 from stateflow.errors import CheckpointCorrupt, InvalidArgument, StateDamaged, StateMissing
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment
@@ -384,14 +385,14 @@ class Copies:
             store = self._environment.open(directory)
         except (StateMissing, StateDamaged) as error:
             raise CheckpointCorrupt(
-                f"the files are not a database: {error}", remedy="an older checkpoint is used", partition=manifest.id
+                f"the files are not a database: {error}", remedy=ANOTHER, partition=manifest.id
             ) from error
         sequence = read_sequence(store)
         if sequence != manifest.sequence:
             store.close()
             raise CheckpointCorrupt(
                 f"the database is at sequence {sequence}, the manifest says {manifest.sequence}",
-                remedy="an older checkpoint is used",
+                remedy=ANOTHER,
                 partition=manifest.id,
             )
         return store

@@ -314,7 +314,7 @@ def check_version(version: int) -> None:
     if version != VERSION:
         raise DecodeError(
             f"partition data has layout {version}, this program reads {VERSION}",
-            remedy="run a newer stateflow",
+            remedy=f"run the stateflow that wrote it{', or a newer one' if version > VERSION else ''}",
         )
 
 
