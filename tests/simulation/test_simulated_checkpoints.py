@@ -48,7 +48,7 @@ def adopted_as_it_was(patch: pytest.MonkeyPatch) -> None:
         return Adoption(self, manifest, self._lease(manifest))
 
     patch.setattr(CheckpointStore, "adopt", adopt)
-    patch.setattr(CheckpointStore, "held", lambda *_: nullcontext())
+    patch.setattr(CheckpointStore, "leased", lambda *_: nullcontext())
 
 
 def not_published(patch: pytest.MonkeyPatch) -> None:
