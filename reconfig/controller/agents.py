@@ -46,12 +46,12 @@ DEATHS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """An agent's state, as last reported. ``heard_s``: seconds since its last heartbeat; -1: not heard since the
-    controller started. ``wanted``: replicas that it should have; ``children``: replicas that it reports."""
+    """An agent's state, as last reported. ``last_heartbeat_s``: seconds since its last heartbeat; -1: not heard since
+    the controller started. ``wanted``: replicas that it should have; ``children``: replicas that it reports."""
 
-    info: AgentInfo
+    agent: AgentInfo
     alive: bool
-    heard_s: float
+    last_heartbeat_s: float
     disk_free_bytes: int
     wanted: list[Spawned]
     children: list[Child]

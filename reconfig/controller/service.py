@@ -430,9 +430,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @leader
     async def ListAgents(self, request: cpb.ListAgentsRequest, controller: Controller) -> cpb.AgentList:
-        found = controller.agents.states()
-        views = [message_of(cpb.AgentView, each, agent=each.info, last_heartbeat_s=each.heard_s) for each in found]
-        return cpb.AgentList(agents=views)
+        return message_of(cpb.AgentList, agents=controller.agents.states())
 
     @command
     async def Spawn(self, request: cpb.SpawnRequest, controller: Controller) -> cpb.SpawnReply:

@@ -375,7 +375,7 @@ def _sending(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list
     the message nor :data:`_APART` has."""
     shape, theirs = _shape(kind, message), _fields_of(message)
     attributes: dict[str, str] = {}
-    apart = _APART.get((kind.__name__, message.DESCRIPTOR.name), "").split()
+    apart = _APART.get((kind, message), "").split()
     for name, hint in _hints(kind):
         sent_as = shape.names.get(name, name)
         if hint is PartitionId:  # its operator is not said again where the message has the operator's spec
@@ -677,24 +677,23 @@ _SHAPES: dict[tuple[type, type[Message]], _Shape] = {
     ),
     (TakenOver, rpb.TakeOverReply): _Shape({}, _taken_over_to_pb, _taken_over_of),
 }
-#: names of (value, message) → fields of the value that the message lacks on purpose: ``write`` or the caller of
-#: :func:`message_of` sends them in another shape, or nobody reads them
-_APART = {
-    ("Fenced", "FenceReply"): "refused",
+#: fields of the value that the message lacks on purpose: ``write`` or the caller of :func:`message_of` sends them in
+#: another shape, or nobody reads them
+_APART: dict[tuple[type, type[Message]], str] = {
+    (Fenced, rpb.FenceReply): "refused",
     # a version is shown, and never run
     (
-        "OperatorSpec",
-        "Version",
+        OperatorSpec,
+        cpb.Version,
     ): "name partitions key output_schema state_schema side_schemas dropped source source_mac",
-    ("RefusedReplica", "Refused"): "name address",
+    (RefusedReplica, cpb.Refused): "name address",
     # the part of a status that describes the replica
-    ("ReplicaStatus", "Replica"): "alive last_heartbeat_s opening partitions room_bytes stopped version",
-    ("ReplicaStatus", "ReplicaStatus"): "name address site weight",
-    ("Restore", "RestoreRequest"): "wanted",
-    ("RestoredPartition", "RestoredPartition"): "epoch sequence positions bytes unusable",
-    ("RestoredPartition", "RestoreReply"): "partition replica fault",
-    ("SourceView", "SourceView"): "session",
-    ("Standing", "AgentView"): "info heard_s",
-    ("Taken", "CheckpointReply"): "report",
-    ("TakenOver", "TakeOverReply"): "checkpoint",
+    (ReplicaStatus, pb.Replica): "alive last_heartbeat_s opening partitions room_bytes stopped version",
+    (ReplicaStatus, cpb.ReplicaStatus): "name address site weight",
+    (Restore, rpb.RestoreRequest): "wanted",
+    (RestoredPartition, cpb.RestoredPartition): "epoch sequence positions bytes unusable",
+    (RestoredPartition, rpb.RestoreReply): "partition replica fault",
+    (SourceView, rpb.SourceView): "session",
+    (Taken, rpb.CheckpointReply): "report",
+    (TakenOver, rpb.TakeOverReply): "checkpoint",
 }

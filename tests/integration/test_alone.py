@@ -160,7 +160,7 @@ def test_nobody_takes_over_but_by_command(sites: Sites) -> None:
         eventually(lambda: sites.may_alone() == ["Tally"], "the edge knows that it may")
         sites.cut()
         sites.lapsed()
-        with pytest.raises(LossPossible, match=f"what {EDGE} may have served"):
+        with pytest.raises(LossPossible, match=f"batches that {EDGE} may have served"):
             cluster.take_over("Tally")
         done = command("takeover", "Tally", "--controller", sites.address)
         assert (done.exit_code, "loss_possible" in done.stderr) == (1, True)

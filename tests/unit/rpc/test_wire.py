@@ -110,7 +110,7 @@ def test_a_field_that_the_message_lacks_is_refused_and_not_dropped() -> None:
 
 
 def test_a_field_that_is_listed_as_not_sent_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(wire._APART, ("Extended", "SourceSession"), "mood")
+    monkeypatch.setitem(wire._APART, (Extended, rpb.SourceSession), "mood")
     wire._sending.cache_clear()
     assert message_of(rpb.SourceSession, Extended(1, "a", mood="good")).id == "a"
     wire._sending.cache_clear()

@@ -25,6 +25,8 @@ from stateflow.errors import (
 )
 from stateflow.fleet import AgentInfo, Beat, Child, Directory, Request, Spawned
 from stateflow.ledger import Ledger
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 GIB = 1 << 30
@@ -43,6 +45,19 @@ def scenario(tmp_path: Path, steps: Callable[[Controller, ManualClock], Awaitabl
         controller.context.ledger.close()
 
     asyncio.run(run())
+
+
+def test_all_that_is_known_of_an_agent_is_told(tmp_path: Path) -> None:
+    async def steps(controller: Controller, clock: ManualClock) -> None:
+        await controller.agents.heard(BEAT)
+        await controller.agents.spawn(Request("gw"))
+        clock.advance(2.0)
+        [told] = message_of(cpb.AgentList, agents=controller.agents.states()).agents
+        assert value_of(AgentInfo, told.agent) == INFO
+        assert (told.alive, told.last_heartbeat_s, told.disk_free_bytes) == (True, 2.0, 50 * GIB)
+        assert [each.agent for each in told.wanted] == ["gw"]
+
+    scenario(tmp_path, steps)
 
 
 def test_a_name_is_its_first_directorys_for_as_long_as_that_may_run_or_has_replicas(tmp_path: Path) -> None:
