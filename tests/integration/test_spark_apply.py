@@ -1071,7 +1071,7 @@ def test_a_query_whose_input_has_another_schema_than_before(
     ):
         applied("seq", "int(substr(k, 2)) AS k", "kind", "v")
     cluster.restart("edge-0")
-    with pytest.raises(KeyColumnMissing, match=r"^key_column_missing: there is no column .k..*: the input has seq"):
+    with pytest.raises(KeyColumnMissing, match=r"^key_column_missing: there is no column .k..*; the input has seq"):
         applied("seq", "kind", "v")
     before = state_of(cluster, name)
     assert "operator_failed: process() raised AttributeError" in said_by(lambda: sink.run(applied("seq", "k", "v")))
