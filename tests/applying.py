@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from stateflow.operator.arrow import read_batch, read_schema
 from stateflow.partition.batches import Outcome
-from stateflow.partition.positions import Batch, digests_of
+from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.slices import BatchSlices, Part
+from stateflow.partition.slices import BatchSlices, Part, digests_of
 from stateflow.rpc.apply import BatchRows
 from stateflow.types import PartitionId
 

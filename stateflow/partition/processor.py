@@ -32,7 +32,8 @@ from stateflow.operator.timers import Domain, Timers
 from stateflow.operator.watchdog import UNGUARDED, Guard
 from stateflow.partition import layout
 from stateflow.partition.layout import Committer, Staged
-from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, digests_of, watermark_of
+from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, watermark_of
+from stateflow.partition.slices import digests_of
 from stateflow.partition.sources import Advance, SkipGrant, Sources
 from stateflow.partitioner import check_belongs
 from stateflow.state import (

@@ -47,7 +47,7 @@ from stateflow.security.plain import NO_TOKEN_VARIABLES, is_loopback, tls_files,
 from stateflow.settings import ReplicaSettings
 from stateflow.spark.checks import check_running
 from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment
-from stateflow.spark.session import is_connect
+from stateflow.spark.session import LOCAL, is_connect
 from stateflow.status import ClusterStatus, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -205,7 +205,6 @@ FAILURES_LOW = 100
 #: seconds to wait until executors with enough slots have registered
 EXECUTORS_S = 60.0
 _LOOK_S = 0.5
-_LOCAL = re.compile(r"local\[[^,\]]+(?:,\s*(\d+))?\]$|local$")
 
 
 # -- Decommissioned executors ----------------------------------------------------------------------------------------
@@ -440,7 +439,7 @@ class SparkCluster:
         if self._credentials is not None:
             self._threads.append(threading.Thread(target=self._renew, name="stateflow certificates", daemon=True))
         context, base = self._spark.sparkContext, base_of(self._task.group)
-        if not _LOCAL.match(context.master):  # a local master decommissions nothing
+        if not LOCAL.match(context.master):  # a local master decommissions nothing
             self._threads.append(Decommissioning(context, self._group, base, self.cluster, self._stopping))
         for thread in self._threads:
             thread.start()
@@ -605,8 +604,8 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
             remedy="use one replica or more, and fewer standbys than replicas",
         )
     context = spark.sparkContext
-    local = _LOCAL.match(context.master)
-    failures = int((local[1] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
+    local = LOCAL.match(context.master)
+    failures = int((local["failures"] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
     if failures < 2:
         raise InvalidArgument(
             f"the master {context.master} does not retry failed tasks",

@@ -84,8 +84,8 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 _RAISED = re.compile(r"(?:stateflow\.errors|pyspark\.errors\.exceptions\.captured)\.\w+: ((\w+): .+)")
 #: lines that follow the operator's traceback in Spark's text
 _NOT_OURS = re.compile(r"^\s*(at \S+\(|SQLSTATE: |=== |\.\.\. \d+ more|Driver stacktrace:|Caused by: |\[|$)")
-#: a master whose tasks run in the driver, with the number of its cores
-_LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?\Z")
+#: a master whose tasks run in the driver, with the number of its cores, and of failures that a task may have
+LOCAL = re.compile(r"local(?:\[\s*(?P<cores>\d+|\*)\s*(?:,\s*(?P<failures>\d+)\s*)?\])?\Z")
 #: rows of a range that Spark splits into its default number of parts
 _RANGE = 1 << 12
 _FOREACH_BATCH = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
@@ -306,10 +306,10 @@ def is_here(spark: Any) -> bool:
 def local_slots(spark: SparkSession) -> int | None:
     """Returns the number of tasks that run at once under a ``local`` master; None: unknown, as for any other master."""
     get = spark.conf.get
-    match = _LOCAL.match(get("spark.master", "") or "")
+    match = LOCAL.match(get("spark.master", "") or "")
     if match is None:
         return None
-    cores = match[1] or "1"
+    cores = match["cores"] or "1"
     if cores == "*":
         if is_connect(spark):
             return None

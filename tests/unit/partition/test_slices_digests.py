@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateflow.partition.positions import comparable, digests_of
+from stateflow.partition.positions import comparable
+from stateflow.partition.slices import digests_of
 
 KINDS: dict[str, tuple[pa.DataType, Any]] = {
     "long": (pa.int64(), lambda r: r.randrange(100)),
