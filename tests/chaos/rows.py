@@ -15,6 +15,7 @@ class Row:
     """One fault.
 
     ``seen``: what those affected see. ``lost``: of acknowledged data. ``tests``: ids below tests/integration.
+    ``alone``: no other fault is caused meanwhile, because its tests are marked so.
     """
 
     fault: str
@@ -22,6 +23,7 @@ class Row:
     lost: str
     recovers: str
     tests: tuple[str, ...]
+    alone: bool = False
 
     @property
     def ids(self) -> list[str]:
@@ -65,6 +67,7 @@ ROWS = (
             "test_checkpoint_faults.py::test_a_full_store_keeps_what_it_has_and_says_what_to_do",
             "test_ledger_outage.py::test_the_disk_of_sqlite_is_full_for_a_while",
         ),
+        alone=True,
     ),
     Row(
         "a read-only disk at start",
@@ -72,6 +75,7 @@ ROWS = (
         NOTHING,
         "start it again when it can be written. While files are open a disk cannot be made so here",
         ("test_full_disk.py::test_a_disk_that_may_not_be_written_is_one_line",),
+        alone=True,
     ),
     Row(
         "a slow disk: syncs take tens of milliseconds",
@@ -79,6 +83,7 @@ ROWS = (
         NOTHING,
         "by itself",
         ("test_slow_disk.py",),
+        alone=True,
     ),
     Row(
         "flipped bits and missing files: SST, WAL, MANIFEST, CURRENT, commit log",
@@ -117,6 +122,7 @@ ROWS = (
         NOTHING,
         "by itself",
         ("test_links.py",),
+        alone=True,
     ),
     Row(
         "a site cut off from every controller",
@@ -138,6 +144,7 @@ ROWS = (
         NOTHING,
         "raise the limit",
         ("test_open_files.py",),
+        alone=True,
     ),
     Row(
         "an operator that runs out of memory, raises, exits, or ends its thread",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.__main__ import verdict
 from tests.chaos.page import GOOD, PAGE, table, verdicts_of
-from tests.chaos.rows import ROWS
+from tests.chaos.rows import ROWS, Row
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +44,12 @@ def test_a_test_is_there(test: str) -> None:
     }
     assert any(each.startswith("test_") for each in defined)
     assert not name or name in defined
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.fault)
+def test_a_row_runs_alone_if_one_of_its_tests_must(row: Row) -> None:
+    files = {(ROOT / each.partition("::")[0]).read_text() for each in row.ids}
+    assert row.alone is any("pytest.mark.alone" in text for text in files)
 
 
 def test_verdicts_are_read_as_they_are_written() -> None:
