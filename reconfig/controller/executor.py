@@ -377,7 +377,7 @@ class MoveQueue:
             self._spawn(self._let_begin(chosen))
 
     async def _let_begin(self, chosen: Sequence[_Ticket]) -> None:
-        """Records that the chosen moves begin, all in one step, and tells them."""
+        """Records in one step that the chosen moves begin, and wakes the tasks that wait for their turns."""
         try:
             await self._begin([each.planned for each in chosen])
         except Exception as error:  # noqa: BLE001 - each is told

@@ -566,12 +566,12 @@ class Ledger:
             return statements.bundle_part(connection, digest, number)
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
-        """Deletes all older bundles except these. Returns how many parts it deleted."""
+        """Deletes bundles older than ``older_than``, except those in ``digests``. Returns how many parts it deleted."""
         older_us = round(older_than / timedelta(microseconds=1))
         return self.database.write(lambda connection: statements.drop_other_bundles(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
-        """Archives the records of items that are done and whose newest record is older; returns how many items.
+        """Archives items that are done and whose newest record is older than ``older_than``; returns how many items.
 
         Open items stay: new, held, failed, resolved but not done since, or a stage before its last action. Archived
         items keep their ids, and are read by ``item`` and ``records(archived=True)``; no record can be added to them.
