@@ -608,10 +608,12 @@ class Executor:
 
     async def _hold(self, operator: str, seconds: float) -> None:
         replicas = self._context.replicas
-        calls = (replicas.hold(name, operator, seconds) for name in sorted(self._context.alive()))
-        for result in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(result, StateflowError):
-                log.warning("a replica could not be told to hold %s: %s", operator, result)  # a hold ends by itself
+        names = sorted(self._context.alive())
+        calls = (replicas.hold(name, operator, seconds) for name in names)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, StateflowError):  # a hold ends by itself
+                log.warning("replica %s could not be told to hold batches of %s: %s", name, operator, result)
 
 
 # -- Other targets ---------------------------------------------------------------------------------------------------
