@@ -130,7 +130,9 @@ class Ledger:
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
         if not rules.is_id(author, 128) or (self.run_id and not rules.is_id(self.run_id, 64)):
             raise InvalidArgument(
-                "an author must have 1 to 128 characters, a run id at most 64", remedy="choose others"
+                "an author must have 1 to 128 characters, a run id at most 64, and neither may have control characters "
+                "or a trailing space",
+                remedy="choose others",
             )
         self._author, self._clock, self.lease_s = author, clock, _lease(lease_s)
         self.database = Database(url, rng=rng or random.Random(), busy_timeout_s=busy_timeout_s)
@@ -280,7 +282,10 @@ class Ledger:
         InvalidArgument."""
         body = payloads.check_schema(name, schema)
         if not rules.is_id(name, 128):
-            raise InvalidArgument("a schema name must have 1 to 128 characters", remedy="choose another")
+            raise InvalidArgument(
+                "a schema name must have 1 to 128 characters, no control character and no trailing space",
+                remedy="choose another",
+            )
 
         def register(connection: Any) -> Mapping[str, Any]:
             known = statements.load_schema(connection, name)

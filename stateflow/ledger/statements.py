@@ -526,7 +526,9 @@ class _Append:
         if name is not None:
             if not rules.is_id(name, 128):
                 raise InvalidPayload(
-                    "a schema name must have 1 to 128 characters", remedy="shorten it", item=entry.item_id
+                    "a schema name must have 1 to 128 characters, no control character and no trailing space",
+                    remedy="choose another",
+                    item=entry.item_id,
                 )
             if name not in self._schemas:
                 self._schemas[name] = load_schema(self._connection, name)
