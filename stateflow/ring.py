@@ -118,7 +118,7 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 def by_sites(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites
 ) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
-    """Yields (sites, owners, replicas) for each group of operators allowed at the same sites; empty sites: at all."""
+    """Yields (sites, owners, replicas) for each group of operators with the same allowed sites; empty: all sites."""
     sites = {operator: frozenset(where) for operator, where in allowed.items()}
     groups: dict[frozenset[str], dict[PartitionId, str]] = {}
     for partition, owner in owners.items():

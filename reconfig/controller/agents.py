@@ -83,7 +83,7 @@ def taken_bytes(spawned: Spawned | Request, worker_bytes: int) -> int:
     """Returns the memory that a replica takes, in bytes.
 
     Args:
-        worker_bytes: memory of each worker of a replica without a limit.
+        worker_bytes: memory that each worker of a replica without a memory limit is assumed to take.
     """
     return spawned.memory_bytes or spawned.workers * worker_bytes
 
@@ -93,7 +93,7 @@ def lacks(offer: Offer, asked: Spawned | Request, coming: int, worker_bytes: int
 
     Args:
         coming: number of replicas that the same command has placed there.
-        worker_bytes: memory of each worker of a replica without a limit.
+        worker_bytes: memory that each worker of a replica without a memory limit is assumed to take.
         disk_bytes: free disk that each new replica needs.
     """
     cores, memory = offer.cores_left(), offer.memory_left(worker_bytes)

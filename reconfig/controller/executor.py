@@ -377,7 +377,7 @@ class MoveQueue:
             self._spawn(self._let_begin(chosen))
 
     async def _let_begin(self, chosen: Sequence[_Ticket]) -> None:
-        """Records that the chosen moves begin, all in one step, and tells them."""
+        """Records in one step that the chosen moves begin, and wakes the tasks that wait for their turns."""
         try:
             await self._begin([each.planned for each in chosen])
         except Exception as error:  # noqa: BLE001 - each is told
@@ -608,10 +608,12 @@ class Executor:
 
     async def _hold(self, operator: str, seconds: float) -> None:
         replicas = self._context.replicas
-        calls = (replicas.hold(name, operator, seconds) for name in sorted(self._context.alive()))
-        for result in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(result, StateflowError):
-                log.warning("a replica could not be told to hold %s: %s", operator, result)  # a hold ends by itself
+        names = sorted(self._context.alive())
+        calls = (replicas.hold(name, operator, seconds) for name in names)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, StateflowError):  # a hold ends by itself
+                log.warning("replica %s could not be told to hold batches of %s: %s", name, operator, result)
 
 
 # -- Other targets ---------------------------------------------------------------------------------------------------

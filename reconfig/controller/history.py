@@ -148,7 +148,7 @@ def was_cancelled(record: Record) -> bool:
 
 
 def is_waiting(record: Record) -> bool:
-    """Tells whether a move waits for its turn. Moves recorded by earlier versions have no turns."""
+    """Tells whether a move waits for its turn. A move that an earlier version recorded does not wait."""
     return record.state is RecordState.NEW and record.payload_schema is not None
 
 
@@ -168,7 +168,10 @@ def begun(moves: Iterable[Change], now_us: int) -> list[Entry]:
 
 
 def begun_batch(item: str, name: str, command: str, now_us: int, more: Mapping[str, Any] | None = None) -> list[Entry]:
-    """Returns the entries that begin a batch, with its columns. ``more``: further payload of the first record."""
+    """Returns the two entries by which a batch is planned and begins; both set columns of the batch.
+
+    ``more``: further payload of the first entry.
+    """
     schema = Kind.BATCH.payload_schema
     named = {"name": name, "command": str(command), "owner": APP.name, "status": BatchStatus.NEW.value}
     new = entry(item, RecordState.NEW, None, {**(more or {}), "set": named}, schema)
@@ -189,7 +192,7 @@ def entity(batch: str, planned: Change | PlannedRestore) -> Entry:
 
 
 def taken_up(before: Record | Entry) -> Entry:
-    """Returns the entry by which a move begins. Moves recorded by earlier versions have no columns."""
+    """Returns the entry by which a move begins. It sets no column of a move that an earlier version recorded."""
     schema = before.payload_schema
     payload = None if schema is None else {"set": {"status": EntityStatus.IN_PROGRESS.value}}
     return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)

@@ -170,7 +170,7 @@ class Jobs:
         try:
             state, ids, note = await self._done(run)
         except Exception as error:
-            log.exception("%s", run.mark)
+            log.exception("%s: failed", run.mark)
             ids = self._cluster.begun_by(run.mark)
             state, note = RunState.FAILED, f"{type(error).__name__}: {error}; {REPORT_LOG}"
         finally:
@@ -252,7 +252,7 @@ class Jobs:
                 if not error.retryable or self._context.clock.monotonic() > until:
                     return JobStage(operator, error=str(error))
             except Exception as error:
-                log.exception("%s: %s", run.mark, operator)
+                log.exception("%s: failed for operator %s", run.mark, operator)
                 return JobStage(operator, error=f"{type(error).__name__}: {error}; {REPORT_LOG}")
             await asyncio.sleep(self._context.settings.retry_interval_s)
 

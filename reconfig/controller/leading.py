@@ -6,11 +6,12 @@ ledger is read afresh, every replica has to register, and unfinished work is res
 when the lease is lost, when it could not be renewed in time, or when the ledger is not the one that was opened. From
 then on this process grants, commands and writes nothing, and waits for the lease like any other controller.
 
-A controller counts its lease on its own monotonic clock, from before it *sent* the renewal, as a replica does. The next
-process that takes the lease first waits, from that moment, for as long as the former holder may go on by its own count,
-plus a margin for clock drift. So no two controllers decide at once, whatever the database's clock does; that clock only
-says when to try. It may have been set back, and then report the end of a lease an hour late. A waiting controller
-therefore also counts, on its own clock, for how long it has seen no renewal (:class:`Unrenewed`).
+A controller counts its lease on its own monotonic clock, from just before it *sends* a renewal, as a replica does. The
+next process that takes the lease waits before it leads: for as long as the former holder may still believe that it has
+the lease, plus a margin for clock drift. So no two controllers decide at once, whatever the database's clock does. That
+clock only says when to try to take the lease. If it was set back by an hour, it reports the end of the lease an hour
+late. A waiting controller therefore also counts, on its own clock, for how long it has seen no renewal
+(:class:`Unrenewed`).
 """
 
 from __future__ import annotations

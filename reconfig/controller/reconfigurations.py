@@ -212,7 +212,7 @@ class Reconfigurations:
         return drained(self._view(operator, only), replica, {replica, *self._workers(replica)}, home)
 
     def _view(self, operator: str, only: Nodes = None) -> View:
-        """Returns the owners of an operator's partitions, and the replicas that may be given some.
+        """Returns the owners of an operator's partitions, and the replicas that may be given partitions.
 
         Args:
             operator: empty: all.

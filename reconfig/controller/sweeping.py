@@ -407,10 +407,10 @@ class Verifications:
                 if standby is None:
                     return piece(await _found(pages, name), None)
                 async with aclosing(self._context.replicas.verify(standby, partition, moment.sequence)) as copied:
-                    at = await _first(copied)
+                    at = await _first(copied, standby, partition)
                     if at is None or at.sequence == moment.sequence or attempt == ATTEMPTS - 1:
                         together = at is not None and at.sequence == moment.sequence
-                        copy = _copied(copied, standby) if together else _nothing()
+                        copy = _copied(copied, standby, partition) if together else _nothing()
                         found, other = await _both(_found(pages, name), copy)
                         return piece(found, other, standby)
         raise AssertionError("the last attempt returns")
@@ -443,21 +443,21 @@ def piece(found: Verification, copy: Verification | None, standby: str = "") -> 
     return Piece(counts, tuple(wrong))
 
 
-async def _first(pages: AsyncGenerator[Verification]) -> Verification | None:
+async def _first(pages: AsyncGenerator[Verification], standby: str, partition: PartitionId) -> Verification | None:
     """Returns the first page of a standby's partition; None: there is none, or the standby cannot be asked and is not
     compared."""
     try:
         return await anext(pages, None)
     except StateflowError as error:
-        log.warning("standby not compared: %s", error)
+        log.warning("standby of %s at %s not compared with the owner: %s", partition, standby, error)
         return None
 
 
-async def _copied(pages: AsyncGenerator[Verification], standby: str) -> Verification | None:
+async def _copied(pages: AsyncGenerator[Verification], standby: str, partition: PartitionId) -> Verification | None:
     try:
         return await _found(pages, standby)
     except StateflowError as error:
-        log.warning("standby at %s not compared: %s", standby, error)
+        log.warning("standby of %s at %s not compared with the owner: %s", partition, standby, error)
         return None
 
 

@@ -70,9 +70,9 @@ ON_PURPOSE: Final = frozenset({Cause.DRAIN, Cause.MIGRATE})
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room of one replica, in bytes. ``own``: what its limit still allows. ``free``: free bytes of its ``disk``,
-    which all replicas that name the same disk share; an empty name is a disk of its own. A negative number means that
-    the limit or the disk is exceeded."""
+    """The room of one replica, in bytes. ``own``: what its limit still allows. ``disk``: name of its disk; replicas
+    that report the same name share a disk; empty: the replica has a disk of its own. ``free``: free bytes of that disk.
+    A negative number means that the limit or the disk is exceeded."""
 
     own: float = math.inf
     disk: str = ""
@@ -447,7 +447,7 @@ def replan(
 
     Args:
         waiting: moves that wait for their turn.
-        view: ``replicas`` are those that may be given something.
+        view: ``replicas`` are those that may be given partitions.
         gone: replicas that no longer serve, as far as the controller knows.
         sites: site by replica, of all known replicas.
         shares: number of partitions that each replica will have when all planned moves have ended.
@@ -489,7 +489,7 @@ def drained(view: View, replica: str, leaving: Collection[str], home: str) -> Ch
     site, else to other sites.
 
     Args:
-        view: ``replicas`` are those that may be given something.
+        view: ``replicas`` are those that may be given partitions.
         replica: name of the replica or node.
         leaving: names of the replicas that are to own nothing.
         home: their site.

@@ -421,8 +421,8 @@ def generate(
     out: Annotated[Path | None, typer.Option(help="Output directory; default: standard output.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write files with which systemd, Docker, compose or Kubernetes run a process, or Prometheus and Grafana watch all
-    of them. Nothing is run."""
+    """Write the files to run a process with systemd, Docker, compose or Kubernetes, or to monitor all processes with
+    Prometheus and Grafana. The command starts nothing."""
     if kind not in (*KINDS, MONITORING):
         raise InvalidArgument(f"unknown kind {kind!r}", remedy=f"use {', '.join((*KINDS, MONITORING))}")
     if kind == MONITORING:

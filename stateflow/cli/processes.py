@@ -81,7 +81,7 @@ def controller(
         bool,
         typer.Option(
             "--auto-rebalance/--no-auto-rebalance",
-            help="Give each replica that joins its share of partitions automatically.",
+            help="When a replica joins, move its share of the partitions to it automatically.",
         ),
     ] = False,
     site: Annotated[str, typer.Option(help="Site of this controller, to which jobs can be constrained.")] = "",

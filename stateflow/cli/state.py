@@ -279,8 +279,8 @@ def drop_output(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Let a query go on that cannot read a batch's stored output. The state keeps the batch's effects; its output rows
-    reach no sink."""
+    """Drop a batch's stored output that cannot be read, so that its query can continue. The state keeps the batch's
+    effects; the batch's output rows reach no sink."""
     report = Cluster(controller).drop_output(operator, source, batch, apply=apply)
     if as_json:
         emit(report.to_dict())

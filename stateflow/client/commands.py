@@ -253,8 +253,8 @@ def _meant(text: str) -> Iterator[Any]:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """Yields the values that a JSON number or truth value may stand for; no other JSON value can be a column of a
-    key."""
+    """Yields the values of a key's column that a JSON number or boolean may stand for; nothing for another JSON
+    value."""
     if isinstance(value, bool | int | float):
         yield value
     if isinstance(value, int) and not isinstance(value, bool):

@@ -146,7 +146,7 @@ class BundleStore:
             return self._open[digest]
 
     def keep_only(self, digests: set[str]) -> None:
-        """Removes all other bundles, except those that this process has loaded."""
+        """Removes all bundles except those in ``digests``, and those that this process has loaded."""
         with self._mutex:
             for path in self._root.glob("*") if self._root.exists() else ():
                 if path.name.partition(".")[0] not in digests | self._open.keys():

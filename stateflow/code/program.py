@@ -244,7 +244,7 @@ def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
         return "<stdin>", compiled(code), values
     if not texts:
         raise OperatorNotImportable(
-            f"the source of {needed_by} cannot be found: typed input is kept by the line editor only",
+            f"the source of {needed_by} cannot be found: Python keeps typed input only in its line editor's history",
             remedy="put the program into a .py file, or the class into a module",
         )
     place = str(Path(file).resolve()) if len(texts) == 1 and file is not None else "<stdin>"

@@ -259,8 +259,11 @@ def _mark_incidents(axes: Any, result: DemoResult) -> None:
 
 
 def _side(incident: Incident, duration_s: float) -> str:
-    """Returns the side of a mark's line for its label: left for a kill, right for the event that followed, so that
-    labels stand in order of time."""
+    """Returns the horizontal alignment of an incident's label: "right" puts the label left of the incident's line.
+
+    The label of a kill is left of its line, and that of the event that followed is right of it, so that both are in
+    order of time. Near an edge of the plot, the label is on the other side.
+    """
     share = incident.at_s / max(duration_s, 1e-9)
     if incident.kind == "SIGKILL":
         return "right" if share > 0.2 else "left"

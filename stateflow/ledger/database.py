@@ -354,7 +354,7 @@ def _create(url: URL, busy_timeout_s: float) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    """Prepares a connection. Full sync: a record that was reported survives power loss."""
+    """Prepares a connection. It syncs every commit, so that a record that was reported survives power loss."""
     connection.isolation_level = None  # transactions begin where _begin_sqlite says, not where the driver guesses
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")

@@ -130,7 +130,9 @@ class Ledger:
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
         if not rules.is_id(author, 128) or (self.run_id and not rules.is_id(self.run_id, 64)):
             raise InvalidArgument(
-                "an author must have 1 to 128 characters, a run id at most 64", remedy="choose others"
+                "an author must have 1 to 128 characters, a run id at most 64, and neither may have control characters "
+                "or a trailing space",
+                remedy="choose others",
             )
         self._author, self._clock, self.lease_s = author, clock, _lease(lease_s)
         self.database = Database(url, rng=rng or random.Random(), busy_timeout_s=busy_timeout_s)
@@ -280,7 +282,10 @@ class Ledger:
         InvalidArgument."""
         body = payloads.check_schema(name, schema)
         if not rules.is_id(name, 128):
-            raise InvalidArgument("a schema name must have 1 to 128 characters", remedy="choose another")
+            raise InvalidArgument(
+                "a schema name must have 1 to 128 characters, no control character and no trailing space",
+                remedy="choose another",
+            )
 
         def register(connection: Any) -> Mapping[str, Any]:
             known = statements.load_schema(connection, name)
@@ -566,12 +571,12 @@ class Ledger:
             return statements.bundle_part(connection, digest, number)
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
-        """Deletes all older bundles except these. Returns how many parts it deleted."""
+        """Deletes bundles older than ``older_than``, except those in ``digests``. Returns how many parts it deleted."""
         older_us = round(older_than / timedelta(microseconds=1))
         return self.database.write(lambda connection: statements.drop_other_bundles(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
-        """Archives the records of items that are done and whose newest record is older; returns how many items.
+        """Archives items that are done and whose newest record is older than ``older_than``; returns how many items.
 
         Open items stay: new, held, failed, resolved but not done since, or a stage before its last action. Archived
         items keep their ids, and are read by ``item`` and ``records(archived=True)``; no record can be added to them.

@@ -277,8 +277,8 @@ def fetched(processed_by: Who | None, state: RecordState | None) -> Select[Any]:
 
 
 def archivable(before_us: int, limit: int) -> Select[Any]:
-    """Selects items that are done and not blocked, and whose newest record is older. A stage is done at its last
-    action."""
+    """Selects items that are done and not blocked, and that have no record since ``before_us``. A stage is done at
+    its last action."""
     unfinished = exists(
         select(STAGE.c.state_id).where(
             STAGE.c.state_id == ITEM.c.item_id,
@@ -526,7 +526,9 @@ class _Append:
         if name is not None:
             if not rules.is_id(name, 128):
                 raise InvalidPayload(
-                    "a schema name must have 1 to 128 characters", remedy="shorten it", item=entry.item_id
+                    "a schema name must have 1 to 128 characters, no control character and no trailing space",
+                    remedy="choose another",
+                    item=entry.item_id,
                 )
             if name not in self._schemas:
                 self._schemas[name] = load_schema(self._connection, name)
@@ -661,7 +663,10 @@ def bundle_part(connection: Connection, digest: str, number: int) -> tuple[bytes
 
 
 def drop_other_bundles(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
-    """Deletes bundles whose newest part is at least that old, except these. Returns how many parts it deleted."""
+    """Deletes the bundles whose newest part is at least ``older_than_us`` old, except those in ``digests``.
+
+    Returns how many parts it deleted.
+    """
     known = connection.execute(
         select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
     ).all()
@@ -675,8 +680,10 @@ def drop_other_bundles(connection: Connection, digests: Collection[str], older_t
 
 
 def archive(connection: Connection, before_us: int) -> int:
-    """Archives up to 200 items that are older, in the caller's transaction. Returns how many; 0 when there are no
-    more."""
+    """Archives up to 200 items that are done and have no record since ``before_us``, in the caller's transaction.
+
+    Returns how many; 0 when there are no more.
+    """
     found = archivable(before_us, 200)
     ids = list(connection.execute(found).scalars())
     locked = {row.item_id for row in connection.execute(heads_for_update(ids))} if ids else set()

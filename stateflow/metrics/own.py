@@ -140,7 +140,7 @@ class OwnFigures:
             theirs = families.get(declared.name)
             if other != operator and theirs is not None and theirs.declared.kind != declared.kind:
                 log.warning(
-                    "metric %r is a %s of %s and a %s of %s: only one is shown, rename the other",
+                    "metric %r is a %s of %s and a %s of %s: the metrics page shows only one of them, rename one",
                     declared.name,
                     declared.kind,
                     operator,

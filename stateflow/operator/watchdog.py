@@ -1,14 +1,14 @@
-"""Watchdog for operators that do not return: they cost their batch, not their replica.
+"""Watchdog for operators that do not return: such an operator fails its batch, and does not stop its replica.
 
-One thread runs a batch. When the batch takes longer than it may, :class:`Interrupted` is raised in the operator's code,
-where that is Python: the batch fails, its partition goes on. Code that waits in a call of C cannot be interrupted. Then
-the batch is *taken away*: it can never commit, whenever that call returns. Its partition is not served here until the
-call returns; everything else goes on in a new thread.
+One thread runs a batch. If the batch takes too long while the operator's Python code runs, the watchdog raises
+:class:`Interrupted` in that code: the batch fails, and its partition goes on. Code that waits in a call into C cannot
+be interrupted. The batch is then *taken away*: it can never commit, even if the call returns. Its partition is not
+served here until the call returns. Other partitions go on in a new thread.
 
 Rules:
 
-* Interrupted is raised only where the innermost frame is not stateflow's own and the first one of stateflow's below it
-  is where operators are called. So no bookkeeping is interrupted halfway.
+* Interrupted is raised only while the thread is in the operator's code: the innermost frame is not stateflow's, and
+  its nearest caller in stateflow is the file that calls operators. So no bookkeeping is interrupted halfway.
 * A commit is shielded: from ``begin_commit`` on nothing is raised, and nothing is taken away. ``begin_commit`` and the
   watchdog decide under one lock, so that exactly one of them is first.
 * An operator's instance that was interrupted serves no more batches: the next batch gets a new one.
@@ -175,7 +175,7 @@ class RunningBatch:
             return True
 
     def refusal(self) -> OperatorStuck:
-        """Makes the error for batches of the partition, once this one was taken away."""
+        """Makes the error that refuses later batches of the partition after this batch was taken away."""
         return OperatorStuck(
             "the operator did not return in time, and waits where it cannot be interrupted",
             remedy="fix the operator and restart the replica, or move the partition; it is served again once the "

@@ -30,9 +30,9 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 @dataclass(frozen=True, slots=True)
 class DiskView:
-    """Disk space that a replica has for its partitions. ``disk``: name of the disk, which replicas with the same name
-    share; empty: unknown. ``disk_free_bytes``: free bytes beyond the reserve; ``room_bytes``: limit for its partitions,
-    0: no limit of its own."""
+    """Disk space that a replica has for its partitions. ``disk``: name of the disk; replicas that report the same name
+    share a disk; empty: unknown. ``disk_free_bytes``: free bytes beyond the reserve. ``room_bytes``: the replica's own
+    limit for its partitions; 0: none."""
 
     disk: str = ""
     disk_free_bytes: int = 0
@@ -131,8 +131,8 @@ class FencingGuard:
             )
 
     def obey(self, command: Command, adopted: str = "") -> None:
-        """Obeys only this controller from now on, and makes its term durable first. Raises the errors of
-        :meth:`check_answer`."""
+        """Accepts only commands of this command's controller and session from now on; makes the controller's term
+        durable first. Raises the errors of :meth:`check_answer`."""
         self.check_answer(command.ledger, command.term, adopted)
         if (command.ledger, command.term) != self._seen:
             self._keep(command.ledger, command.term)

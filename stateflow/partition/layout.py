@@ -575,7 +575,7 @@ class Commits:
             try:
                 self.log.forget([partition], sync=False)
             except OSError as error:  # harmless: these commits are of an older epoch
-                log.warning("commit log cannot discard the commits of %s, which has left: %s", partition, error)
+                log.warning("commit log keeps outdated commits of %s, which it cannot discard: %s", partition, error)
 
     def close(self) -> None:
         if self.log is not None:

@@ -594,8 +594,14 @@ class ReplicaNode:
         return self._registry.look(partition).lifecycle
 
     def begin_session(self, command: Command, adopted: str = "") -> None:
-        """Obeys this controller, in this session. When this returns, every request of an earlier session is either
-        done, or will be refused. Raises StaleTerm, ForeignLedger."""
+        """Accepts only commands of this command's controller and session from now on.
+
+        When this returns, every request of an earlier session is done, or will be refused. Raises StaleTerm,
+        ForeignLedger.
+
+        Args:
+            adopted: see :meth:`~stateflow.partition.control.FencingGuard.check_answer`.
+        """
         self.authority.obey(command, adopted)
         self._registry.barrier()
 

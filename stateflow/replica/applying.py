@@ -336,7 +336,8 @@ class _TimeSlice:
         if isinstance(outcome, StateflowError):
             outcome = outcome.with_traceback(None)  # a traceback holds frames, and with them the outcomes, for long
         elif isinstance(outcome, BaseException):
-            log.error("a batch failed", exc_info=outcome)  # errors of disks come as StateflowError
+            partition = None if self.slices is None else self.slices.parts[number].partition
+            log.error("batch failed: partition=%s", partition, exc_info=outcome)  # errors of disks are StateflowErrors
             outcome = unexpected(outcome)
         if not self.over:
             self.outcomes[number] = outcome

@@ -311,7 +311,7 @@ class TrialShell:
             beginning.add_done_callback(self._unasked)
             raise
         except Exception as error:  # noqa: BLE001 - the partition's fault, not the version's
-            log.warning("trial on %s skipped: %s", partition, meaning(error) or error)
+            log.warning("trial of the new version on %s skipped: %s", partition, meaning(error) or error)
             return False
         if trial is None:
             return False
@@ -326,7 +326,7 @@ class TrialShell:
         except FAILURES:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            log.warning("trial on %s skipped: %s", partition, meaning(error) or error)
+            log.warning("trial of the new version on %s skipped: %s", partition, meaning(error) or error)
             return False
         finally:
             pace.worker.submit(trials.end, trial)  # after the piece that is under way

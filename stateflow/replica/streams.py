@@ -286,7 +286,7 @@ class CallStream:
         except StateflowError as caught:
             error = caught
         except Exception as caught:
-            log.exception("a batch failed")
+            log.exception("batch failed: call=%d", call.number)
             error = unexpected(caught)
         finally:
             del self._calls[call.number]

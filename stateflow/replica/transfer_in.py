@@ -426,7 +426,7 @@ class RunningTransfer:
             # message would stay until the next full garbage collection
             return
         except Exception as error:
-            log.exception("a transfer failed")
+            log.exception("transfer of move %s failed", self.move_id)
             self._say(Progress(Phase.FAILED, fault=unexpected(error)))
         finally:
             self._say(None)

@@ -437,11 +437,12 @@ class ReplicaClient:
     ) -> dict[int, Position]:
         """Makes a replica refuse older clients of ``source`` from now on, and returns the source's positions.
 
-        Raises SourceTaken, and StandbyMissing if the replica waited for a standby in vain.
+        Raises SourceTaken; StandbyMissing if the replica waited for a standby in vain; SourceRetired if outputs of
+        batches after ``settled`` are gone.
 
         Args:
-            settled: for a source whose outputs are kept: outputs of batches up to this one are no longer needed. Raises
-                SourceRetired if later ones are gone.
+            settled: newest batch whose output is no longer needed, of a source whose outputs are kept; None: drop no
+                output.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
         request = message_of(rpb.OpenSourceRequest, asked=asked, session=session, settled=settled)

@@ -24,7 +24,7 @@ Options = Sequence[tuple[str, Any]]
 def own_certificate() -> int:
     """Returns the serial number of this process's certificate; 0: plain text.
 
-    A new number means that the files have changed; later channels use the new ones.
+    A new number means that the TLS files have changed; later channels use the new ones.
     """
     files = tls_files()
     return 0 if files is None else files.current().own.serial
@@ -49,7 +49,7 @@ def _routed(options: Options) -> Options:
 
 
 def blocking_channel(address: str, options: Options) -> grpc.Channel:
-    """Opens a channel with the current files. Raises InsecureRefused, BadCertificate, InvalidArgument."""
+    """Opens a channel with the current TLS files. Raises InsecureRefused, BadCertificate, InvalidArgument."""
     files, options = tls_files(), _routed(options)
     if files is None:
         check_dialled(address)
@@ -58,7 +58,10 @@ def blocking_channel(address: str, options: Options) -> grpc.Channel:
 
 
 def channel(address: str, options: Options) -> grpc.aio.Channel:
-    """Opens a channel that follows changes of the files. Raises InsecureRefused, BadCertificate, InvalidArgument."""
+    """Opens a channel that follows changes of the TLS files.
+
+    Raises InsecureRefused, BadCertificate, InvalidArgument.
+    """
     files, options = tls_files(), _routed(options)
     if files is None:
         check_dialled(address)
@@ -67,7 +70,7 @@ def channel(address: str, options: Options) -> grpc.aio.Channel:
 
 
 class _SecureChannel(grpc.aio.Channel):
-    """A channel that opens a new connection when the files have changed.
+    """A channel that opens a new connection when the TLS files have changed.
 
     Calls that begin later use the new connection. Earlier calls continue on the former one, which is closed after the
     last of them.
@@ -185,7 +188,7 @@ def add_port(server: grpc.aio.Server, listen: str, advertise: str | None) -> int
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Returns credentials that follow changes of the files.
+    """Returns credentials that follow changes of the TLS files.
 
     A handshake uses the files as they are then; existing connections stay. The server admits no client without a
     certificate of the authority.

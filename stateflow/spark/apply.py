@@ -591,7 +591,7 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
         isinstance(kind, t.StringType) and kind.collation != "UTF8_BINARY"
     ):  # Spark would hash 'A' as 'a', Python would not
         raise UnsupportedKeyType(
-            f"the key column {column!r} has the collation {kind.collation}",
+            f"Spark and Python hash the key column {column!r} differently: its collation is {kind.collation}",
             remedy="cast it to string; to make 'A' and 'a' one key, normalise it first",
             operator=operator,
         )

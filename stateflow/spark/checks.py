@@ -490,7 +490,7 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
     require(REAL_TIME, df.sparkSession)
     if not df.isStreaming:
         raise InvalidArgument(
-            "a batch DataFrame cannot run in real-time mode", remedy="leave real_time= out, or use readStream"
+            "a batch DataFrame cannot run in real-time mode", remedy="omit real_time=, or use readStream"
         )
     if position is None:
         position = KAFKA

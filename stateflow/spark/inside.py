@@ -180,7 +180,10 @@ def _host_towards(controller: str) -> str:
 
 
 def _wait_for_former(state: Path) -> None:
-    """Waits for a former replica in this directory: its process may end after its killed task. Raises DataDirLocked."""
+    """Waits until no former replica uses this directory: a replica's process may outlive its killed task.
+
+    Raises DataDirLocked if it still does after the stop timeout.
+    """
     if state.is_dir():
         with nobody_in(state, ReplicaSettings().stop_timeout_s):
             pass

@@ -161,10 +161,11 @@ class BatchMetrics:
     """Metrics of one micro-batch. ``operators``: in the order in which they first reported.
 
     ``input_rows``: rows of the query's sources. ``trigger_s``: seconds from trigger to commit. Both are Spark's
-    figures, and None until Spark reports them, or when it has forgotten them. ``seconds``: add up to ``trigger_s``. The
-    time in which tasks of the operators ran is divided in proportion to their activities, and the rest counts as
-    Spark's. Without ``trigger_s`` there is no rest. For a micro-batch that ran again, the seconds are of the newest
-    run.
+    figures, and None until Spark reports them, or when it has forgotten them.
+
+    ``seconds``: the time by activity, which adds up to ``trigger_s``. The time in which the operators' tasks ran is
+    divided among the activities in proportion to what the tasks measured; the rest counts as Spark's. If ``trigger_s``
+    is None, that rest is missing. For a micro-batch that ran again, ``seconds`` are of the newest run.
 
     Example: ``query_metrics(query).batches[-1].seconds.operator``
     """
@@ -496,7 +497,7 @@ def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
 
 
 def reports_of(metrics: dict[str, Any]) -> list[TaskReport]:
-    """Returns the reports in the observed metrics of a micro-batch, by their names."""
+    """Returns the task reports in the observed metrics of a micro-batch, found by the prefix of the metrics' names."""
     return [
         decoded(text)
         for name, row in metrics.items()

@@ -394,7 +394,7 @@ def _check_real_time(config: PipelineConfig) -> None:
         ("sink.mode", config.sink.model_dump(exclude_unset=True).get("mode", "update") != "update", "use mode update"),
     ):
         if is_wrong:
-            raise InvalidArgument(f"{at} conflicts with real_time: {why}", remedy="correct it, or leave real_time: out")
+            raise InvalidArgument(f"{at} conflicts with real_time: {why}", remedy="change it, or remove real_time")
 
 
 # -- The run ---------------------------------------------------------------------------------------------------------

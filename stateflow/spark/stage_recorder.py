@@ -286,7 +286,7 @@ class _Recorder:
             execution = None if is_connect(self._spark) else execution_of(self._spark, str(event.id))
             left_out = None if execution is None else filter_of(execution)
         except spark_errors() as error:
-            log.warning("source filter of the query not recorded: %s", error)
+            log.warning("source filter of query %s not recorded: %s", event.name or event.id, error)
         self._runs[str(event.runId)] = _Run(job[:TEXT_MAX], left_out, execution)
         self._newest[str(event.id)] = str(event.runId)
 
@@ -340,7 +340,7 @@ class _Recorder:
         except (Unavailable, LedgerReadOnly, LedgerReplaced) as error:
             log.error("%d stages waiting to be recorded: %s", len(self._waiting), error)
         except StateflowError as error:
-            log.error("stage not recorded: %s", error)
+            log.error("stage %s not recorded: %s", self._waiting[0]["state_id"], error)
             self._waiting.popleft()
 
     def _insert(self, stage: dict[str, Any]) -> None:

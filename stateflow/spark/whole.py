@@ -84,7 +84,7 @@ def _watch_writers() -> None:
         if _REAL_TIME.keys() & _runs_of(self._df).keys():
             raise InvalidArgument(
                 "outputs of an operator in real-time mode cannot go to foreachBatch",
-                remedy="use foreach or a sink that supports real-time mode, or leave real_time= out",
+                remedy="use foreach or a sink that supports real-time mode, or omit real_time=",
             )
         tasks = _tasks_of(self._df)
         return original(self, functools.partial(_whole, func, tasks) if tasks else func)
@@ -154,7 +154,7 @@ def _not_in_real_time() -> InvalidArgument:
 def _not_in_micro_batches() -> InvalidArgument:
     return InvalidArgument(
         "the operator is applied in real-time mode, but this query runs in micro-batches",
-        remedy="use trigger(realTime=…), or leave real_time= out",
+        remedy="use trigger(realTime=…), or omit real_time=",
     )
 
 

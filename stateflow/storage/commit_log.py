@@ -568,7 +568,11 @@ class CommitLog:
                 self._on_failed(partition, why)
 
     def _synced(self, failed: list[tuple[PartitionId, Exception]]) -> list[_Segment]:
-        """Syncs databases and returns the full segments; their ``last`` has the partitions that still need them."""
+        """Syncs the databases of the partitions that have commits in full segments, and returns these segments.
+
+        Afterwards the ``last`` of a segment has only the partitions whose databases are not synced, which still need
+        the segment.
+        """
         with self._mutex:
             full = [] if self._closed else self._segments[:-1]
             last: dict[PartitionId, int] = {}

@@ -471,7 +471,7 @@ tell(
     assert said["micro"] == said["behind"] == f"{micro}use apply_operator(…, real_time=True)"
     assert said["each"].startswith("invalid_argument: over Spark Connect an operator's outputs cannot go to foreach")
     other = "invalid_argument: the operator is applied in real-time mode, but this query runs in micro-batches: "
-    assert said["trigger"] == said["table"] == f"{other}use trigger(realTime=…), or leave real_time= out"
+    assert said["trigger"] == said["table"] == f"{other}use trigger(realTime=…), or omit real_time="
     assert said["twice"].startswith("operator_used_twice: the operator is applied twice in one query")
     assert said["shuffle"].startswith("invalid_argument: a Repartition precedes the operator")
     assert said["allowed"] is None
