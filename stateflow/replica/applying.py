@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 from typing import Protocol, TypeAlias
 
 from stateflow.clock import Clock
@@ -67,12 +66,17 @@ class OfOperator:
 
 
 class Samples:
-    """Durations of requests: the newest ones, numbered, and totals by operator."""
+    """Durations of requests: the newest ones, numbered, and totals by operator.
+
+    The newest ones stand in columns of a fixed size, so that a replica's memory does not grow with its requests.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._samples: deque[RequestReport] = deque(maxlen=SAMPLES_KEPT)
         self._number = 0
+        self._at_us, self._rows = array("q", bytes(8 * SAMPLES_KEPT)), array("q", bytes(8 * SAMPLES_KEPT))
+        self._total_ms, self._held_ms = array("d", bytes(8 * SAMPLES_KEPT)), array("d", bytes(8 * SAMPLES_KEPT))
+        self._operator = [""] * SAMPLES_KEPT
         #: rows of all requests
         self.rows = 0
         self.by_operator: dict[str, OfOperator] = {}
@@ -94,16 +98,21 @@ class Samples:
         of.rows += rows
         of.took.observe(now - started)
         of.held_s += 0.0 if held_from is None else now - held_from
-        held_ms = 0.0 if held_from is None else (now - held_from) * 1e3
-        self._samples.append(
-            RequestReport(self._number, self._clock.now_us(), operator, rows, (now - started) * 1e3, held_ms)
-        )
+        place = self._number % len(self._rows)
+        self._at_us[place], self._operator[place], self._rows[place] = self._clock.now_us(), operator, rows
+        self._total_ms[place] = (now - started) * 1e3
+        self._held_ms[place] = 0.0 if held_from is None else (now - held_from) * 1e3
 
     def after(self, number: int, newest: int = 0) -> list[RequestReport]:
         """Returns the requests with a larger number, oldest first. ``newest``: at most this many, the newest; 0:
         all."""
-        found = list(islice(takewhile(lambda each: each.number > number, reversed(self._samples)), newest or None))
-        return found[::-1]
+        kept = min(newest or len(self._rows), len(self._rows))
+        return [self._report(each) for each in range(max(number, self._number - kept) + 1, self._number + 1)]
+
+    def _report(self, number: int) -> RequestReport:
+        at = number % len(self._rows)
+        took = self._total_ms[at], self._held_ms[at]
+        return RequestReport(number, self._at_us[at], self._operator[at], self._rows[at], *took)
 
 
 # -- Confirmations by standbys ---------------------------------------------------------------------------------------
