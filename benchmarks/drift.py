@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 import threading
@@ -78,9 +79,9 @@ class Drift:
         self.series[name].append((at, value))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Returns for each series its median and its growth per hour and over the run.
+        """Returns for each series its median, its growth per hour and over the run, and the medians of its sixths.
 
-        The latter is a share of the median.
+        The growth over the run is a share of the median. The sixths tell what settles from what grows for ever.
         """
         found = {}
         for name, points in sorted(self.series.items()):
@@ -93,8 +94,14 @@ class Drift:
                 "median": round(middle, 3),
                 "per_hour": round(per_s * 3600, 3),
                 "grew": round(per_s * lasted / middle, 4) if middle else 0.0,
+                "by_sixth": [round(statistics.median(value for _, value in part), 3) for part in _sixths(points)],
             }
         return found
+
+
+def _sixths(points: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float, float]]]:
+    size = max(1, math.ceil(len(points) / 6))
+    return [points[at : at + size] for at in range(0, len(points), size)]
 
 
 def _bytes(place: Path) -> int:

@@ -30,6 +30,8 @@ def test_growth_is_of_the_run_behind_its_beginning(tmp_path: Path) -> None:
     (found,) = drift.figures().values()
     assert found["per_hour"] == pytest.approx(360, rel=0.01)
     assert found["grew"] == pytest.approx(0.1 * 79 / found["median"], rel=0.01)
+    assert len(found["by_sixth"]) == 6
+    assert found["by_sixth"] == sorted(found["by_sixth"])
 
 
 def test_what_goes_while_it_looks_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
