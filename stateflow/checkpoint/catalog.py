@@ -67,7 +67,8 @@ _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
 
 # -- Manifests -------------------------------------------------------------------------------------------------------
 
-FORMAT = 2
+#: newest format that this program reads; manifests without ``tags`` are written in the one before
+FORMAT = 3
 _NAME = re.compile(r"(\d{12})-(\d{16})(?:-(\d+))?\.json\Z")
 _DIGEST = re.compile(r"[0-9a-f]{2,64}")
 _BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2,64}(?:\.[a-z0-9]+)*")
@@ -94,7 +95,8 @@ class Manifest:
 
     ``positions``: source → last batch contained. ``digest``: of the files and the sequence. ``state_digest``: of the
     decoded entries; empty: not computed. ``schema``: the states, as KeyedState.schema() describes them. ``target``:
-    import path of the operator's class. ``version``: of the operator's class.
+    import path of the operator's class. ``version``: of the operator's class. ``tags``: the states addressed at run
+    time, as :func:`~stateflow.state.stored_tags` describes them; empty: there is none, or the manifest is older.
     """
 
     operator: str
@@ -113,6 +115,7 @@ class Manifest:
     version: str = ""
     partitions: int = 0  # number of the operator's partitions; 0: not known
     key: tuple[str, ...] = ()
+    tags: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def order(self) -> Order:
@@ -139,7 +142,11 @@ class Manifest:
         ) and len(digests) < 2
 
     def encode(self) -> bytes:
-        body = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
+        values = {"format": FORMAT, **asdict(self)}
+        if not self.tags:  # so that an older program can read it
+            values["format"] = FORMAT - 1
+            del values["tags"]
+        body = json.dumps(values, sort_keys=True)
         return json.dumps({"body": body, "checksum": _checksum(body)}).encode()
 
     @classmethod
@@ -216,6 +223,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "version": _is_text,
     "partitions": lambda value: _is_count(value) and value < 1 << 32,
     "key": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "tags": _is_states,
 }
 
 

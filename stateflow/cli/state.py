@@ -36,7 +36,7 @@ app = Commands()
 state_commands = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
 app.add_typer(state_commands)
 Operator = Annotated[str, typer.Argument(help="Name of the operator.")]
-State = Annotated[str, typer.Argument(help="Name of the state, as the operator declares it.")]
+State = Annotated[str, typer.Argument(help="Name of the state: of its attribute or tag.")]
 From = Annotated[str, typer.Option("--from", help="Checkpoint store to read instead of the cluster.")]
 Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
 _KEY = 'Key; types other than text as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; of several columns ["a", 1].'
@@ -139,12 +139,11 @@ def _show(rows: list[dict[str, Any]], lacking: list[StateflowError] | None, as_j
         return
     _warn(lacking)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("key", "map_key", "value", "partition"):
+    columns = list(rows[0]) if rows else joined([]).column_names
+    for column in columns:
         table.add_column(column)
     for row in rows:
-        table.add_row(
-            *("" if row[name] is None else str(row[name]) for name in ("key", "map_key", "value", "partition"))
-        )
+        table.add_row(*("" if row[name] is None else str(row[name]) for name in columns))
     console.print(table)
 
 
@@ -189,13 +188,13 @@ def export_pages(pages: Iterator[bytes], out: Path) -> int:
     are known only after the last page, so pages wait in temporary files."""
     with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
         spooled: list[Path] = []
-        schemas: list[pa.Schema] = [joined([]).schema]
+        schemas: list[pa.Schema] = []
         for page in pages:
             path = Path(folder) / str(len(spooled))
             path.write_bytes(page)
             spooled.append(path)
             schemas.append(read_table(page).schema)
-        schema = pa.unify_schemas(schemas, promote_options="permissive")
+        schema = pa.unify_schemas(schemas or [joined([]).schema], promote_options="permissive")
         temporary = out.with_name(out.name + ".new")
         rows = 0
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -35,12 +36,13 @@ from stateflow.errors import (
     OperatorNotDeployed,
     Unavailable,
     UnknownPartition,
+    UnknownState,
     brief,
 )
 from stateflow.fleet import Request
 from stateflow.operator.arrow import read_table
 from stateflow.operator.operator import DEFAULT_PARTITIONS, Operator, describe
-from stateflow.partition.entries import joined
+from stateflow.partition.entries import ReadableStates, is_exact, joined
 from stateflow.partition.positions import INITIAL
 from stateflow.partitioner import partition_of
 from stateflow.reports import (
@@ -761,7 +763,9 @@ class Cluster:
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
         """Returns entries of one state, of one key or of all.
 
-        Columns: key, map_key (null for a value), value, partition.
+        Columns: key, map_key (null for a value), value, partition. A state addressed at run time is read by the name of
+        its tag, in all namespaces; window_start, window_end and namespace follow the key, see
+        :class:`~stateflow.partition.entries.StateColumns`.
 
         Each partition is read as of one moment between two commits, without entries that have expired by then. Reading
         does not stop processing.
@@ -781,9 +785,40 @@ class Cluster:
         """Yields the entries of :meth:`read_state` as Arrow IPC streams, one partition after the other.
 
         Args:
+            state: the name of its attribute or tag, or the exact name, see :meth:`readable_states`.
             partitions: only these partitions; None: all.
             whole: False yields only the first piece of each partition.
+
+        Raises UnknownState; InvalidArgument if several tags have the name.
         """
+        if not state or (is_exact(state) and key is None and partitions is None):
+            self.readable_states(operator).exact(state, operator)
+        pages = self._scan(operator, state, key, partitions, whole=whole)
+        try:
+            first = next(pages, None)
+        except UnknownState:  # a replica knows no plain names of tags: its partitions may not have all tags
+            exact = self.readable_states(operator).exact(state, operator)
+            yield from self._scan(operator, exact, key, partitions, whole=whole)
+            return
+        if first is not None:
+            yield first
+            yield from pages
+
+    def readable_states(self, operator: str) -> ReadableStates:
+        """Returns the states that can be read: those that the operator declares, and the tags used in any partition."""
+        attributes: dict[str, dict[str, Any]] = {}
+        tags: list[dict[str, Any]] = []
+        for page in self._scan(operator, "", None, None, whole=True):
+            for row in read_table(page).to_pylist():
+                if row["attribute"] is None:
+                    tags.append(json.loads(row["declared"]))
+                else:
+                    attributes[row["attribute"]] = json.loads(row["declared"])
+        return ReadableStates.of(attributes, tags)
+
+    def _scan(
+        self, operator: str, state: str, key: Any, partitions: Collection[int] | None, *, whole: bool
+    ) -> Iterator[bytes]:
         count = self.operator(operator).partitions
         left = set(range(count)) if key is None else {partition_of(key, count)}
         if partitions is not None:

@@ -57,6 +57,8 @@ BY_TIME = b"t"
 BY_NAME = b"u"
 #: prefix of timer names that belong to window helpers
 WINDOW = "window "
+#: prefix of the name of the state with a session helper's open sessions: their id → (start, end), in microseconds
+SESSIONS = "sessions of "
 _PRESENT = b"\x01"
 _ORDERED = struct.Struct(">Q")
 _SIGN = 1 << 63
@@ -520,7 +522,7 @@ class SessionWindows(Windows):
     @cached_property
     def _tag(self) -> Any:
         """Returns the tag of the state with a key's open sessions: event time of the first row → (start, end)."""
-        return state_map(int, tuple[int, int], name=f"sessions of {self.name}")
+        return state_map(int, tuple[int, int], name=SESSIONS + self.name)
 
     def of(self, ctx: Context) -> list[Window]:
         at_us = self._row_time(ctx)

@@ -16,7 +16,7 @@ import json
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StaleCheckpoi
 from stateflow.operator.operator import Operator, load
 from stateflow.partition import layout
 from stateflow.partition.change_feed import base_digest
-from stateflow.partition.entries import At, StateColumns, entries_of
+from stateflow.partition.entries import At, ReadableStates, StateColumns, is_exact, unknown
 from stateflow.partition.environment import DutyCycle
 from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
@@ -36,8 +36,8 @@ from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.processor import PartitionProcessor, is_evolved, read_schema, read_watermark
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partitioner import partition_of
-from stateflow.state import encode_row_key
-from stateflow.state.cells import CELL, EXPIRES, FORMAT_VERSION
+from stateflow.state import declarations_of, encode_row_key, stored_tags
+from stateflow.state.cells import CELL, EXPIRES, FORMAT_VERSION, TAGS
 from stateflow.storage import PartitionStore, RocksEngine, RocksStore
 from stateflow.types import PartitionId
 
@@ -142,6 +142,7 @@ class Checkpointer:
             version=str(states["version"]),
             partitions=spec.partitions,
             key=spec.key,
+            tags=[*stored_tags(db).values()] if any(db.scan(TAGS)) else [],
         )
 
     def _hashed(self, manifest: Manifest, directory: Path, *, prove: bool) -> Manifest:
@@ -335,12 +336,14 @@ def read_checkpoint(
     lacking: Callable[[StateflowError], None] | None = None,
     partitions: Collection[int] | None = None,
 ) -> Iterator[bytes]:
-    """Yields the entries of one state as Arrow IPC streams: columns key, map_key, value, partition. Needs no cluster.
+    """Yields the entries of one state as Arrow IPC streams, with the columns of :class:`.StateColumns`. Needs no
+    cluster.
 
     The entries are those that existed when the checkpoint was taken. Entries that had expired by then, by the clock of
     the replica that took it or by its watermark, are left out; entries that have expired since are not.
 
     Args:
+        state: the name of its attribute or tag, or an exact name.
         savepoint: name of the savepoint; empty: the newest checkpoint of each partition.
         key: reads only this key; None: all.
         cls: the operator's class, if it is not at the import path in the checkpoint; None: load it from there.
@@ -348,21 +351,48 @@ def read_checkpoint(
             raised.
         partitions: reads only these; None: all.
 
-    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable, SchemaMismatch.
+    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable, SchemaMismatch; InvalidArgument if
+    several tags have the name.
     """
-
+    exact, found = "", True
     for manifest in _manifests(store, operator, savepoint, key, lacking or _fail, partitions):
         made_for = cls or load(manifest.target)
-        columns = StateColumns(made_for, state, operator)
+        if not exact:
+            exact, found = state, not is_exact(state) or key is not None or partitions is not None
+            if not is_exact(state) and state not in declarations_of(made_for):
+                exact = readable_states(_readable(store, operator, savepoint), made_for).exact(state, operator)
         with tempfile.TemporaryDirectory(prefix="stateflow-read-") as folder:
             manifest, directory = _fetched(store, manifest, Path(folder), moves_on=not savepoint)
             with _opened(directory, manifest) as db:
                 if not is_evolved(made_for, db):  # evolves this copy only
                     PartitionProcessor(made_for, manifest.id, db, manifest.epoch).evolve(manifest.created_us)
                 at = At(manifest.created_us, manifest.watermark_us)
-                entries = entries_of(columns.declaration, db, at, [] if key is None else [encode_row_key(key)])
+                columns = StateColumns(made_for, exact, operator, db)
+                found |= columns.is_known
+                entries = columns.entries(db, at, [] if key is None else [encode_row_key(key)])
                 for pages in columns.pages(entries, manifest.partition):
                     yield from pages
+    if not found:
+        states = readable_states(_readable(store, operator, savepoint), made_for)
+        raise unknown(state, states.by_name(), operator)
+
+
+def readable_states(manifests: Sequence[Manifest], cls: type[Operator] | None = None) -> ReadableStates:
+    """Returns the states that can be read from checkpoints.
+
+    Args:
+        manifests: of all partitions, at least one.
+        cls: the operator's class; None: loads it from its import path in the checkpoint.
+
+    Raises OperatorNotImportable.
+    """
+    attributes = {name: each.describe() for name, each in declarations_of(cls or load(manifests[0].target)).items()}
+    return ReadableStates.of(attributes, [tag for manifest in manifests for tag in manifest.tags])
+
+
+def _readable(store: CheckpointStore, operator: str, savepoint: str) -> list[Manifest]:
+    """Returns the manifests of all partitions, as far as they can be read."""
+    return list(_manifests(store, operator, savepoint, None, lambda _: None))
 
 
 def _fetched(store: CheckpointStore, manifest: Manifest, folder: Path, *, moves_on: bool) -> tuple[Manifest, Path]:

@@ -31,7 +31,7 @@ from stateflow.partition.change_feed import Kept
 from stateflow.partition.checkpoints import Checkpointer
 from stateflow.partition.control import NOBODY, Command, DiskView, FencingGuard, PartitionView
 from stateflow.partition.data_directory import PART, RECEIVED, UNFINISHED, Copy, Identity, remember
-from stateflow.partition.entries import At, StateColumns, declaration_of, entries_of
+from stateflow.partition.entries import At, Row, StateColumns, listed
 from stateflow.partition.environment import Environment, disk_of
 from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
@@ -359,40 +359,43 @@ class Reader:
     def __init__(self, registry: PartitionRegistry, batches: Batches) -> None:
         self._registry, self._batches = registry, batches
 
-    def scan(
-        self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()
-    ) -> Iterator[tuple[object, object, object]]:
-        """Yields (key, entry key or None, value) of one state as of one moment, without entries that have expired by
-        then. Raises UnknownState, NotOwner.
-
-        Args:
-            keys: in their stored encoding; none: all keys.
-        """
-        store = self._owned_store(partition)  # first: a partition that lost its data knows no operator either
-        _, cls = self._registry.operator(partition.operator)
-        declaration = declaration_of(cls, state, partition.operator)
-        if not is_evolved(cls, store, self._registry.deployed(partition.operator)):
-            store = self._evolved(partition)
-        processor = self._registry.local(partition).processor
-        # time must not go back: what has expired stays gone
-        latest_us = 0 if processor is None else processor.latest_us
-        watermark_us = read_watermark(store)
-        if processor is not None and (held := self._held(partition)):
-            watermark_us = processor.watermark_us(held)
-        at = At(max(self._registry.clock.now_us(), latest_us), watermark_us)
-        try:
-            yield from entries_of(declaration, store, at, keys)
-        except Exception as error:
-            self._owned_store(partition)  # the partition left meanwhile: NotOwner says it better
-            self._batches.judge(self._registry.local(partition), error)
-            raise
+    def scan(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[Row]:
+        """Yields the rows of one state as of one moment, see :class:`.StateColumns`, without entries that have expired
+        by then. ``state``: an attribute, or an exact name. ``keys``: in their stored encoding; none: all keys. Raises
+        UnknownState, NotOwner."""
+        with self._reading(partition) as store:
+            _, cls = self._registry.operator(partition.operator)
+            columns = StateColumns(cls, state, partition.operator, store)
+            if not is_evolved(cls, store, self._registry.deployed(partition.operator)):
+                store = self._evolved(partition)
+            processor = self._registry.local(partition).processor
+            # time must not go back: what has expired stays gone
+            latest_us = 0 if processor is None else processor.latest_us
+            watermark_us = read_watermark(store)
+            if processor is not None and (held := self._held(partition)):
+                watermark_us = processor.watermark_us(held)
+            yield from columns.entries(store, At(max(self._registry.clock.now_us(), latest_us), watermark_us), keys)
 
     def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
-        """Yields the results of :meth:`scan` as Arrow IPC streams, see :class:`.StateColumns`."""
-        self._owned_store(partition)
-        _, cls = self._registry.operator(partition.operator)
-        columns = StateColumns(cls, state, partition.operator)
-        yield from columns.pages(self.scan(partition, state, keys), partition.partition)
+        """Yields the results of :meth:`scan` as Arrow IPC streams. Without a state, yields :func:`.listed`."""
+        with self._reading(partition) as store:
+            _, cls = self._registry.operator(partition.operator)
+            found = StateColumns(cls, state, partition.operator, store) if state else [listed(cls, store)]
+        if isinstance(found, list):
+            yield found
+        else:
+            yield from found.pages(self.scan(partition, state, keys), partition.partition)
+
+    @contextlib.contextmanager
+    def _reading(self, partition: PartitionId) -> Iterator[PartitionStore]:
+        """Gives the partition's store. Raises NotOwner, also for an error in reading after the partition has left."""
+        store = self._owned_store(partition)  # a partition that lost its data knows no operator either
+        try:
+            yield store
+        except Exception as error:
+            self._owned_store(partition)
+            self._batches.judge(self._registry.local(partition), error)
+            raise
 
     def _evolved(self, partition: PartitionId) -> PartitionStore:
         """Returns the partition's store, with its states evolved to the present declaration. Raises the errors of

@@ -217,7 +217,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "use": optional(LABELLED),
     "task": optional(LABELLED),
     "call": optional(LABELLED),
-    "ScanRequest.state": LABELLED,
+    "ScanRequest.state": optional(LABELLED),  # empty: a list of the states
     "labels": (LABELLED, LABELLED),
     "version": optional(LABELLED),  # empty: an early release, which sends none
     "Deployment.version": COUNT,

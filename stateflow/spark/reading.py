@@ -34,6 +34,9 @@ def read_state(
 ) -> DataFrame:
     """Reads every entry of one state: columns key, map_key (null for a value), value, partition.
 
+    A state addressed at run time is read by the name of its tag. Three more columns follow the key: window_start,
+    window_end and namespace, see :class:`~stateflow.partition.entries.StateColumns`.
+
     Column types are those that the state declares, see :mod:`stateflow.state.arrays`; several key columns are a struct.
     Entries come from a live ``cluster``, or without any cluster from a ``checkpoint`` store (its newest checkpoint, or
     a ``savepoint``), or else from this program's own cluster in ``directory`` or ``./stateflow-data``. Reading does not
@@ -41,8 +44,9 @@ def read_state(
     Expired entries are left out: those of a cluster that have expired by now, those of a checkpoint that had expired
     when it was taken.
 
-    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument if more than one of these is named, or for a
-    directory that never had a cluster; CheckpointMissing or CheckpointCorrupt for a checkpoint.
+    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument if more than one of these is named, for a
+    directory that never had a cluster, or if several tags have the name; CheckpointMissing or CheckpointCorrupt for a
+    checkpoint.
 
     Example: ``read_state(spark, operator="DelayByAircraft", state="flights").where("value > 9").show()``
     """

@@ -2,7 +2,8 @@
 
 Each Spark partition covers the partitions that one replica owns, or one partition of a checkpoint. Filters on ``key``
 and ``partition`` are pushed down: executors read only the partitions that may have such keys, and from replicas only
-these keys. Spark refuses a source that takes filters unless ``spark.sql.python.filterPushdown.enabled`` is true, so
+these keys. Spark evaluates filters on windows, because the address of a session's cells does not tell its bounds. Spark
+refuses a source that takes filters unless ``spark.sql.python.filterPushdown.enabled`` is true, so
 :func:`~stateflow.spark.session.register_state` sets it.
 
 With ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a description of the
@@ -26,8 +27,8 @@ from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
 from stateflow.local.embedded import embedded
 from stateflow.operator.arrow import read_table
-from stateflow.partition.checkpoints import manifests_of, read_checkpoint
-from stateflow.partition.entries import joined
+from stateflow.partition.checkpoints import manifests_of, read_checkpoint, readable_states
+from stateflow.partition.entries import ReadableStates, is_exact, joined
 from stateflow.partitioner import partition_of
 from stateflow.rpc.clients import ControllerClient
 from stateflow.security.plain import own_token, use_token
@@ -63,7 +64,7 @@ class StateOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     operator: str = Field(description="name of the operator")
-    state: str | None = Field(default=None, description="attribute name of the state")
+    state: str | None = Field(default=None, description="name of the state's attribute or tag")
     cluster: str | None = Field(default=None, description="host:port of the controller, or of several")
     directory: str | None = Field(
         default=None, description="directory of a program's own cluster that runs on this machine"
@@ -152,9 +153,9 @@ def _schema(options: StateOptions) -> pa.Schema:
     found = _first(options).schema
     fields = [pa.field(each.name, pa.string()) if pa.types.is_null(each.type) else each for each in found]
     if options.since:
-        value = fields[found.get_field_index("value")]
+        *entry, value, partition = fields
         change = pa.field("change", pa.string())
-        fields = [*fields[:2], change, pa.field("before", value.type), value, fields[-1]]
+        fields = [*entry, change, pa.field("before", value.type), value, partition]
     return pa.schema(fields)
 
 
@@ -163,29 +164,22 @@ def _first(options: StateOptions) -> pa.Table:
 
     Without entries, returns an empty table with the declared types.
     """
-    assert options.state is not None
-    table = joined([])
+    empty: list[pa.Table] = []
     for page in _of_any(options):
         table = read_table(page)
         if table.num_rows:
-            break
-    return table
+            return table
+        empty.append(table)
+    return joined(empty)
 
 
 def _of_any(options: StateOptions) -> Iterator[bytes]:
-    """Yields the first page of each partition."""
+    """Yields the first page of each partition, and of a checkpoint more of a partition that has several."""
     assert options.state is not None
     if options.checkpoint is not None:
-        store = options.store()
-        for manifest in manifests_of(store, options.operator, options.savepoint):
-            numbers = (manifest.partition,)
-            yield next(
-                read_checkpoint(store, options.operator, options.state, savepoint=options.savepoint, partitions=numbers)
-            )
-        return
-    cluster = Cluster(options.address())
-    for number in range(cluster.operator(options.operator).partitions):
-        yield next(cluster.scan_state(options.operator, options.state, partitions=(number,), whole=False))
+        yield from read_checkpoint(options.store(), options.operator, options.state, savepoint=options.savepoint)
+    else:
+        yield from Cluster(options.address()).scan_state(options.operator, options.state, whole=False)
 
 
 def _pages(options: StateOptions, partitions: Collection[int] | None, keys: Sequence[Any]) -> Iterator[bytes]:
@@ -208,10 +202,12 @@ def _pages(options: StateOptions, partitions: Collection[int] | None, keys: Sequ
 
 @dataclass
 class Portion(InputPartition):
-    """Partitions that one Spark task reads. ``keys``: only these keys; empty: all."""
+    """Partitions that one Spark task reads. ``keys``: only these keys; empty: all. ``state``: its attribute or exact
+    name, by which each partition knows the state."""
 
     partitions: tuple[int, ...]
     keys: tuple[Any, ...] = ()
+    state: str = ""
 
 
 @dataclass
@@ -265,6 +261,7 @@ class StateReader(DataSourceReader):
             for number, owner in enumerate(owners):
                 by_owner.setdefault(owner.name, []).append(number)
             places = [*by_owner.values()]
+        state = self._exact_state() if places else ""
         by_partition = _by_partition(self._keys_as_stored(), count)
         found = []
         for numbers in places:
@@ -275,8 +272,20 @@ class StateReader(DataSourceReader):
             ]
             if wanted:
                 keys = () if by_partition is None else tuple(key for n in wanted for key in by_partition[n])
-                found.append(Portion(tuple(wanted), keys))
+                found.append(Portion(tuple(wanted), keys, state))
         return found or [Portion(())]
+
+    def _exact_state(self) -> str:
+        """Returns the name by which each partition knows the state, so that no task looks it up in all partitions."""
+        options, state = self.options, self.options.state
+        assert state is not None
+        if is_exact(state) or "window_start" not in self.schema.names:
+            return state
+        if options.checkpoint is not None:
+            states = readable_states(manifests_of(options.store(), options.operator, options.savepoint))
+        else:
+            states = Cluster(options.address()).readable_states(options.operator)
+        return states.exact(state, options.operator)
 
     def _check_since(self, counts: set[int]) -> None:
         """Checks that both savepoints have the same number of partitions. Raises InvalidArgument."""
@@ -311,11 +320,12 @@ class StateReader(DataSourceReader):
             return
         if not partition.partitions:
             return
-        if self.options.since:
+        options = self.options.model_copy(update={"state": partition.state})
+        if options.since:
             for number in partition.partitions:
-                yield from _changes(self.options, number, schema)
+                yield from _changes(options, number, schema)
             return
-        for page in _pages(self.options, partition.partitions, partition.keys):
+        for page in _pages(options, partition.partitions, partition.keys):
             yield from read_table(page).cast(schema).to_batches()
 
 
@@ -350,17 +360,20 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.R
 
 
 def _entries(options: StateOptions, number: int) -> dict[str, dict[str, Any]]:
-    """Returns the entries of one partition, by a text for key and map key, because these may be of any type."""
+    """Returns the entries of one partition, by a text for key, window and map key, because these may be of any type."""
     rows = (row for page in _pages(options, (number,), ()) for row in read_table(page).to_pylist())
-    return {repr((row["key"], row["map_key"])): row for row in rows}
+    return {repr([row[name] for name in row if name not in ("value", "partition")]): row for row in rows}
 
 
 def _described(options: StateOptions) -> pa.Table:
-    """Returns a description of a cluster, from its controller, or of a store, from its manifests."""
+    """Returns a description of a cluster, from its controller and replicas, or of a store, from its manifests."""
     rows: list[dict[str, Any]] = []
+    states, key = ReadableStates({}, {}), tuple[str, ...]()
     if options.checkpoint is not None:
         manifests = manifests_of(options.store(), options.operator, options.savepoint)
-        declared, key = (manifests[0].schema, manifests[0].key) if manifests else ([], ())
+        if manifests:
+            attributes, key = {each["name"]: each for each in manifests[0].schema}, manifests[0].key
+            states = ReadableStates.of(attributes, [tag for each in manifests for tag in each.tags])
         rows = [
             {
                 "operator": each.operator,
@@ -375,7 +388,9 @@ def _described(options: StateOptions) -> pa.Table:
         ]
     else:
         deployment = ControllerClient(options.address()).deployment(options.operator)
-        declared, key = json.loads(deployment.spec.state_schema), deployment.spec.key
+        key = deployment.spec.key
+        if options.describe == "states":
+            states = Cluster(options.address()).readable_states(options.operator)
         rows = [
             {"operator": options.operator, "partition": number, "owner": owner.name, "epoch": epoch}
             for number, (owner, epoch) in enumerate(zip(deployment.owners, deployment.epochs, strict=True))
@@ -384,11 +399,11 @@ def _described(options: StateOptions) -> pa.Table:
         rows = [
             {
                 "operator": options.operator,
-                "state": each["name"],
+                "state": name,
                 "kind": each.get("kind"),
                 "declared": json.dumps(each, sort_keys=True),
                 "key_columns": list(key),
             }
-            for each in declared
+            for name, each in states.by_name().items()
         ]
     return pa.Table.from_pylist(rows, DESCRIBED[options.describe])

@@ -178,8 +178,16 @@ def _tuple(fields: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _fields_of(names: list[str]) -> Convert:
+    """Returns a function that gives the fields of a record, or of the dict that stands for one whose class is not
+    known."""
     get = attrgetter(*names)
-    return (lambda value: (get(value),)) if len(names) == 1 else get
+
+    def fields(value: Any) -> Iterable[Any]:
+        if isinstance(value, dict):
+            return [value.get(name) for name in names]
+        return (get(value),) if len(names) == 1 else get(value)
+
+    return fields
 
 
 _SIGNATURES: dict[type[Coder[Any]], Signature] = {

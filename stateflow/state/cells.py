@@ -96,7 +96,7 @@ class Namespace(bytes):
         """Start and end of a window, in microseconds since 1970; None for other namespaces."""
         if self[:1] != _WINDOW or len(self) < _BOUNDS_END:
             return None
-        return encoding.unorder_int(self[9:]), encoding.unorder_int(self[1:9])
+        return encoding.unorder_int(self[9:_BOUNDS_END]), encoding.unorder_int(self[1:9])
 
     @property
     def name(self) -> str | None:

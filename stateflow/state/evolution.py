@@ -371,8 +371,8 @@ class Evolution:
             yield key, SimpleNamespace(**{name: _plain(old[name].kind, each) for name, each in tracked.items()})
 
     def _as_declared(self, was: dict[str, Any]) -> Declaration:
-        found = [self._coder(name) for name in was["coders"]]
-        if None in found:
+        declared = declared_as(was, self._custom)
+        if declared is None:
             raise SchemaMismatch(
                 f"state {was['name']!r} was stored with a custom coder, {', '.join(was['coders'])}, "
                 "which the operator no longer has",
@@ -380,18 +380,7 @@ class Evolution:
                 operator=self._operator,
                 state=was["name"],
             )
-        kind, coder, keys = was["kind"], found[-1], found[0]
-        lives = Ttl.described(was.get("ttl"))
-        match kind:
-            case "map":
-                return Declaration(kind, coder, key_coder=keys, name=was["name"], ttl=lives)  # type: ignore[arg-type]
-            case "set":
-                return Declaration(kind, NOTHING, key_coder=keys, name=was["name"], ttl=lives)
-            case "list":
-                places = coders.Int64()
-                return Declaration(kind, coder, key_coder=places, name=was["name"], ttl=lives)  # type: ignore[arg-type]
-        default = 0 if kind == "counter" else None
-        return Declaration(kind, coder, default=default, name=was["name"], ttl=lives)  # type: ignore[arg-type]
+        return declared
 
     def _coder(self, name: str) -> Coder[Any] | None:
         return coder_named(name) or self._custom.get(name)
@@ -429,6 +418,44 @@ def _heads(described: dict[str, Any]) -> tuple[bytes, bytes]:
     """Returns the prefixes of the addresses of a state's cells and counts."""
     tag = bytes.fromhex(described["tag"])
     return CELL + tag, COUNT + tag
+
+
+def declared_as(described: dict[str, Any], custom: Mapping[str, Coder[Any]]) -> Declaration | None:
+    """Returns a declaration that reads the cells of a stored state; its records come back as dicts.
+
+    Args:
+        described: the state's :meth:`Declaration.describe`.
+        custom: coders of the user's own, by name.
+
+    Returns None for a custom coder that is not among them.
+    """
+    found: list[Coder[Any] | None] = []
+    for coder_name, types in itertools.zip_longest(described["coders"], described.get("types", ())):
+        made = coder_named(coder_name)
+        _set_types(made, types)
+        found.append(made or custom.get(coder_name))
+    if None in found:
+        return None
+    kind, coder, keys = described["kind"], found[-1], found[0]
+    name, lives = described["name"], Ttl.described(described.get("ttl"))
+    match kind:
+        case "map":
+            return Declaration(kind, coder, key_coder=keys, name=name, ttl=lives)  # type: ignore[arg-type]
+        case "set":
+            return Declaration(kind, NOTHING, key_coder=keys, name=name, ttl=lives)
+        case "list":
+            return Declaration(kind, coder, key_coder=coders.Int64(), name=name, ttl=lives)  # type: ignore[arg-type]
+    default = 0 if kind == "counter" else None
+    return Declaration(kind, coder, default=default, name=name, ttl=lives)  # type: ignore[arg-type]
+
+
+def _set_types(coder: Coder[Any] | None, types: Any) -> None:
+    """Gives a coder made by :func:`coder_named` the types that its name does not determine."""
+    if isinstance(coder, coders.Msgpack):
+        coder.types = types
+    elif isinstance(coder, coders.Tuple) and isinstance(types, list):
+        for item, each in zip(coder.items, types[1:], strict=False):
+            _set_types(item, each)
 
 
 def coder_named(name: str) -> Coder[Any] | None:

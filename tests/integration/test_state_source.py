@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from typer.testing import CliRunner
 
-from stateflow.spark import register_state
+from stateflow.cli.app import app
+from stateflow.spark import read_state, register_state
 from stateflow.spark.session import PUSH_DOWN
 from stateflow.testing import LocalCluster
-from tests.integration.operators import Tally
+from tests.integration.operators import Minutes, Tally
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 PARTITIONS, KEYS = 8, 40
@@ -41,7 +45,11 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def read(session: SparkSession, **options: str) -> DataFrame:
-    return session.read.format("stateflow").options(operator="Tally", **options).load()
+    return load(session, operator="Tally", **options)
+
+
+def load(session: SparkSession, **options: str) -> DataFrame:
+    return session.read.format("stateflow").options(**options).load()
 
 
 def checkpoints(cluster: LocalCluster) -> str:
@@ -100,6 +108,61 @@ def test_what_there_is_to_read(session: SparkSession, cluster: LocalCluster) -> 
     cluster.cluster.savepoint("described")
     taken = read(session, checkpoint=checkpoints(cluster), savepoint="described", describe="partitions").collect()
     assert all(row.bytes > 0 and row.taken is not None for row in taken)
+
+
+NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
+WINDOWED = (
+    "struct<key:string,window_start:timestamp,window_end:timestamp,namespace:string,map_key:string,value:bigint,"
+    "partition:int>"
+)
+
+
+def at(minute: int) -> datetime:
+    return NOON + timedelta(minutes=minute)
+
+
+def of_windows(frame: DataFrame) -> dict[tuple[str, int], int]:
+    """Returns counts by key and minute. Spark gives times as naive ones in the zone of this process."""
+    rows = frame.collect()
+    assert {(row.namespace, row.window_end - row.window_start) for row in rows} <= {("minutes", timedelta(minutes=1))}
+    return {(row.key, (row.window_start.astimezone(UTC) - NOON) // timedelta(minutes=1)): row.value for row in rows}
+
+
+def test_windows_of_a_cluster_and_of_checkpoints(session: SparkSession, cluster: LocalCluster) -> None:
+    """Windows that have not ended are a table, by replicas, checkpoints, the command line and Spark."""
+    cluster.cluster.deploy(Minutes, partitions=4)
+    live = {"operator": "Minutes", "cluster": cluster.address}
+    stored = {"operator": "Minutes", "checkpoint": checkpoints(cluster)}
+    with cluster.cluster.stream("Minutes", source="m") as stream:
+        stream.send([{"k": f"k{number}", "at": at(minute)} for number in range(3) for minute in (0, 1, 1, 5)])
+        cluster.cluster.savepoint("windows")
+        expected = {(f"k{number}", minute): (2 if minute == 1 else 1) for number in range(3) for minute in (0, 1, 5)}
+        frame = load(session, **live, state="count")
+        assert frame.schema.simpleString() == WINDOWED
+        assert of_windows(frame) == expected
+        early = frame.where(F.col("window_end") <= F.lit(at(2))).where("key = 'k1'")
+        assert of_windows(early) == {("k1", 0): 1, ("k1", 1): 2}
+        assert of_windows(load(session, **stored, state="count")) == expected
+        assert of_windows(read_state(session, cluster=cluster, operator="Minutes", state="count")) == expected
+        there = read_state(session, checkpoint=checkpoints(cluster), operator="Minutes", state="count")
+        assert of_windows(there) == expected
+        for where in (live, stored):
+            described = load(session, **where, describe="states").collect()
+            assert [(row.state, row.kind, row.key_columns) for row in described] == [("count", "counter", ["k"])]
+        words = ["state", "get", "Minutes", "count", "k1", "--json"]
+        for more in (["--controller", cluster.address], ["--from", checkpoints(cluster)]):
+            entries = json.loads(CliRunner().invoke(app, [*words, *more]).stdout)["entries"]
+            assert [(each["window_start"], each["namespace"]) for each in entries] == [
+                (str(at(minute)), "minutes") for minute in (0, 1, 5)
+            ]
+        stream.advance_watermark(at(3))
+        left = cluster.cluster.read_state("Minutes", "count")
+        assert set(left["window_start"].to_pylist()) == {at(5)}
+        cluster.cluster.savepoint("later")
+        changes = load(session, **stored, state="count", since="windows", savepoint="later")
+        gone = {(row.key, row.window_start, row.change) for row in changes.collect()}
+        assert len(gone) == 6
+        assert {change for _, _, change in gone} == {"delete"}
 
 
 @pytest.mark.parametrize(

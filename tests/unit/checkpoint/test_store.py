@@ -274,12 +274,19 @@ manifests = st.builds(
     files=st.lists(files, max_size=3, unique_by=lambda file: file.name).map(tuple),
     watermark_us=st.none() | st.integers(-(1 << 60), 1 << 60),
     key=st.lists(names, max_size=2).map(tuple),
+    tags=st.lists(st.just({"name": "count", "kind": "counter", "coders": ["int64"], "tag": "1f"}), max_size=2),
 )
 
 
 @given(manifests)
 def test_manifest_round_trip(manifest: Manifest) -> None:
     assert Manifest.decode(manifest.encode(), "x") == manifest
+
+
+@given(manifests)
+def test_only_a_manifest_with_tags_needs_a_newer_program(manifest: Manifest) -> None:
+    body = json.loads(json.loads(manifest.encode())["body"])
+    assert (body["format"], "tags" in body) == ((3, True) if manifest.tags else (2, False))
 
 
 @given(manifests, st.data())

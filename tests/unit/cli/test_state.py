@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from stateflow.cli import state
 from stateflow.cli.app import app
+
+MICROS = pa.timestamp("us", tz="UTC")
+NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 
 
 class Cluster:
@@ -19,16 +25,24 @@ class Cluster:
 
     def __init__(self, _: str) -> None: ...
 
-    def scan_state(self, operator: str, name: str, key: Any) -> Iterator[bytes]:
+    def scan_state(self, operator: str, name: str, key: Any = None) -> Iterator[bytes]:
+        if name == "windowed":
+            yield page([], key=pa.null(), window_start=MICROS, map_key=pa.null(), value=pa.null(), partition=pa.int32())
+            row = {"key": -5, "window_start": NOON, "map_key": None, "value": 7, "partition": 3}
+            yield page(
+                [row], key=pa.int64(), window_start=MICROS, map_key=pa.null(), value=pa.int64(), partition=pa.int32()
+            )
+            return
         rows = [{"key": -5, "map_key": None, "value": "here", "partition": 3}] if key == -5 else []
-        table = pa.Table.from_pylist(
-            rows,
-            pa.schema([("key", pa.int64()), ("map_key", pa.null()), ("value", pa.string()), ("partition", pa.int32())]),
-        )
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        yield bytes(sink.getvalue().to_pybytes())
+        yield page(rows, key=pa.int64(), map_key=pa.null(), value=pa.string(), partition=pa.int32())
+
+
+def page(rows: list[dict[str, Any]], **types: pa.DataType) -> bytes:
+    table = pa.Table.from_pylist(rows, pa.schema(list(types.items())))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +67,16 @@ def test_a_key_that_is_not_there_is_said_with_status_1() -> None:
     assert found.stderr.strip() == "seen of Op has no entry for the key '-6': see `stateflow state scan`"
     found = get("null", "--json")
     assert (found.exit_code, json.loads(found.stdout)) == (1, {"entries": []})
+
+
+def test_columns_of_windows_are_shown_and_exported(tmp_path: Path) -> None:
+    """A partition where the tag was not used knows no types; its page fits those of the others."""
+    shown = CliRunner().invoke(app, ["state", "get", "Op", "windowed", "--", "-5"]).stdout
+    assert shown.split()[:5] == ["key", "window_start", "map_key", "value", "partition"]
+    assert "2013-01-01 12:00:00+00:00" in shown
+    out = tmp_path / "windowed.parquet"
+    made = CliRunner().invoke(app, ["state", "export", "Op", "windowed", "--out", str(out), "--json"])
+    assert (made.exit_code, json.loads(made.stdout)["rows"]) == (0, 1)
+    table = pq.read_table(out)
+    assert table.column_names == ["key", "window_start", "map_key", "value", "partition"]
+    assert (table["window_start"].to_pylist(), table["value"].to_pylist()) == ([NOON], [7])

@@ -18,6 +18,7 @@ from stateflow.operator.arrow import read_table
 from stateflow.partition.entries import StateColumns, joined
 from stateflow.state import coder_for
 from stateflow.state.arrays import taken, typed_of
+from stateflow.storage import MemoryStore
 
 
 @dataclasses.dataclass
@@ -106,7 +107,7 @@ class Many(Operator):
 
 
 def page(*entries: tuple[Any, Any, Any]) -> pa.Table:
-    columns = StateColumns(Many, "last", "Many")
+    columns = StateColumns(Many, "last", "Many", MemoryStore())
     (pages,) = columns.pages(iter(entries), 3)
     return joined([read_table(each) for each in pages])
 

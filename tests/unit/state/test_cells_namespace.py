@@ -270,6 +270,8 @@ def test_windows_sort_by_end_then_start() -> None:
     assert Namespace.window(0, at) == Namespace.window(0, 1_000_000)
     assert Namespace.named("w") != Namespace.window(0, 0)
     assert (Namespace.named("é").name, Namespace.named("é").bounds, ONE.name) == ("é", None, None)
+    of = Namespace.window(-5, 5, "hourly")
+    assert (of.bounds, of.name, repr(of)) == ((-5, 5), "hourly", "Namespace.window(-5, 5, 'hourly')")
     assert [repr(each) for each in (Namespace(), ONE, Namespace.named("x"), Namespace(b"\0"))] == [
         "Namespace()",
         "Namespace.window(0, 10)",

@@ -1,0 +1,103 @@
+"""States that are read by the name of a tag: what the name means, over all partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateflow import Namespace, Operator, state
+from stateflow.client import Cluster
+from stateflow.client import cluster as cluster_module
+from stateflow.clock import ManualClock
+from stateflow.errors import InvalidArgument, UnknownState
+from stateflow.operator.operator import describe
+from stateflow.partition.positions import Batch
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partitioner import partition_of
+from stateflow.settings import ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
+
+PARTITIONS = 4
+#: keys of different partitions
+ONE, OTHER = (next(key for key in "abcdefghijkl" if partition_of(key, PARTITIONS) == number) for number in (1, 3))
+SCHEMA = pa.schema({"k": pa.string()})
+COUNT: Any = state.counter(name="count")
+TEXT, NUMBER = state.value(str, name="last"), state.value(int, name="last")
+
+
+class Spread(Operator):
+    """Uses one tag in all partitions, and two tags of one name in different ones."""
+
+    key, output = "k", "k string"
+    n = state.counter()
+
+    def process(self, row: Any, ctx: Any) -> None:
+        ctx.state(COUNT, Namespace.window(0, 1_000_000)).value += 1
+        if row.k == ONE:
+            ctx.state(TEXT).value = "one"
+        else:
+            ctx.state(NUMBER).value = 7
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of one replica without sockets. Its third partition had no batch."""
+    owner = ReplicaInfo("a", "site", "a:1")
+    node = ReplicaNode(owner, tmp_path / "a", ReplicaSettings(), clock=ManualClock(10**15))
+    node.create(describe(Spread, PARTITIONS), range(PARTITIONS), 1)
+    for key in (ONE, OTHER):
+        data = pa.RecordBatch.from_pylist([{"k": key}], schema=SCHEMA).serialize().to_pybytes()
+        partition = PartitionId("Spread", partition_of(key, PARTITIONS))
+        apply_to(node, partition, 1, Batch("s", 0), SCHEMA.serialize().to_pybytes(), data)
+
+    class Called:
+        def __init__(self, address: str) -> None: ...
+
+        def scan(self, operator: str, state: str, partitions: list[int], keys: Iterable[bytes]) -> Iterator[bytes]:
+            for number in partitions:
+                for pages in node.reader.scan_pages(PartitionId(operator, number), state, keys):
+                    yield from pages
+
+    monkeypatch.setattr(cluster_module, "ReplicaClient", Called)
+    made = Cluster("127.0.0.1:1")
+    deployed = SimpleNamespace(spec=SimpleNamespace(partitions=PARTITIONS), owners=[owner] * PARTITIONS)
+    made._client = SimpleNamespace(deployment=lambda _: deployed)  # type: ignore[assignment]
+    yield made
+    node.close()
+
+
+def values(table: pa.Table) -> dict[str, Any]:
+    return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def test_a_plain_name_is_read_from_all_partitions(cluster: Cluster) -> None:
+    table = cluster.read_state("Spread", "count")
+    assert values(table) == {ONE: 1, OTHER: 1}
+    assert table["window_end"].to_pylist()[0].second == 1
+    assert values(cluster.read_state("Spread", "count", OTHER)) == {OTHER: 1}
+    assert values(cluster.read_state("Spread", "count: counter(int64)", ONE)) == {ONE: 1}
+    assert cluster.read_state("Spread", "count", "nobody").num_rows == 0
+    assert cluster.read_state("Spread", "n").num_rows == 0, "an attribute's, which was not used"
+
+
+def test_two_tags_of_one_name_are_not_mixed(cluster: Cluster) -> None:
+    """Each partition has only one of them, so that no partition alone can tell."""
+    with pytest.raises(
+        InvalidArgument, match=r"several states are called 'last' .*last: value\(int64\); last: value\("
+    ):
+        cluster.read_state("Spread", "last")
+    assert values(cluster.read_state("Spread", "last: value(utf8)")) == {ONE: "one"}
+    assert values(cluster.read_state("Spread", "last: value(int64)")) == {OTHER: 7}
+    assert [*cluster.readable_states("Spread").by_name()] == ["n", "count", "last: value(int64)", "last: value(utf8)"]
+
+
+@pytest.mark.parametrize("name", ["cuont", "cuont: counter(int64)", ""])
+def test_an_unknown_name_is_refused_with_those_that_are_there(cluster: Cluster, name: str) -> None:
+    with pytest.raises(UnknownState, match="name one of these: n, count, last: value"):
+        cluster.read_state("Spread", name)
