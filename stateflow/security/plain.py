@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import SecretStr
 
@@ -48,6 +48,34 @@ _NAMES = (
 _handed = ""
 
 
+class Issuer(Protocol):
+    """An authority of this process's own, which issues tokens for processes that work for this one elsewhere.
+
+    ``directory``: absolute path of its files, which only the user of this process can read.
+    """
+
+    directory: Path
+
+
+_issuer: Issuer | None = None
+
+
+@contextmanager
+def issuing(issuer: Issuer) -> Iterator[None]:
+    """Sets the authority of this process within the block."""
+    global _issuer  # noqa: PLW0603 - of the process, as its environment is
+    before, _issuer = _issuer, issuer
+    try:
+        yield
+    finally:
+        _issuer = before
+
+
+def own_issuer() -> Issuer | None:
+    """Returns the authority of this process. None: it has none."""
+    return _issuer
+
+
 def use_token(text: str) -> None:
     """Sets the token that this process was given, which takes precedence over its settings; empty: none."""
     global _handed  # noqa: PLW0603 - set in a worker of Spark's, which does one task at a time
@@ -75,8 +103,7 @@ def connection_settings() -> ConnectionSettings:
 
 
 def own_token() -> str:
-    """Returns the token for processes that work for this one elsewhere; empty: there is none. Raises
-    BadCertificate."""
+    """Returns the token of this process; empty: it has none. Raises BadCertificate."""
     if not connection_settings().by_token:
         return ""
     files = tls_files()

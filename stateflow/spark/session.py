@@ -419,17 +419,20 @@ def register_state(spark: SparkSession) -> None:
     Executors read the state of a cluster, checkpoint or savepoint, the changes between two savepoints, or a description
     of what can be read. Options: docs/spark.md. Sets ``spark.sql.python.filterPushdown.enabled`` in the session, which
     Spark requires of a source that takes filters. If this process has a token, reads of the session use the token as it
-    is now: register the source again when there is a newer one.
+    is now: register the source again when there is a newer one. With a cluster inside Spark, call this after
+    ``start_cluster``: each read then gets a token of its own, for the operator that it reads.
 
     Raises BadCertificate if the token cannot be read.
 
     Example: ``register_state(spark)``
     """
-    from stateflow.security.plain import own_token
+    from stateflow.security.plain import own_issuer, own_token
     from stateflow.spark.state_source import StateSource
 
     tell_briefly()
-    spark.dataSource.register(StateSource.bound(own_token()))
+    issuer = own_issuer()
+    bound = StateSource.bound(own_token()) if issuer is None else StateSource.bound(issuer=str(issuer.directory))
+    spark.dataSource.register(bound)
     spark.conf.set(PUSH_DOWN, "true")
 
 
