@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import SecretStr
 
 from stateflow.errors import InsecureRefused
+from stateflow.security.roles import Role
 from stateflow.settings import CONFIG, NO_TOKEN, ConnectionSettings
 
 if TYPE_CHECKING:
@@ -56,8 +57,13 @@ class Issuer(Protocol):
 
     directory: Path
 
+    def task_token(self, operator: str) -> str:
+        """Returns a token for processes that send rows to one operator. Raises InvalidArgument, BadCertificate."""
+
 
 _issuer: Issuer | None = None
+#: serial numbers of administrators' tokens that were handed on
+_handed_on: set[int] = set()
 
 
 @contextmanager
@@ -100,6 +106,35 @@ def connection_settings() -> ConnectionSettings:
     """Returns the settings of connections from the present environment, and from the file that it names. Raises
     InvalidArgument."""
     return _settings(_handed, *(os.environ.get(name) for name in _NAMES))
+
+
+def task_token(operator: str) -> str:
+    """Returns the token for processes that send rows to one operator for this process; empty: there is none.
+
+    If this process has an authority of its own, the token is for that operator only; otherwise it is that of
+    :func:`token_to_hand_on`. Raises InvalidArgument, BadCertificate.
+    """
+    return token_to_hand_on() if _issuer is None else _issuer.task_token(operator)
+
+
+def token_to_hand_on() -> str:
+    """Returns the token of this process for processes elsewhere; empty: there is none.
+
+    Logs a warning, once for each token, if it is an administrator's. Raises BadCertificate.
+    """
+    token = own_token()
+    if token:
+        files = tls_files()
+        assert files is not None
+        own = files.current().own
+        if own.identity is not None and own.identity.role == Role.ADMIN and own.serial not in _handed_on:
+            _handed_on.add(own.serial)
+            log.warning(
+                "tasks on executors get the token of %s, with which they may do everything: give this process one that "
+                "may less, `stateflow token issue NAME --role data --operator OPERATOR`",
+                own.identity,
+            )
+    return token
 
 
 def own_token() -> str:

@@ -2,7 +2,7 @@
 
 The authority lives as long as the application, or as its directory. The controller has a certificate, and each replica
 has one with the replica's name. The driver's process is an administrator while the cluster runs. Tasks get tokens that
-allow less: those of queries one with the role ``data``, those that read state see
+allow less: those of queries one with the role ``data`` for their operator, those that read state see
 :func:`read_token`.
 
 The machines of replicas in Spark's tasks are not known before the tasks run. So a task enrols its replica:
@@ -263,9 +263,12 @@ class Credentials:
         self._issue()
         self._desk.use(self._controller)
 
-    def task_token(self) -> str:
-        """Returns a token for the tasks of one query, which use it as long as the query runs. Raises BadCertificate."""
-        return self._authority.token(Identity(Role.DATA, _SPARK), LONGEST)[0]
+    def task_token(self, operator: str) -> str:
+        """Returns a token for the tasks that send one query's rows to an operator, as long as the query runs.
+
+        Raises InvalidArgument, BadCertificate.
+        """
+        return self._authority.token(Identity.of(Role.DATA, _SPARK, (operator,)), LONGEST)[0]
 
     @property
     def of_controller(self) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -78,7 +78,7 @@ class ReplicaTask:
     controller: str
     application: str
     group: str
-    checkpoints: str
+    checkpoints: str = field(repr=False)  # a URL, which may contain a password
     insecure: bool
     enrolment: Enrolment | None = None
     again: bool = False
@@ -99,7 +99,6 @@ class ReplicaTask:
         name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
         _wait_for_former(folder / "state")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # the URL may contain a password
         environment |= {"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {}
         environment |= self._enrolled(folder, name)
         with (folder / "replica.log").open("ab") as said:
@@ -476,11 +475,6 @@ class SparkCluster:
         None: the cluster talks plain text, and needs no token.
         """
         return None if self._credentials is None else self._credentials.token_file
-
-    @property
-    def task_token(self) -> str:
-        """Token for tasks of one query, see :func:`~stateflow.spark.apply.apply_operator`; empty: none is needed."""
-        return "" if self._credentials is None else self._credentials.task_token()
 
     def wait(self, timeout_s: float = START_S) -> SparkCluster:
         """Waits until all requested replicas are alive. Raises Unavailable."""

@@ -426,13 +426,15 @@ def register_state(spark: SparkSession) -> None:
 
     Example: ``register_state(spark)``
     """
-    from stateflow.security.plain import own_issuer, own_token
+    from stateflow.security.plain import own_issuer, token_to_hand_on
     from stateflow.spark.state_source import StateSource
 
     tell_briefly()
     issuer = own_issuer()
-    bound = StateSource.bound(own_token()) if issuer is None else StateSource.bound(issuer=str(issuer.directory))
-    spark.dataSource.register(bound)
+    source = (
+        StateSource.bound(token_to_hand_on()) if issuer is None else StateSource.bound(issuer=str(issuer.directory))
+    )
+    spark.dataSource.register(source)
     spark.conf.set(PUSH_DOWN, "true")
 
 

@@ -11,6 +11,7 @@ import pytest
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import InvalidArgument
 from stateflow.security.certificates import certificate_of, decoded_token, utc
+from stateflow.security.plain import own_issuer, own_token, task_token
 from stateflow.security.roles import Identity, Role
 from stateflow.spark.credentials import READ_FOR, Credentials, read_token
 
@@ -33,9 +34,16 @@ def issued(credentials: Credentials) -> int:
     return len(list((credentials.directory / "authority" / "issued").iterdir()))
 
 
-def test_tasks_of_queries_may_less_than_the_driver(credentials: Credentials) -> None:
-    tokens = credentials.task_token(), credentials.token_file.read_text()
-    assert [who and who.role for who in map(identity_of, tokens)] == [Role.DATA, Role.ADMIN]
+def test_tasks_of_queries_may_less_than_the_driver(credentials: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks get a token for their operator, even if the caller passes the cluster's address and not the cluster."""
+    monkeypatch.delenv("STATEFLOW_TOKEN_FILE", raising=False)
+    before = task_token("Tally")
+    credentials.begin()
+    assert identity_of(own_token()) == Identity(Role.ADMIN, "driver")
+    assert identity_of(task_token("Tally")) == TALLY
+    credentials.end()
+    assert own_issuer() is None
+    assert task_token("Tally") == before
 
 
 def test_a_read_has_a_token_for_half_of_its_time_at_least(credentials: Credentials) -> None:

@@ -93,6 +93,12 @@ def test_a_master_without_retries_is_refused(master: str, failures: str, started
     assert not started
 
 
+def test_the_password_of_a_store_does_not_show() -> None:
+    task = inside.ReplicaTask("h:1", "app", "abc123", "s3://user:pw-4f2d@host/x", insecure=False)
+    assert "pw-4f2d" not in repr(task)
+    assert task.checkpoints == "s3://user:pw-4f2d@host/x"
+
+
 def test_a_session_of_spark_connect_is_refused(started: list[Any]) -> None:
     remote = type("SparkSession", (Spark,), {"__module__": "pyspark.sql.connect.session"})("yarn", 4)
     with pytest.raises(InvalidArgument, match="over Spark Connect this process has no driver to start a controller"):
