@@ -47,7 +47,7 @@ from stateflow.security.plain import NO_TOKEN_VARIABLES, is_loopback, tls_files,
 from stateflow.settings import ReplicaSettings
 from stateflow.spark.checks import check_running
 from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment
-from stateflow.spark.session import LOCAL, is_connect
+from stateflow.spark.session import LOCAL, SPECULATION, is_connect, speculates
 from stateflow.status import ClusterStatus, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ ATTEMPTS = 3
 #: Spark counts the failures of a task until the task succeeds, which a replica's never does: below this number, a
 #: replica that is killed now and then soon ends the job, and all replicas with it
 FAILURES_LOW = 100
+THRESHOLD = "spark.speculation.task.duration.threshold"
 #: seconds to wait until executors with enough slots have registered
 EXECUTORS_S = 60.0
 _LOOK_S = 0.5
@@ -614,6 +615,16 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
             "Spark ends all replicas at once: set it to %d or more",
             failures,
             FAILURES_LOW,
+        )
+    # without the threshold Spark starts second attempts only when others have succeeded, which replicas never do
+    threshold = context.getConf().get(THRESHOLD, "")
+    if speculates(context.getConf(), context.master) and threshold:
+        log.warning(
+            "%s=%s: Spark may start each replica a second time, on another host, where it takes a slot as long as the "
+            "cluster lives: leave the setting out, or set %s=false",
+            THRESHOLD,
+            threshold,
+            SPECULATION,
         )
     until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
     while (slots := slots_of(context)) <= replicas and SYSTEM_CLOCK.monotonic() < until:

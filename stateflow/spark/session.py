@@ -73,6 +73,7 @@ _REAL_TIME = {
 }
 #: Spark gives filters to Python sources only with this setting, and refuses a source that takes filters without it
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
+SPECULATION = "spark.speculation"
 #: log settings with which a failed task takes one line instead of two hundred
 LOGGING = Path(__file__).with_name("log4j2.properties")
 _REMEDY = (
@@ -315,6 +316,15 @@ def local_slots(spark: SparkSession) -> int | None:
             return None
         cores = str(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().availableProcessors())
     return int(int(cores) // float(get("spark.task.cpus", None) or 1))
+
+
+def speculates(conf: Any, master: str) -> bool:
+    """Tells whether Spark starts second attempts of slow tasks. A local master never does.
+
+    Args:
+        conf: settings of a session or of Spark.
+    """
+    return not LOCAL.match(master) and (conf.get(SPECULATION, "") or "").strip().lower() == "true"
 
 
 def analyzed_plan(spark: Any, plan: Any) -> str:
