@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 SITE = "spark"
 #: file in a replica's directory with the replica's name
 _NAME = "REPLICA"
+#: variables with which a process may talk to Spark's executors and to the daemon that starts Python workers
+_SECRETS_OF_SPARK = frozenset({"_SPARK_AUTH_SECRET", "PYTHON_WORKER_FACTORY_SECRET"})
 
 
 def base_of(group: str) -> str:
@@ -98,9 +100,7 @@ class ReplicaTask:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
         _wait_for_former(folder / "state")
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= {"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {}
-        environment |= self._enrolled(folder, name)
+        environment = self.environment(os.environ) | self._enrolled(folder, name)
         with (folder / "replica.log").open("ab") as said:
             replica = subprocess.Popen(
                 self._command(folder, name),
@@ -117,6 +117,15 @@ class ReplicaTask:
         raise Unavailable(
             f"the replica {name} exited with status {status}: {''.join(last)}", remedy="see its log", log=folder
         )
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment of a replica, without its identity, in that of a Python worker.
+
+        Spark's own secrets are left out, because the code of operators would have them.
+        """
+        found = {name: value for name, value in given.items() if name not in _SECRETS_OF_SPARK}
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        return found | ({"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {})
 
     def _folder(self, number: int) -> Path:
         """Returns the task's directory on this executor's local disk, which is gone with the executor."""

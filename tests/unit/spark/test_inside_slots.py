@@ -165,6 +165,14 @@ def test_the_password_of_a_store_does_not_show() -> None:
     assert task.checkpoints == "s3://user:pw-4f2d@host/x"
 
 
+def test_a_replica_has_the_environment_of_its_task_without_the_secrets_of_spark() -> None:
+    task = inside.ReplicaTask("h:1", "app", "abc123", "s3://bucket/x", insecure=False)
+    given = {"HOME": "/h", "_SPARK_AUTH_SECRET": "a", "PYTHON_WORKER_FACTORY_SECRET": "b", "STATEFLOW_X": "y"}
+    found = task.environment(given)
+    assert found.pop("PYTHONPATH")
+    assert found == {"HOME": "/h", "STATEFLOW_X": "y", "STATEFLOW_CHECKPOINTS": "s3://bucket/x"}
+
+
 def test_a_session_of_spark_connect_is_refused(started: list[Any]) -> None:
     remote = type("SparkSession", (Spark,), {"__module__": "pyspark.sql.connect.session"})("yarn", 4)
     with pytest.raises(InvalidArgument, match="over Spark Connect this process has no driver to start a controller"):
