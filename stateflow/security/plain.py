@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import SecretStr
 
 from stateflow.errors import InsecureRefused
+from stateflow.security.roles import Role
 from stateflow.settings import CONFIG, NO_TOKEN, ConnectionSettings
 
 if TYPE_CHECKING:
@@ -48,6 +49,39 @@ _NAMES = (
 _handed = ""
 
 
+class Issuer(Protocol):
+    """An authority of this process's own, which issues tokens for processes that work for this one elsewhere.
+
+    ``directory``: absolute path of its files, which only the user of this process can read.
+    """
+
+    directory: Path
+
+    def task_token(self, operator: str) -> str:
+        """Returns a token for processes that send rows to one operator. Raises InvalidArgument, BadCertificate."""
+
+
+_issuer: Issuer | None = None
+#: serial numbers of administrators' tokens that were handed on
+_handed_on: set[int] = set()
+
+
+@contextmanager
+def issuing(issuer: Issuer) -> Iterator[None]:
+    """Sets the authority of this process within the block."""
+    global _issuer  # noqa: PLW0603 - of the process, as its environment is
+    before, _issuer = _issuer, issuer
+    try:
+        yield
+    finally:
+        _issuer = before
+
+
+def own_issuer() -> Issuer | None:
+    """Returns the authority of this process. None: it has none."""
+    return _issuer
+
+
 def use_token(text: str) -> None:
     """Sets the token that this process was given, which takes precedence over its settings; empty: none."""
     global _handed  # noqa: PLW0603 - set in a worker of Spark's, which does one task at a time
@@ -74,9 +108,37 @@ def connection_settings() -> ConnectionSettings:
     return _settings(_handed, *(os.environ.get(name) for name in _NAMES))
 
 
+def task_token(operator: str) -> str:
+    """Returns the token for processes that send rows to one operator for this process; empty: there is none.
+
+    If this process has an authority of its own, the token is for that operator only; otherwise it is that of
+    :func:`token_to_hand_on`. Raises InvalidArgument, BadCertificate.
+    """
+    return token_to_hand_on() if _issuer is None else _issuer.task_token(operator)
+
+
+def token_to_hand_on() -> str:
+    """Returns the token of this process for processes elsewhere; empty: there is none.
+
+    Logs a warning, once for each token, if it is an administrator's. Raises BadCertificate.
+    """
+    token = own_token()
+    if token:
+        files = tls_files()
+        assert files is not None
+        own = files.current().own
+        if own.identity is not None and own.identity.role == Role.ADMIN and own.serial not in _handed_on:
+            _handed_on.add(own.serial)
+            log.warning(
+                "tasks on executors get the token of %s, with which they may do everything: give this process one that "
+                "may less, `stateflow token issue NAME --role data --operator OPERATOR`",
+                own.identity,
+            )
+    return token
+
+
 def own_token() -> str:
-    """Returns the token for processes that work for this one elsewhere; empty: there is none. Raises
-    BadCertificate."""
+    """Returns the token of this process; empty: it has none. Raises BadCertificate."""
     if not connection_settings().by_token:
         return ""
     files = tls_files()

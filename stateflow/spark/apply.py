@@ -49,7 +49,7 @@ from stateflow.operator.operator import (
 from stateflow.partition.positions import INITIAL
 from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
-from stateflow.security.plain import own_token
+from stateflow.security.plain import task_token
 from stateflow.settings import ClientSettings
 from stateflow.spark.checks import (
     RESERVED_COLUMNS,
@@ -346,7 +346,7 @@ def apply_operator(
     except OperatorNotDeployed as error:
         error.remedy = f"deploy it first: Cluster({address!r}).deploy({operator.__name__})"
         raise
-    spec, token = deployed.spec, getattr(cluster, "task_token", "") or own_token()
+    spec, token = deployed.spec, task_token(operator_name)
     key = key_columns(operator)
     schema = output_schema(operator)
     check_outputs(operator)

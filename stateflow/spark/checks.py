@@ -11,6 +11,7 @@ The other checks read the schema, the plan and the session of a DataFrame, and a
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import socket
@@ -41,11 +42,13 @@ from stateflow.rpc.clients import ControllerClient, ReplicaClient, addresses_of
 from stateflow.security.plain import check_dialled, host_of, tls_files, use_token
 from stateflow.spark.session import (
     REAL_TIME,
+    SPECULATION,
     analyzed_plan,
     default_parallelism,
     is_connect,
     real_time_settings,
     require,
+    speculates,
 )
 from stateflow.state import declarations_of
 from stateflow.types import LABEL, ReplicaInfo
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+log = logging.getLogger(__name__)
 #: seconds for one address, and the number of addresses tried at a time; an address whose turn does not come within the
 #: first of these periods counts as reached
 TRY_S = 3.0
@@ -531,6 +535,12 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
         raise InvalidArgument(
             f"the session lacks settings that real-time mode needs: {', '.join(lacking)}",
             remedy="create it with local_session(…, real_time=True) or with real_time_settings()",
+        )
+    if speculates(df.sparkSession.conf, get("spark.master", "") or ""):
+        log.warning(
+            "%s=true: in real-time mode a second attempt of a task takes over from the first, which then fails, and so "
+            "does the query: set it to false",
+            SPECULATION,
         )
     return names
 

@@ -1,8 +1,9 @@
 """Certificates and tokens of a cluster inside Spark, from an authority on the driver.
 
 The authority lives as long as the application, or as its directory. The controller has a certificate, and each replica
-has one with the replica's name. The driver's process is an administrator while the cluster runs. Tasks of queries get
-tokens with the role ``data``.
+has one with the replica's name. The driver's process is an administrator while the cluster runs. Tasks get tokens that
+allow less: those of queries one with the role ``data`` for their operator, those that read state see
+:func:`read_token`.
 
 The machines of replicas in Spark's tasks are not known before the tasks run. So a task enrols its replica:
 
@@ -29,6 +30,7 @@ import re
 import secrets
 import socket
 import ssl
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,11 +38,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import NotAllowed, StateflowError, Unavailable, from_wire
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import BadCertificate, NotAllowed, StateflowError, Unavailable, from_wire
 from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
-from stateflow.security.certificates import LONGEST
-from stateflow.security.plain import NO_TOKEN_VARIABLES, OWN_CERT, OWN_KEY, environment, variables_of
+from stateflow.security.certificates import LONGEST, certificate_of, decoded_token, utc
+from stateflow.security.plain import NO_TOKEN_VARIABLES, OWN_CERT, OWN_KEY, environment, issuing, variables_of
 from stateflow.security.roles import Identity, Role
 from stateflow.types import NAME
 
@@ -54,6 +56,10 @@ PLACES = 32
 AGAIN_S = 1.0
 #: seconds between renewals of certificates and of the administrator's token, which are valid for longer
 RENEW_S = timedelta(days=7).total_seconds()
+#: lifetime of a token for reads of state; half of it or more is left when Spark plans a read
+READ_FOR = timedelta(days=1)
+_AUTHORITY = "authority"
+_SPARK = "spark"  # name of the controller, and of tasks
 _SECRET, _NAME, _REQUEST, _CERT, _REFUSED = "secret", "name", "request", "cert", "refused"
 
 
@@ -228,7 +234,8 @@ class Credentials:
 
     def __init__(self, directory: Path, host: str, base: str, replicas: int) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place = directory / "authority"
+        self.directory = directory.absolute()
+        place = directory / _AUTHORITY
         self._authority = Authority(place) if (place / KEY).exists() else Authority.init(place, "stateflow in Spark")
         self._host, self._controller = host, directory / "controller"
         #: an administrator's token for commands on this machine: STATEFLOW_TOKEN_FILE
@@ -244,7 +251,7 @@ class Credentials:
         return self._authority.certify(Identity(Role.NODE, name), [host], request)
 
     def _issue(self) -> None:
-        self._authority.issue(Identity(Role.CONTROLLER, "spark"), [self._host], self._controller)
+        self._authority.issue(Identity(Role.CONTROLLER, _SPARK), [self._host], self._controller)
         token, _ = self._authority.token(Identity(Role.ADMIN, "driver"), LONGEST)
         write_private(self.token_file, token.encode())
 
@@ -256,9 +263,12 @@ class Credentials:
         self._issue()
         self._desk.use(self._controller)
 
-    def task_token(self) -> str:
-        """Returns a token for the tasks of one query, which use it as long as the query runs. Raises BadCertificate."""
-        return self._authority.token(Identity(Role.DATA, "spark"), LONGEST)[0]
+    def task_token(self, operator: str) -> str:
+        """Returns a token for the tasks that send one query's rows to an operator, as long as the query runs.
+
+        Raises InvalidArgument, BadCertificate.
+        """
+        return self._authority.token(Identity.of(Role.DATA, _SPARK, (operator,)), LONGEST)[0]
 
     @property
     def of_controller(self) -> Mapping[str, str]:
@@ -268,12 +278,47 @@ class Credentials:
     def begin(self) -> None:
         """Gives this process the certificate of an administrator of this cluster until :meth:`end`.
 
-        Meanwhile the process cannot talk to another cluster.
+        Meanwhile the process cannot talk to another cluster, and what it hands to tasks are tokens that allow less.
         """
         given = dict.fromkeys(self.of_controller, "") | {"STATEFLOW_TOKEN_FILE": str(self.token_file)}
         self._own.enter_context(environment(given))
+        self._own.enter_context(issuing(self))
 
     def end(self) -> None:
         """Stops giving certificates, and ends the administrator's role of this process."""
         self._desk.close()
         self._own.close()
+
+
+def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SYSTEM_CLOCK) -> str:
+    """Returns a token for tasks that read from a cluster inside Spark, as Spark plans the read.
+
+    Spark plans reads in a process on the driver's machine, which has the driver's user but not its environment. The
+    token is kept beside the authority and returned again while half of its time is left. So a read leaves no
+    certificate of its own among those that the authority has issued.
+
+    Args:
+        directory: that of the cluster's :class:`Credentials`.
+        state: True: the token may read the operator's state, for which the role ``data`` is needed. False: it may only
+            look at the cluster, with the role ``read``.
+
+    Raises InvalidArgument, or BadCertificate if the authority cannot be used.
+    """
+    who = Identity.of(Role.DATA, _SPARK, (operator,)) if state else Identity(Role.READ, _SPARK)
+    file = directory / f"{'-'.join([who.role, *who.operators])}.token"
+    with contextlib.suppress(OSError, BadCertificate):
+        kept = file.read_text("ascii", "replace")
+        if certificate_of(decoded_token(kept).cert).not_after - utc(clock) >= READ_FOR / 2:
+            return kept
+    try:
+        token, _ = Authority(directory / _AUTHORITY, clock).token(who, READ_FOR)
+        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as written:  # only its owner can read it
+            written.write(token)
+        Path(written.name).replace(file)  # another process may do the same at this moment
+    except (BadCertificate, OSError) as error:
+        raise BadCertificate(
+            f"no token for this read: {error.what if isinstance(error, BadCertificate) else error}",
+            remedy="read while the cluster runs; after another start_cluster call register_state again",
+            dir=directory,
+        ) from error
+    return token

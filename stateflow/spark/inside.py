@@ -30,7 +30,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -47,7 +47,7 @@ from stateflow.security.plain import NO_TOKEN_VARIABLES, is_loopback, tls_files,
 from stateflow.settings import ReplicaSettings
 from stateflow.spark.checks import check_running
 from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment
-from stateflow.spark.session import LOCAL, is_connect
+from stateflow.spark.session import LOCAL, SPECULATION, is_connect, speculates
 from stateflow.status import ClusterStatus, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 SITE = "spark"
 #: file in a replica's directory with the replica's name
 _NAME = "REPLICA"
+#: variables with which a process may talk to Spark's executors and to the daemon that starts Python workers
+_SECRETS_OF_SPARK = frozenset({"_SPARK_AUTH_SECRET", "PYTHON_WORKER_FACTORY_SECRET"})
 
 
 def base_of(group: str) -> str:
@@ -78,7 +80,7 @@ class ReplicaTask:
     controller: str
     application: str
     group: str
-    checkpoints: str
+    checkpoints: str = field(repr=False)  # a URL, which may contain a password
     insecure: bool
     enrolment: Enrolment | None = None
     again: bool = False
@@ -98,10 +100,7 @@ class ReplicaTask:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
         _wait_for_former(folder / "state")
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # the URL may contain a password
-        environment |= {"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {}
-        environment |= self._enrolled(folder, name)
+        environment = self.environment(os.environ) | self._enrolled(folder, name)
         with (folder / "replica.log").open("ab") as said:
             replica = subprocess.Popen(
                 self._command(folder, name),
@@ -118,6 +117,15 @@ class ReplicaTask:
         raise Unavailable(
             f"the replica {name} exited with status {status}: {''.join(last)}", remedy="see its log", log=folder
         )
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment of a replica, without its identity, in that of a Python worker.
+
+        Spark's own secrets are left out, because the code of operators would have them.
+        """
+        found = {name: value for name, value in given.items() if name not in _SECRETS_OF_SPARK}
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        return found | ({"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {})
 
     def _folder(self, number: int) -> Path:
         """Returns the task's directory on this executor's local disk, which is gone with the executor."""
@@ -205,6 +213,7 @@ ATTEMPTS = 3
 #: Spark counts the failures of a task until the task succeeds, which a replica's never does: below this number, a
 #: replica that is killed now and then soon ends the job, and all replicas with it
 FAILURES_LOW = 100
+THRESHOLD = "spark.speculation.task.duration.threshold"
 #: seconds to wait until executors with enough slots have registered
 EXECUTORS_S = 60.0
 _LOOK_S = 0.5
@@ -477,11 +486,6 @@ class SparkCluster:
         """
         return None if self._credentials is None else self._credentials.token_file
 
-    @property
-    def task_token(self) -> str:
-        """Token for tasks of one query, see :func:`~stateflow.spark.apply.apply_operator`; empty: none is needed."""
-        return "" if self._credentials is None else self._credentials.task_token()
-
     def wait(self, timeout_s: float = START_S) -> SparkCluster:
         """Waits until all requested replicas are alive. Raises Unavailable."""
         deadline = SYSTEM_CLOCK.monotonic() + timeout_s
@@ -620,6 +624,16 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
             "Spark ends all replicas at once: set it to %d or more",
             failures,
             FAILURES_LOW,
+        )
+    # without the threshold Spark starts second attempts only when others have succeeded, which replicas never do
+    threshold = context.getConf().get(THRESHOLD, "")
+    if speculates(context.getConf(), context.master) and threshold:
+        log.warning(
+            "%s=%s: Spark may start each replica a second time, on another host, where it takes a slot as long as the "
+            "cluster lives: leave the setting out, or set %s=false",
+            THRESHOLD,
+            threshold,
+            SPECULATION,
         )
     until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
     while (slots := slots_of(context)) <= replicas and SYSTEM_CLOCK.monotonic() < until:

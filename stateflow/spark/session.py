@@ -73,6 +73,7 @@ _REAL_TIME = {
 }
 #: Spark gives filters to Python sources only with this setting, and refuses a source that takes filters without it
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
+SPECULATION = "spark.speculation"
 #: log settings with which a failed task takes one line instead of two hundred
 LOGGING = Path(__file__).with_name("log4j2.properties")
 _REMEDY = (
@@ -317,6 +318,15 @@ def local_slots(spark: SparkSession) -> int | None:
     return int(int(cores) // float(get("spark.task.cpus", None) or 1))
 
 
+def speculates(conf: Any, master: str) -> bool:
+    """Tells whether Spark starts second attempts of slow tasks. A local master never does.
+
+    Args:
+        conf: settings of a session or of Spark.
+    """
+    return not LOCAL.match(master) and (conf.get(SPECULATION, "") or "").strip().lower() == "true"
+
+
 def analyzed_plan(spark: Any, plan: Any) -> str:
     """Returns a plan of a Connect session as its server has analyzed it: one line for each node, the last one first."""
     text = str(spark.client.explain_string(plan, explain_mode="extended"))
@@ -419,17 +429,22 @@ def register_state(spark: SparkSession) -> None:
     Executors read the state of a cluster, checkpoint or savepoint, the changes between two savepoints, or a description
     of what can be read. Options: docs/spark.md. Sets ``spark.sql.python.filterPushdown.enabled`` in the session, which
     Spark requires of a source that takes filters. If this process has a token, reads of the session use the token as it
-    is now: register the source again when there is a newer one.
+    is now: register the source again when there is a newer one. With a cluster inside Spark, call this after
+    ``start_cluster``: each read then gets a token of its own, for the operator that it reads.
 
     Raises BadCertificate if the token cannot be read.
 
     Example: ``register_state(spark)``
     """
-    from stateflow.security.plain import own_token
+    from stateflow.security.plain import own_issuer, token_to_hand_on
     from stateflow.spark.state_source import StateSource
 
     tell_briefly()
-    spark.dataSource.register(StateSource.bound(own_token()))
+    issuer = own_issuer()
+    source = (
+        StateSource.bound(token_to_hand_on()) if issuer is None else StateSource.bound(issuer=str(issuer.directory))
+    )
+    spark.dataSource.register(source)
     spark.conf.set(PUSH_DOWN, "true")
 
 

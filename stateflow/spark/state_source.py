@@ -16,6 +16,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -24,7 +25,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
-from stateflow.errors import InvalidArgument
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.local.embedded import embedded
 from stateflow.operator.arrow import read_table
 from stateflow.partition.checkpoints import manifests_of, read_checkpoint, readable_states
@@ -115,15 +117,19 @@ class StateSource(DataSource):
     """Spark's data source, see :func:`stateflow.spark.register_state`.
 
     Spark plans a read in a Python worker of its own, which has the environment of the JVM, not that of the caller.
+
     ``token``: token of the caller; empty: the worker's own environment counts.
+    ``issuer``: directory of the caller's own authority, on the driver's machine, where Spark plans reads. The worker
+    that plans a read gets a token for it there, and only this token goes to executors. Empty: there is none.
     """
 
     token = ""
+    issuer = ""
 
     @classmethod
-    def bound(cls, token: str) -> type[StateSource]:
+    def bound(cls, token: str = "", issuer: str = "") -> type[StateSource]:
         """Returns the source with the caller's token, which Spark pickles as a part of the class, as it does tasks."""
-        return type(cls.__name__, (cls,), {"token": token})
+        return type(cls.__name__, (cls,), {"token": token, "issuer": issuer})
 
     @classmethod
     def name(cls) -> str:
@@ -132,15 +138,45 @@ class StateSource(DataSource):
     def schema(self) -> Any:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        use_token(self.token)
-        return from_arrow_schema(_schema(StateOptions.of(self.options)))
+        return from_arrow_schema(_schema(self._begun()))
 
     def reader(self, schema: Any) -> StateReader:
-        use_token(self.token)
-        options = StateOptions.of(self.options)
-        if options.checkpoint is None:
-            options = options.model_copy(update={"cluster": options.address(), "directory": None})
+        options = self._begun()
+        self.__class__ = StateSource  # Spark sends this object to executors beside the reader, which has their token
+        if options.checkpoint is not None:
+            return StateReader(options, schema, "")
+        options = options.model_copy(update={"cluster": options.address(), "directory": None})
         return StateReader(options, schema, own_token())
+
+    def _begun(self) -> StateOptions:
+        """Returns the options, once this worker uses the token for such a read. A checkpoint is read without one.
+
+        Raises InvalidArgument, BadCertificate.
+        """
+        options, token = StateOptions.of(self.options), self.token
+        if options.checkpoint is not None:
+            token = ""
+        elif self.issuer:
+            from stateflow.spark.credentials import read_token
+
+            token = read_token(Path(self.issuer), options.operator, state=not options.describe)
+        _use(token)
+        return options
+
+
+def _use(token: str) -> None:
+    """Sets the token of this worker; empty: its own environment counts. Raises BadCertificate if it has expired."""
+    use_token(token)
+    if not token:
+        return
+    from stateflow.security.certificates import certificate_of, decoded_token, utc
+
+    found = certificate_of(decoded_token(token).cert)
+    if utc(SYSTEM_CLOCK) > found.not_after:
+        raise BadCertificate(
+            f"the token of {found.identity} for this read expired at {found.not_after:%Y-%m-%d %H:%M:%S} UTC",
+            remedy="load the DataFrame again; if that fails too, call register_state before, with a newer token",
+        )
 
 
 def _schema(options: StateOptions) -> pa.Schema:
@@ -212,7 +248,7 @@ class Portion(InputPartition):
 
 @dataclass
 class StateReader(DataSourceReader):
-    """Reader of the source. ``schema``: Spark's schema. ``token``: the caller's token, for executors.
+    """Reader of the source. ``schema``: Spark's schema. ``token``: token for executors; empty: none.
 
     ``keys``: pushed-down keys; None: all. ``numbers``: pushed-down partition numbers; None: all.
     """
@@ -247,7 +283,7 @@ class StateReader(DataSourceReader):
         self.numbers = frozenset(numbers if self.numbers is None else self.numbers & numbers)
 
     def partitions(self) -> Sequence[InputPartition]:
-        use_token(self.token)
+        _use(self.token)
         if self.options.describe:
             return [Portion(())]
         if self.options.checkpoint is not None:
@@ -313,7 +349,7 @@ class StateReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Portion)
-        use_token(self.token)
+        _use(self.token)
         schema = arrow_schema(self.schema)
         if self.options.describe:
             yield from _described(self.options).cast(schema).to_batches()

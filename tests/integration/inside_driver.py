@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from stateflow.errors import InvalidArgument
 from stateflow.security.certificates import certificate_of
 from stateflow.security.roles import Identity
-from stateflow.spark import SparkCluster, apply_operator, local_session, start_cluster
+from stateflow.spark import SparkCluster, apply_operator, local_session, register_state, start_cluster
 from tests.integration.processes import children, command, gone, parent
 from tests.integration.spark_operators import Tally
 from tests.integration.support import eventually
@@ -103,6 +103,7 @@ def secured(master: str, folder: Path) -> dict[str, Any]:
         eventually(lambda: gone(worker), "it is killed", PATIENCE_S)
         found = flow.end() | {
             "before": names,
+            "read": read_by_executors(spark, cluster),
             "modes": sorted(
                 {f"{path.name} {path.stat().st_mode & 0o777:o}" for each in files for path in each.iterdir()}
             ),
@@ -111,6 +112,7 @@ def secured(master: str, folder: Path) -> dict[str, Any]:
             "secrets": {
                 "enrolment": cluster._task.enrolment.secret if cluster._task.enrolment else "",
                 "token": str(cluster.token_file and cluster.token_file.read_text()),
+                "token of reads": (folder / "cluster" / "certificates" / "data-Tally.token").read_text(),
             },
             "arguments": [text_of(pid, "cmdline") for pid in family(os.getpid())],
             "environments": [text_of(pid, "environ") for pid in family(os.getpid())],
@@ -118,6 +120,20 @@ def secured(master: str, folder: Path) -> dict[str, Any]:
             "health": [stateflow("health", address, plain=plain)[0] for plain in (False, True)],
         }
     return found | {"left": sorted(name for name in os.environ if name.startswith("STATEFLOW_")) == given}
+
+
+def read_by_executors(spark: SparkSession, cluster: SparkCluster) -> dict[str, Any]:
+    """Returns what executors read with the tokens that the worker which plans their reads has made for them."""
+    register_state(spark)
+    source = spark.read.format("stateflow").options(cluster=cluster.address, operator="Tally")
+    state = source.option("state", "n").load()
+    state.explain("extended")
+    described = spark.read.format("stateflow").options(cluster=cluster.address, operator="Tally", describe="states")
+    return {
+        "n": {row.key: row.value for row in state.collect()},
+        "one": [row.value for row in state.where("key = 'k1'").collect()],
+        "states": sorted(row.state for row in described.load().collect()),
+    }
 
 
 def kept(master: str, folder: Path) -> dict[str, Any]:

@@ -89,6 +89,8 @@ def test_with_certificates_rows_flow_and_nobody_else_is_let_in(folder: Path) -> 
     assert why.splitlines()[-1].startswith("unavailable: no answer from the controller"), why
     assert found["health"] == [0, 1], "a replica answers who has a certificate, and nobody else"
     assert found["left"], "this process is who it was before"
+    state = {row["key"]: row["value"] for row in found["state"]}
+    assert found["read"] == {"n": state, "one": [state["k1"]], "states": ["by_kind", "kinds", "n", "total"]}
     secrets = Secrets(
         found["secrets"]
         | {f"key {number}": "".join(key.splitlines()[1:-1]) for number, key in enumerate(found["keys"])}

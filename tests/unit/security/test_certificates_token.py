@@ -115,6 +115,18 @@ def test_one_that_was_handed_over_counts_before_the_environment(
     assert str(files.current().own.identity) == "read/other"
 
 
+@pytest.mark.parametrize(("role", "warned"), [("admin", 1), ("data", 0), ("read", 0)])
+def test_an_administrators_is_handed_on_with_a_warning(
+    role: str, warned: int, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = authority.token(Identity.of(role, "alice"), timedelta(hours=1))[0]
+    monkeypatch.setenv("STATEFLOW_TOKEN", given)
+    assert plain.token_to_hand_on() == plain.task_token("Pumps") == given
+    said = f"tasks on executors get the token of {role}/alice, with which they may do everything: "
+    assert caplog.text.count(said) == warned, "once for each token"
+    assert given not in caplog.text
+
+
 def test_an_expired_one_is_refused_before_it_is_used(token: str) -> None:
     late = ManualClock(SYSTEM_CLOCK.now_us() + 9 * 3600 * 10**6)
     with pytest.raises(BadCertificate, match=r"expired at .* UTC"):

@@ -227,6 +227,26 @@ def test_rows_of_kafka_are_identified_by_topic_partition_and_offset() -> None:
 
 @needs(REAL_TIME)
 @pytest.mark.usefixtures("unshuffled")
+@pytest.mark.parametrize(
+    ("master", "speculation", "warned"),
+    [
+        ("yarn", "true", 1),
+        ("spark://m:7077", " TRUE", 1),
+        ("yarn", "false", 0),
+        ("yarn", None, 0),
+        ("local[4]", "true", 0),
+    ],
+)
+def test_second_attempts_in_real_time_are_warned_of(
+    master: str, speculation: str | None, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"spark.master": master, "spark.speculation": speculation}
+    check_real_time(live("topic partition offset", **settings), None)
+    assert caplog.text.count("spark.speculation=true: in real-time mode a second attempt") == warned
+
+
+@needs(REAL_TIME)
+@pytest.mark.usefixtures("unshuffled")
 @pytest.mark.parametrize("key", real_time_settings())
 def test_each_missing_setting_of_real_time_is_named(key: str) -> None:
     wanted = real_time_settings()[key]

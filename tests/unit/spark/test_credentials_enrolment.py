@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 from stateflow.errors import NotAllowed, Unavailable
 from stateflow.security.authority import own_request, read_own
-from stateflow.security.certificates import certificate_of, decoded_token
 from stateflow.security.plain import own_token
-from stateflow.security.roles import Role
 from stateflow.spark.credentials import ANSWER_LONGEST, PLACES, Credentials, Enrolment, Register
 
 BASE, HOST = "spark-abc123", "127.0.0.1"
@@ -159,12 +157,6 @@ def test_this_process_is_an_administrator_meanwhile(
     credentials.end()
     assert os.environ["STATEFLOW_TLS_CA"] == "before"
     assert "STATEFLOW_TOKEN_FILE" not in os.environ
-
-
-def test_tasks_of_queries_may_less_than_the_driver(credentials: Credentials) -> None:
-    tokens = credentials.task_token(), credentials.token_file.read_text()
-    identities = [certificate_of(decoded_token(each).cert).identity for each in tokens]
-    assert [each and each.role for each in identities] == [Role.DATA, Role.ADMIN]
 
 
 def test_a_request_is_a_keys_own(credentials: Credentials) -> None:

@@ -1,8 +1,9 @@
-"""State as a data source of Spark: whose token its reads use, without Spark."""
+"""State as a data source of Spark: which token its reads use, without Spark."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,20 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
+from stateflow.clock import SYSTEM_CLOCK, ManualClock
+from stateflow.errors import BadCertificate, NotAllowed
+from stateflow.rpc import replica_pb2
 from stateflow.security.authority import Authority, write_private
+from stateflow.security.certificates import PREFIX, certificate_of, decoded_token
 from stateflow.security.plain import own_token, use_token
-from stateflow.security.roles import Identity
+from stateflow.security.roles import RULES, Identity, Role, check_call, check_request
 from stateflow.spark import register_state
+from stateflow.spark.credentials import Credentials
 from stateflow.spark.session import PUSH_DOWN
+from stateflow.spark.state_source import Portion, StateOptions, StateReader
+
+WHERE = {"operator": "Tally", "cluster": "ctl:7070"}
+CONTROLLER, REPLICA = "/stateflow.rpc.ControllerService/", "/stateflow.rpc.ReplicaService/"
 
 
 class Session:
@@ -33,9 +43,10 @@ class Session:
 
 
 @pytest.fixture
-def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The token of this process, in a file that its environment names."""
-    text, _ = Authority.init(tmp_path / "authority", "test").token(Identity.of("data", "me"), timedelta(hours=1))
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """The token of this process, in a file that its environment names; its role is the fixture's parameter."""
+    who = Identity.of(getattr(request, "param", "data"), "me")
+    text, _ = Authority.init(tmp_path / "authority", "test").token(who, timedelta(hours=1))
     write_private(tmp_path / "token", text.encode())
     for name in ("CA", "CERT", "KEY"):
         monkeypatch.delenv(f"STATEFLOW_TLS_{name}", raising=False)
@@ -50,18 +61,24 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     use_token("")
 
 
+def contains(what: bytes, token: str) -> bool:
+    """Tells whether a part of the token occurs."""
+    return any(token[at : at + 32].encode() in what for at in range(0, len(token) - 32, 32))
+
+
+@pytest.mark.parametrize("token", ["data", "read"], indirect=True)
 def test_reads_have_the_token_of_the_process_that_registered_the_source(token: str, worker: Any) -> None:
     session = Session()
     register_state(session)  # type: ignore[arg-type]
     assert session.settings == {PUSH_DOWN: "true"}
     worker()
     assert own_token() == ""
-    source = pickle.loads(session.registered)({"operator": "Tally", "state": "n", "cluster": "ctl:7070"})
+    source = pickle.loads(session.registered)(WHERE | {"state": "n"})
     reader = pickle.loads(cloudpickle.dumps(source)).reader(None)
     assert reader.token == token
     assert own_token() == token, "the worker asks the controller with it"
     shown = f"{source!r} {reader!r} {type(source)!r} {source.name()}"
-    assert not any(token[at : at + 32] in shown for at in range(0, len(token) - 32, 32))
+    assert not contains(shown.encode(), token)
 
 
 def test_a_source_without_a_token_does_not_use_that_of_another_source(token: str, worker: Any) -> None:
@@ -69,5 +86,103 @@ def test_a_source_without_a_token_does_not_use_that_of_another_source(token: str
     session = Session()
     register_state(session)  # type: ignore[arg-type]
     use_token(token)  # of a source that the worker has planned a read of before
-    source = pickle.loads(session.registered)({"operator": "Tally", "state": "n", "cluster": "ctl:7070"})
+    source = pickle.loads(session.registered)(WHERE | {"state": "n"})
     assert source.reader(None).token == ""
+
+
+def test_a_checkpoint_is_read_without_a_token(token: str, worker: Any) -> None:
+    session = Session()
+    register_state(session)  # type: ignore[arg-type]
+    source = pickle.loads(session.registered)({"operator": "Tally", "state": "n", "checkpoint": "store"})
+    assert contains(cloudpickle.dumps(source), token)
+    reader = source.reader(None)
+    assert reader.token == ""
+    assert not contains(cloudpickle.dumps((source, reader)), token), "Spark sends both of them to executors"
+
+
+# -- A driver that is an administrator of a cluster inside Spark ------------------------------------------------------
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> Iterator[Credentials]:
+    """Credentials of a cluster inside Spark, of which this process is an administrator."""
+    made = Credentials(tmp_path / "certificates", "127.0.0.1", "spark-abc123", 1)
+    made.begin()
+    yield made
+    made.end()
+    use_token("")
+
+
+def planned(registered: bytes, **options: str) -> StateReader:
+    """Returns the reader that a worker plans, as an executor unpickles it; the worker has no token of its own."""
+    with pytest.MonkeyPatch.context() as its:
+        its.delenv("STATEFLOW_TOKEN_FILE", raising=False)
+        source = pickle.loads(registered)(WHERE | options)
+        reader: StateReader = pickle.loads(cloudpickle.dumps(source.reader(None)))
+    return reader
+
+
+def identity_of(token: str) -> Identity:
+    found = certificate_of(decoded_token(token).cert).identity
+    assert found is not None
+    return found
+
+
+def may_call(method: str, who: Identity) -> bool:
+    try:
+        check_call(method, who)
+    except NotAllowed:
+        return False
+    return True
+
+
+def test_what_travels_to_executors_reads_the_state_of_one_operator_and_operates_nothing(
+    credentials: Credentials,
+) -> None:
+    session = Session()
+    register_state(session)  # type: ignore[arg-type]
+    token = credentials.token_file.read_text()
+    assert not contains(session.registered, token)
+    assert PREFIX.encode() not in session.registered, "the class has no token at all"
+    who = identity_of(planned(session.registered, state="n").token)
+    assert (who.role, who.operators) == (Role.DATA, ("Tally",))
+    scan = REPLICA + "Scan"
+    check_request(check_call(scan, who), scan, who, replica_pb2.ScanRequest(operator="Tally"))
+    with pytest.raises(NotAllowed, match="data/spark may not reach the operator 'Other'"):
+        check_request(check_call(scan, who), scan, who, replica_pb2.ScanRequest(operator="Other"))
+    looks = {"GetDeployment", "ListVersions", "Positions", "Sources", "Inspect", "Scan", "Check"}
+    sends = {"Apply", "OpenSource", "Outputs"}  # no role reads state and sends nothing
+    assert {method.rpartition("/")[2] for method in RULES if may_call(method, who)} == looks | sends
+    for call in ("Migrate", "Drain", "Checkpoint", "RestartReplica", "Deploy", "Restore"):
+        with pytest.raises(NotAllowed, match=f"data/spark may not call {call} "):
+            check_call(CONTROLLER + call, who)
+
+
+@pytest.mark.parametrize("describe", ["states", "partitions"])
+def test_a_description_is_read_with_a_token_that_reads_no_state(describe: str, credentials: Credentials) -> None:
+    session = Session()
+    register_state(session)  # type: ignore[arg-type]
+    who = identity_of(planned(session.registered, describe=describe).token)
+    assert who == Identity(Role.READ, "spark")
+    with pytest.raises(NotAllowed):
+        check_call(REPLICA + "Scan", who)
+
+
+def test_a_read_after_the_cluster_was_stopped_says_what_to_do(credentials: Credentials, tmp_path: Path) -> None:
+    session = Session()
+    register_state(session)  # type: ignore[arg-type]
+    (tmp_path / "certificates").rename(tmp_path / "gone")
+    with pytest.raises(BadCertificate, match=r"no token for this read: .*after another start_cluster call register_"):
+        planned(session.registered, state="n")
+
+
+def test_a_token_that_expired_meanwhile_is_said_where_it_is_used(tmp_path: Path, worker: Any) -> None:
+    earlier = ManualClock(SYSTEM_CLOCK.now_us() - 3600 * 10**6)
+    authority = Authority.init(tmp_path / "authority", "test", earlier)
+    token, _ = authority.token(Identity.of("data", "me"), timedelta(minutes=59))
+    reader = StateReader(StateOptions.of(WHERE | {"state": "n"}), None, token)
+    said = r"the token of data/me for this read expired at .* UTC: load the DataFrame again; .* a newer token"
+    with pytest.raises(BadCertificate, match=said):
+        reader.partitions()
+    with pytest.raises(BadCertificate, match=said):
+        next(reader.read(Portion((0,))))
