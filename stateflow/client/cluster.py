@@ -1,4 +1,4 @@
-"""``Cluster``: a running cluster, by its controller's address."""
+"""``Cluster`` controls a running cluster, given its controller's address."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ LOADED_ROWS = 50_000
 
 @brief
 class Cluster:
-    """Control surface of a running controller. Methods raise the error with which the controller refuses, or
+    """Control surface of a running cluster. A method raises the error with which the controller refuses its request, or
     Unavailable.
 
     ``address``: the address of the controller, or of several, as in ``a:7070,b:7070``. The client asks the leader. If
@@ -141,7 +141,7 @@ class Cluster:
             return DEFAULT_PARTITIONS
 
     def take_over(self, operator: str, partitions: Iterable[int] = (), *, accept_loss: bool = False) -> list[Migration]:
-        """Gives partitions whose owner does not answer to other replicas, from standbys and checkpoints.
+        """Gives other replicas the partitions whose owner does not answer, from standbys and checkpoints.
 
         Use it for operators with manual failover. Without ``partitions``, takes over all partitions that no replica is
         known to serve.
@@ -220,7 +220,7 @@ class Cluster:
         return retire_source(Router(self.address, operator), source)
 
     def drop_output(self, operator: str, source: str, batch: int, *, apply: bool = False) -> OutputDropReport:
-        """Drops the stored output of a batch that was applied: a client that sends the batch again gets no rows.
+        """Drops the stored output of an applied batch, so that a client that sends the batch again gets no rows.
 
         The state keeps the batch's effects. Use it for a query that cannot continue because the stored output cannot be
         read.
@@ -280,7 +280,7 @@ class Cluster:
         return Migration(self._client, self._client.migrate(operator, _numbers(partitions), to, asked))
 
     def rebalance(self, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any) -> list[Migration]:
-        """Gives every replica that answers its share of partitions by weight, with as few moves as possible.
+        """Gives its share of partitions, by weight, to every replica that answers, with as few moves as possible.
 
         Returns one reconfiguration per operator; none if no partition has to move.
         """
@@ -353,8 +353,8 @@ class Cluster:
                 (``to``: the replica to drain) or ``checkpoint``.
             coordinator: constraint on the controller that coordinates the runs, ``hard`` or ``soft``, by node, site or
                 label, such as ``soft:30 site cloud``; empty: any controller.
-            workers: constraint on the nodes that its moves may go to, such as ``hard label disk=ssd:2-4``: at least 2
-                nodes are wanted, at most 4 are used; empty: any node.
+            workers: constraint on the target nodes of the job's moves, such as ``hard label disk=ssd:2-4``, which
+                requires 2 nodes and uses at most 4; empty: any node.
 
         Raises InvalidArgument, also for a constraint that no known node could ever satisfy; OperatorNotDeployed.
         """
@@ -396,7 +396,7 @@ class Cluster:
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Gives a replica's name to the data directory that asks for it.
 
-        The state of the former replica is lost, and its partitions come from standbys and checkpoints.
+        The state of the former replica is lost, and its partitions are restored from standbys and checkpoints.
 
         Args:
             directory: the data directory; needed if several ask for the name.
@@ -429,7 +429,7 @@ class Cluster:
         """Records the replicas' partitions in a new ledger, after the former ledger was lost.
 
         Args:
-            dry_run: True only reports them.
+            dry_run: True only reports the partitions.
             partial: True also adopts operators with missing partitions, which then wait for a checkpoint or their
                 owner; and partitions of which only a sealed copy is left, which then serves again.
 

@@ -57,7 +57,8 @@ class Migration:
             yield report
 
     def wait(self) -> Reconfiguration:
-        """Returns the final report. Failed moves raise nothing: see its ``state`` and each move's ``error``."""
+        """Returns the final report. Failed moves raise no error; the report has a ``state``, and an ``error`` for each
+        move."""
         for _ in self.progress():
             pass
         return self.report
@@ -68,7 +69,7 @@ R = TypeVar("R", bound=Rolling | Sweep)
 
 @brief
 class _Batch(Generic[R]):
-    """A batch under way, whichever controller leads. ``report``: the report received last."""
+    """A batch of work under way, whichever controller leads. ``report``: the report received last."""
 
     def __init__(self, first: R, look: Callable[[str], R], cancel: Callable[[str], R]) -> None:
         self.report: R = first
@@ -89,7 +90,7 @@ class _Batch(Generic[R]):
             sleep(POLL_S)
 
     def wait(self) -> R:
-        """Returns the final report: see its ``state``, and each node's ``error``."""
+        """Returns the final report, which has a ``state``, and an ``error`` for each node that failed."""
         for _ in self.progress():
             pass
         return self.report
@@ -113,7 +114,7 @@ class RollingRestart(_Batch[Rolling]):
 
 @brief
 class Sweeping(_Batch[Sweep]):
-    """Long work at many nodes: checkpoints of everything, or a verification.
+    """Long work at many nodes: a checkpoint or a verification of all partitions.
 
     Example: ``cluster.checkpoint_all("Count").wait().state``
     """
@@ -189,9 +190,9 @@ CONTROLLERS = ("reconfiguration", "roll", "sweep", "restores")
 
 
 def partition_numbers(text: str, count: int) -> list[int]:
-    """Parses partition numbers, ``3, 5-9`` or ``all``, of ``count``: each once, sorted.
+    """Parses partition numbers, such as ``3, 5-9`` or ``all``, of an operator with ``count`` partitions.
 
-    Raises InvalidArgument, UnknownPartition.
+    Returns each number once, sorted. Raises InvalidArgument, UnknownPartition.
     """
     found: set[int] = set()
     for word in re.split(r"\s*,\s*|\s+", text.strip()):
@@ -287,7 +288,7 @@ def by_share(policies: Sequence[str]) -> bool:
 
 
 def would_redistribute(cluster: Cluster, policies: Sequence[str], operator: str) -> Placement:
-    """Returns what :func:`redistribute` would move; moves nothing."""
+    """Returns the moves that :func:`redistribute` would make; moves nothing."""
     return cluster.would_rebalance(operator) if by_share(policies) else cluster.propose(*policies, operator=operator)
 
 

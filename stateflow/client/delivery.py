@@ -200,7 +200,7 @@ class Delivery:
         if sequence is None:
             left = self._left.get(asked.digest) if self._left else None
             if left is not None and self.history.position - left.number > AGAIN_MAX:
-                left = None  # the same rows by chance, and another batch
+                left = None  # equal rows by chance, but another batch
             if left is not None and left.outputs is not None:
                 result = read(left.outputs)
                 del self._left[asked.digest]
@@ -291,8 +291,8 @@ class Delivery:
             del self._left[next(iter(self._left))]
 
     def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
-        """Forgets a failed batch once its number has been applied, perhaps with corrected rows, or its content under
-        another number."""
+        """Forgets a failed batch once a batch with its number (perhaps with corrected rows), or with its content under
+        another number, has been applied."""
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None
         if self._left and not rewind:  # in a rewind partitions may skip a batch that they lack
@@ -314,7 +314,7 @@ class Delivery:
             if self._refused or not self._rewinds:
                 yield from self._ask()  # the answers tell where the rewind begins
             if not self._rewinds:
-                self._promised_us, self._watermark_us = self._watermark_us, None  # sent with batches after the rewind
+                self._promised_us, self._watermark_us = self._watermark_us, None  # promised after the rewound batches
             self._rewinds = True
             self.history.rewinding(number)
             return
@@ -345,7 +345,7 @@ class Delivery:
             if not missing:
                 return
             log.warning(
-                "partitions of %s lost acknowledged batches of %s: resending %d batches, from %d on",
+                "partitions of operator %s lost acknowledged batches of source %s: resending %d batches, from %d on",
                 self.history.operator,
                 self.history.source,
                 len(missing),
@@ -397,7 +397,7 @@ class Delivery:
 def is_hopeless(error: BaseException) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
-    Other failures depend on the replica that it was sent to.
+    Other failures depend on the replica to which the batch was sent.
     """
     if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
         return False

@@ -277,7 +277,8 @@ class ForwardingClient:
             check_name("site", site)
         if outbox_bytes <= 0 or not patience_s > 0:
             raise InvalidArgument(
-                f"outbox_bytes={outbox_bytes!r}, patience_s={patience_s!r}", remedy="pass positive numbers"
+                f"outbox_bytes={outbox_bytes!r} and patience_s={patience_s!r} are not both positive",
+                remedy="pass positive numbers",
             )
         settings = settings or RouterSettings()
         stall_s = min(settings.stall_s, patience_s)
@@ -388,11 +389,12 @@ class ForwardingClient:
             self._check_open()
             if left := [way for way in self._ways if way.waiting]:
                 raise next((way.error for way in left if way.error is not None), None) or Unavailable(
-                    f"rows for {len(left)} partitions are not forwarded yet", remedy="check waiting()"
+                    f"rows for {len(left)} partitions are not forwarded yet",
+                    remedy="retry later; waiting() returns what is left",
                 )
 
     def accept_loss(self) -> None:
-        """Gives up the batches that partitions lost and no client can send again."""
+        """Gives up the batches that partitions lost and that no client can send again."""
         for partition in range(self._router.spec.partitions):
             self._claim(partition)
             try:
@@ -564,7 +566,10 @@ class ForwardingClient:
                     return
         except Exception as error:  # noqa: BLE001 - an error of the outbox's disk, or a bug; both are reported
             log.error(
-                "forwarding to partition %d of %s failed, retrying later: %s", partition, self._router.operator, error
+                "forwarding to partition %d of operator %s failed, retrying later: %s",
+                partition,
+                self._router.operator,
+                error,
             )
             with self._changed:
                 way.error = error if isinstance(error, StateflowError) else StateflowError(repr(error))

@@ -290,7 +290,7 @@ class History:
         The application may have sent some of them again under other numbers, and has given up the others.
         """
         from_ = {p: self._contained[p] + 1 for p in self.lost}
-        from_ |= {p: self._before[p] + 1 for p in self._taken}  # the batch there now is another client's
+        from_ |= {p: self._before[p] + 1 for p in self._taken}  # the newest batch there is another client's
 
         def stays(number: int, partition: int) -> bool:
             return number < from_.get(partition, number + 1)

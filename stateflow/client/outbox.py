@@ -239,7 +239,7 @@ class Outbox:
                 raise OutboxFull(
                     f"{self._bytes} bytes are stored, and {more} more would exceed {self._bytes_max}; "
                     f"{untaken} of them wait to be taken with forwarded() and refused()",
-                    remedy="take them, wait until the rest has been forwarded, or raise outbox_bytes=",
+                    remedy="call these methods, wait until the rest has been forwarded, or raise outbox_bytes=",
                     outbox=self.directory,
                 )
             for partition, part in parts.items():
@@ -408,7 +408,7 @@ class Outbox:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """Runs a transaction, of which all is written or nothing."""
+        """Runs the block as a transaction, which is written completely or not at all."""
         with self._faults():
             known = self._bytes, self._newest
             self._db.execute("BEGIN IMMEDIATE")
@@ -484,6 +484,6 @@ def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
 
 
 def _fits(group: list[_Stored], part: _Stored) -> bool:
-    """Tells whether a part has the group's schema. A part without rows has none, and fits."""
+    """Tells whether a part has the group's schema. A part without rows has no schema, and fits."""
     schemas = {each.schema for each in (*group, part) if each.schema}
     return len(schemas) <= 1

@@ -134,7 +134,7 @@ def numbered(
         except Misfit as misfit:
             raise _refused(spec, name, misfit, schema is not None) from misfit
     table = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields) if schema is None else schema)
-    # from the keys as the replica will see them: an int in a double column is a double
+    # computed from the keys as the replica will see them: an int in a double column is a double
     keys = zip(*(table.column(column).to_pylist() for column in spec.key), strict=True)
     return table, [partition_of(values, spec.partitions) for values in keys]
 
@@ -182,7 +182,7 @@ def look(router: Router, source: str) -> dict[int, Position]:
 
 
 def open_source(router: Router, source: str, session: Session, settled: int | None = None) -> dict[int, Position]:
-    """Makes all partitions refuse older clients of the source from now on, and returns its position, by partition.
+    """Makes all partitions refuse older clients of a source from now on. Returns the source's position by partition.
 
     Args:
         settled: see :meth:`~stateflow.rpc.clients.ReplicaClient.open_source`.
@@ -208,7 +208,7 @@ def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int
 
 
 def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
-    """Asks the owner of a partition, again while the partition moves or has no owner, and returns the answer.
+    """Asks the owner of a partition, and asks again while the partition moves or has no owner. Returns the answer.
 
     Raises Unavailable, or the refusal of the owner that was asked last, if no owner answers in time.
     """
@@ -525,7 +525,7 @@ class StreamClient:
             self._run(self._delivery.verify())
 
     def accept_loss(self) -> None:
-        """Gives up the batches that partitions lost and no client can send again."""
+        """Gives up the batches that partitions lost and that no client can send again."""
         with self._lock:
             oldest = self._run(self._delivery.accept_loss())
         if oldest is not None:
