@@ -502,7 +502,8 @@ def _claim(directory: Path) -> Closable:
 
 
 def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
-    """Reads the rest of a process's output, in a thread, and passes on what it says about its workers' metrics."""
+    """Reads the rest of a process's output, in a thread, and passes the addresses of its workers' metrics to
+    ``told``."""
     with pipe:
         for line in pipe:
             said = heard(line)

@@ -121,10 +121,11 @@ def own_group(proc: Path = Path("/proc/self")) -> Path | None:
 
 
 def limits(group: Path | None) -> Limits:
-    """Returns limits by control groups if ``group``, this process's, can have groups below it, else process limits.
+    """Returns limits by control groups if ``group``, the group of this process, can contain further groups; otherwise
+    limits by process limits.
 
-    A group with limited groups below it must hold no process itself, so this process moves into the group ``agent``
-    below it.
+    A group that contains limited groups must hold no process itself, so this process moves into a new group ``agent``
+    in it.
     """
     if group is None or "memory" not in _words(group / "cgroup.controllers"):
         return Rlimits()

@@ -98,7 +98,7 @@ def _checked_sites(sites: object) -> dict[str, int]:
 
 
 class LocalCluster:
-    """A cluster of real processes on this machine, as a context manager: controllers, replicas, deployed operators.
+    """A context manager that runs controllers, and replicas with deployed operators, as processes of this machine.
 
     The replicas are named ``<site>-0``, ``<site>-1``, …. The processes inherit this process's environment, so
     ``STATEFLOW_REPLICA_*`` settings apply.

@@ -196,8 +196,8 @@ def _check_count(place: Path, known: int, wanted: int | None) -> None:
 def said_in(place: Path) -> dict[str, Any]:
     """Returns the contents of a directory's ``embedded.json``; empty: there is none.
 
-    The keys are ``replicas``, their number; ``pid`` and ``program`` of the program that ran the cluster last; and
-    ``address``, of the controller.
+    The keys are ``replicas`` (number of replicas), ``pid`` and ``program`` (the program that ran the cluster last), and
+    ``address`` (of its controller).
     """
     try:
         found = json.loads((place / FILE).read_text())

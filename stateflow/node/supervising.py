@@ -1,4 +1,4 @@
-"""Decides, for a node's workers, when one is restarted, which partitions move between them, and when one can be
+"""Decides when a node's workers are restarted, which partitions move between them, and when a surplus worker can be
 removed.
 
 Sans-io.
