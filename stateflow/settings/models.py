@@ -522,7 +522,7 @@ class AgentProcess(Settings):
         description="host:port to listen on; port 0: any free port. Its replicas listen at other ports of this host",
     )
     advertise: Annotated[str, Flag("--advertise")] = Field(
-        default="", description="host at which others reach the agent and its replicas; empty: that of listen"
+        default="", description="host at which others reach the agent and its replicas; empty: the host of listen"
     )
     metrics: Annotated[str, Flag("--metrics")] = Field(
         default="",
