@@ -61,15 +61,21 @@ def agent(
         Path | None, typer.Option(help="Data directory of the agent and its replicas. No two agents share one.")
     ] = None,
     controller: Controller = LOCAL,
-    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it across restarts.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the agent, kept across restarts; default: <site>-<host name>.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="Label key=value by which jobs and spawn select agents; repeatable.")
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="host:port; port 0 picks a free one. Its replicas listen on other ports of this host.")
+        str,
+        typer.Option(
+            help="host:port to listen on; port 0 picks a free port. Replicas listen on other ports of this host."
+        ),
     ] = "127.0.0.1:0",
     advertise: Annotated[
-        str | None, typer.Option(help="Host at which others reach it and its replicas; default: that of --listen.")
+        str | None,
+        typer.Option(help="Host at which others reach the agent and its replicas; default: the host of --listen."),
     ] = None,
     cores: Annotated[
         int, typer.Option(help="Cores that its replicas may use; 0: all cores of the machine.", min=0)
@@ -276,7 +282,7 @@ def restart(
     replica: Annotated[str, typer.Argument(help="Name of a replica that an agent started.")] = "",
     rolling: Annotated[
         bool,
-        typer.Option("--all", help="Restart every replica that an agent runs, node by node; the others keep serving."),
+        typer.Option("--all", help="Restart every replica that an agent runs, node by node; other nodes keep serving."),
     ] = False,
     site: Annotated[str, typer.Option(help="With --all: only the replicas of this site or agent.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=256, help="With --all: number of nodes at a time.")] = 1,
@@ -337,7 +343,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines as they arrive, until Ctrl-C.")
     ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest lines to start with.", min=0)] = 100,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest lines to print first.", min=0)] = 100,
     controller: Controller = LOCAL,
 ) -> None:
     """Show the log of a replica that an agent runs."""

@@ -111,7 +111,7 @@ def demo(
     ] = None,
     source: Annotated[str, typer.Option(help="Source of the rows: files or jetstream.")] = "files",
     nats: Annotated[
-        str, typer.Option(envvar="STATEFLOW_NATS_URL", help="Server of --source jetstream.")
+        str, typer.Option(envvar="STATEFLOW_NATS_URL", help="NATS server for --source jetstream.")
     ] = "nats://127.0.0.1:4222",
     follow: Annotated[
         bool,

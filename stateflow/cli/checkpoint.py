@@ -142,7 +142,7 @@ def list_(
     url: Checkpoints,
     operator: Operator = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All checkpoints, not only the newest of each partition.")
+        bool, typer.Option("--all", help="List all checkpoints, not only the newest of each partition.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -254,9 +254,9 @@ def verify(
     url: Checkpoints,
     operator: Operator = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All checkpoints, not only the newest of each partition.")
+        bool, typer.Option("--all", help="Verify all checkpoints, not only the newest of each partition.")
     ] = False,
-    savepoint: Annotated[str, typer.Option(help="The checkpoints of this savepoint.")] = "",
+    savepoint: Annotated[str, typer.Option(help="Verify the checkpoints of this savepoint.")] = "",
     drop_damaged: Annotated[
         bool,
         typer.Option("--drop-damaged", help="Delete damaged blobs; the next checkpoint uploads them again."),

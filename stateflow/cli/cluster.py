@@ -50,10 +50,11 @@ def deploy(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name in the cluster; default: the class name.")] = None,
     site: Annotated[
-        list[str] | None, typer.Option(help="Serve it only at this site, also in later deployments; repeatable.")
+        list[str] | None,
+        typer.Option(help="Serve the operator only at this site, also in later deployments; repeatable."),
     ] = None,
     anywhere: Annotated[
-        bool, typer.Option("--anywhere", help="Serve it at any site; revokes an earlier --site.")
+        bool, typer.Option("--anywhere", help="Serve the operator at any site; revokes an earlier --site.")
     ] = False,
     failover: Annotated[
         str | None,
@@ -62,7 +63,7 @@ def deploy(
         ),
     ] = None,
     require: Annotated[
-        list[str] | None, typer.Option(help="Requirement of its code, in pip syntax; repeatable.")
+        list[str] | None, typer.Option(help="Requirement of the operator's code, in pip syntax; repeatable.")
     ] = None,
     include: Annotated[
         list[str] | None, typer.Option(help="Further module or package to send along; repeatable.")
@@ -158,7 +159,7 @@ def takeover(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give partitions whose owner is gone for good to other replicas, for an operator with manual failover."""
+    """Take over the partitions of owners that are gone for good, for an operator with manual failover."""
     cluster = Cluster(controller)
     numbers = partition_numbers(" ".join(partition), cluster.operator(operator).partitions) if partition else []
     if dry_run:
@@ -250,7 +251,7 @@ def undeploy(
     operator: Annotated[str, typer.Argument(help="Name of the operator.")],
     delete_state: Annotated[
         bool,
-        typer.Option("--delete-state", help="Confirm that its state on all replicas is deleted. Checkpoints stay."),
+        typer.Option("--delete-state", help="Confirm the deletion of its state on all replicas; checkpoints stay."),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -267,7 +268,7 @@ def undeploy(
 
 @app.command()
 def forget(
-    replica: Annotated[str, typer.Argument(help="Replica that has ended for good, or a node: all of its workers.")],
+    replica: Annotated[str, typer.Argument(help="Replica that has ended for good, or a node with all of its workers.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

@@ -100,7 +100,9 @@ class Plan:
             ADDRESS.check(address.strip(), "controller")
         for what, pattern, text in (("user", _USER, self.user), ("image", _IMAGE, self.image)):
             if pattern.fullmatch(text) is None:
-                raise InvalidArgument(f"{shown(text)} is not a valid {what}", remedy=f"pass a valid --{what}")
+                raise InvalidArgument(
+                    f"{shown(text)} is not a valid {what}", remedy=f"pass a valid --{what}, such as stateflow"
+                )
         if _DNS.fullmatch(self.namespace) is None:
             raise InvalidArgument(
                 f"{shown(self.namespace)} is not a valid namespace", remedy="use lower-case letters, digits and '-'"
@@ -407,7 +409,7 @@ MONITORING = "prometheus"
 
 @app.command()
 def generate(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join((*KINDS, MONITORING))}.")],
+    kind: Annotated[str, typer.Argument(help=f"Kind of files: {', '.join((*KINDS, MONITORING))}.")],
     role: Annotated[
         str, typer.Option("--for", help="Role of the process: agent, replica or controller; none for prometheus.")
     ] = "",

@@ -44,7 +44,7 @@ Url = Annotated[
     typer.Option(
         "--ledger",
         envvar="STATEFLOW_LEDGER",
-        help="SQLAlchemy URL, or @FILE that holds it.",
+        help="SQLAlchemy URL of the ledger, or @FILE that holds it.",
         show_default="the ledger of this user's controller",
     ),
 ]

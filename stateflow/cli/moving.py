@@ -202,7 +202,7 @@ def autopilot(
 @app.command()
 @with_move_options()
 def drain(
-    replica: Annotated[str, typer.Argument(help="Replica to drain, or a node: all of its workers.")],
+    replica: Annotated[str, typer.Argument(help="Replica to drain, or a node with all of its workers.")],
     maintenance: Annotated[
         bool, typer.Option("--maintenance", help="Keep the node without partitions until the maintenance ends.")
     ] = False,
@@ -248,7 +248,7 @@ def replace(
         emit({"replica": replica, "directory": given, "partitions": partitions})
     else:
         console.print(
-            f"{replica} now has directory {given}; its {partitions} partitions come from standbys and checkpoints"
+            f"{replica} now has directory {given}; standbys and checkpoints restore its {partitions} partitions"
         )
 
 
@@ -290,14 +290,18 @@ NewLimit = Annotated[int | None, typer.Option("--limit", help="Maximum number of
 NewPerNode = Annotated[
     int | None,
     typer.Option(
-        "--per-node", help="Maximum number at a time with the same node as source or target; 0: no limit.", min=0
+        "--per-node",
+        help="Maximum number of moves at a time with the same node as source or target; 0: no limit.",
+        min=0,
     ),
 ]
 NewPerLink = Annotated[
     int | None,
-    typer.Option("--per-link", help="Maximum number at a time between the same two sites; 0: no limit.", min=0),
+    typer.Option(
+        "--per-link", help="Maximum number of moves at a time between the same two sites; 0: no limit.", min=0
+    ),
 ]
-Id = Annotated[str, typer.Argument(help="Id, as printed by `stateflow reconfig list`.")]
+Id = Annotated[str, typer.Argument(help="Id of the reconfiguration, as printed by `stateflow reconfig list`.")]
 
 
 @reconfig_commands.command("list")
@@ -574,7 +578,7 @@ def resolve(
         typer.Option(
             "--restore",
             help="Do not trust the source: a standby or the newest checkpoint serves. Batches "
-            "acknowledged after it are lost, and their sources get position_gap.",
+            "acknowledged after that copy are lost, and their sources get position_gap.",
         ),
     ] = False,
     controller: Controller = LOCAL,

@@ -57,7 +57,8 @@ SAY_S = 2.0
 #: maximum time for the answer to a probe, in seconds
 HEALTH_S = 3.0
 Metrics = Annotated[
-    str, typer.Option(help="host:port of /metrics for Prometheus; with workers, the first of consecutive ports.")
+    str,
+    typer.Option(help="host:port of /metrics for Prometheus; with several workers, the first of consecutive ports."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
 StopWithParent = Annotated[
@@ -67,15 +68,16 @@ StopWithParent = Annotated[
 
 @app.command()
 def controller(
-    listen: Annotated[str, typer.Option(help="host:port; port 0 picks a free one.")] = LISTEN,
+    listen: Annotated[str, typer.Option(help="host:port to listen on; port 0 picks a free port.")] = LISTEN,
     ledger: Annotated[
         str | None,
         typer.Option(
-            envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL, or @FILE that holds it; default: a file of this user's."
+            envvar="STATEFLOW_LEDGER",
+            help="SQLAlchemy URL of the ledger, or @FILE that holds it; default: a file of this user.",
         ),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(help="host:port at which others reach it; default: --listen.")
+        str | None, typer.Option(help="host:port at which others reach the controller; default: --listen.")
     ] = None,
     auto_rebalance: Annotated[
         bool,
@@ -174,12 +176,14 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
 @app.command()
 def replica(
     site: Annotated[str, typer.Option(help="Site of this replica.")],
-    data_dir: Annotated[Path, typer.Option(help="Directory for its state. No two replicas share one.")],
+    data_dir: Annotated[Path, typer.Option(help="Directory for the replica's state. No two replicas share one.")],
     controller: Controller = LOCAL,
-    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it across restarts.")] = None,
-    listen: Annotated[str, typer.Option(help="host:port; port 0 picks a free one.")] = "127.0.0.1:0",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the replica, kept across restarts; default: <site>-<host name>.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="host:port to listen on; port 0 picks a free port.")] = "127.0.0.1:0",
     advertise: Annotated[
-        str | None, typer.Option(help="host:port at which others reach it; default: --listen.")
+        str | None, typer.Option(help="host:port at which others reach the replica; default: --listen.")
     ] = None,
     weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1)] = 1,
     workers: Annotated[
@@ -283,7 +287,7 @@ def replica(
 @app.command()
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a controller, replica or agent.")],
-    service: Annotated[str, typer.Option(help="live: it answers; ready: it can take work.")] = "ready",
+    service: Annotated[str, typer.Option(help="live: the process answers; ready: it accepts work.")] = "ready",
     as_json: Json = False,
 ) -> None:
     """Ask a process whether it is live or ready, as a probe does. Exits with status 0 if it is, otherwise with 1."""
@@ -423,7 +427,7 @@ def say_ready(listening: Listening, what: str, as_json: bool) -> None:
 @app.command()
 def dashboard(
     controller: Controller = LOCAL,
-    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 picks a free one.")] = "127.0.0.1:7071",
+    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 picks a free port.")] = "127.0.0.1:7071",
     ledger: Annotated[
         str,
         typer.Option(
