@@ -5,14 +5,13 @@ An agent claims its data directory, so that no other agent uses it. Two loops th
 * The *heartbeat* reports the machine, the data directory and the state of each replica to the controller. The
   controller sets the interval; a change is reported at once. The answer contains the wanted replicas. The
   agent checks the ledger and the term of the answer, writes the orders to the file ``AGENT``, and only then obeys them.
-  Without a valid answer it keeps its last orders, and asks another controller where there is one. An agent without
+  Without a valid answer it keeps its last orders, and asks another controller if there are several. An agent without
   replicas follows any ledger.
 * The *converging loop* carries out the actions of :class:`~stateflow.agent.converging.Convergence`: it starts, ends and
-  kills processes. No replica starts while a former process holds its directory. A replica whose memory cannot be
-  limited as asked is killed. A thread for each process reads where the process listens, and waits for its end.
+  kills processes. No replica starts while a former process holds its directory. A replica is killed if its memory
+  cannot be limited as ordered. A thread for each process reads the process's address, and waits for its end.
 
-At the end the agent ends its replicas. If the agent is killed, its replicas notice that by their standard input, and
-end.
+At its end the agent ends its replicas. If the agent is killed, its replicas notice it by their standard input, and end.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ from stateflow.settings import ServerSettings
 class Figures:
     """An agent's metrics.
 
-    ``ends``: number of processes that ended by themselves. ``obeyed_at``: when the agent last obeyed a controller, in
-    monotonic seconds.
+    ``ends``: number of processes that ended without being asked to. ``obeyed_at``: time at which the agent last obeyed
+    a controller, in monotonic seconds.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -98,10 +97,10 @@ class Figures:
 
 
 def targets_of(info: AgentInfo, pages: Callable[[], Mapping[str, str]], own: str) -> list[Target]:
-    """Returns the targets of ``/sd``.
+    """Returns the targets that the page ``/sd`` lists for Prometheus.
 
     Args:
-        pages: returns where the replicas' metrics are served: replica → host:port.
+        pages: returns where the replicas' metrics are served, worker → host:port.
         own: host:port of the agent's metrics.
     """
     labels = {"agent": info.name, "site": info.site}
@@ -110,9 +109,9 @@ def targets_of(info: AgentInfo, pages: Callable[[], Mapping[str, str]], own: str
 
 
 log = logging.getLogger(__name__)
-#: seconds between heartbeats while no controller has said how many
+#: seconds between heartbeats until a controller sets the interval
 BEAT_S = 1.0
-#: for readers of a log: seconds between signs of life, and between two looks for new lines
+#: for a caller that follows a log: seconds of silence before an empty message, and between two checks for new lines
 ALIVE_S, LOOK_S = 5.0, 0.25
 
 # -- Resources of the machine ----------------------------------------------------------------------------------------
@@ -152,10 +151,13 @@ def disk_bytes(directory: Path) -> tuple[int, int]:
 class Config:
     """The settings of an agent.
 
-    ``listen``: host:port of the agent; replicas listen at that host, each on a port of its own. ``advertise``: host at
-    which others reach agent and replicas. ``cores``, ``memory_bytes``: for replicas; 0: all there is. ``environment``:
-    variables of replicas. ``metrics``: where the agent's metrics are served, and those of replicas at further ports of
-    that host; empty: they are not served.
+    Attributes:
+        listen: host:port of the agent; replicas listen at the same host, each on its own port.
+        advertise: host at which others reach the agent and its replicas.
+        cores, memory_bytes: resources that replicas may use; 0: all of the machine.
+        environment: environment variables of replicas.
+        metrics: host:port of the agent's metrics; those of replicas are served at other ports of the same host; empty:
+            no metrics are served.
     """
 
     name: str
@@ -173,7 +175,7 @@ class Config:
 
 
 class Agent:
-    """An agent. Raises DataDirLocked, InvalidArgument from its data directory."""
+    """An agent. Raises DataDirLocked or InvalidArgument if it cannot use its data directory."""
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class Agent:
             raise
         self._incarnation = uuid.uuid4().hex
         self._authority = self._obeying(self._store.kept.ledger, self._store.kept.term)
-        # longer than a node takes, which gives its workers their own time to end
+        # more than a node needs, which waits for its workers to end
         self._convergence = Convergence(config.stop_timeout_s + 15)
         self._convergence.want(self._store.kept.wanted)
         self._processes: dict[str, Started] = {}
@@ -215,7 +217,7 @@ class Agent:
             await server.start()
             info = self._info(reached_at(self._config.advertise, address))
             if self._config.metrics:
-                from stateflow.metrics.page import Page  # loaded only where metrics are wanted
+                from stateflow.metrics.page import Page  # imported only if metrics are wanted
 
                 made = partial(self._said_figures, info, call_limits)
                 targets = partial(targets_of, info, self._convergence.pages)
@@ -226,7 +228,7 @@ class Agent:
             done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             for task in done - {stopping}:
-                await task  # raises: these tasks end only with an error
+                await task  # raises, because these tasks end only with an error
         finally:
             for task in tasks:
                 task.cancel()
@@ -282,7 +284,7 @@ class Agent:
                 if failed:  # another controller may lead
                     continue
                 turn = Round(addresses, turn.asked)
-                with contextlib.suppress(TimeoutError):  # a change here is reported at once
+                with contextlib.suppress(TimeoutError):  # a change of a replica's state is reported at once
                     await asyncio.wait_for(self._told.wait(), interval_s)
                 self._told.clear()
 
@@ -300,9 +302,9 @@ class Agent:
         )
 
     async def _obey(self, orders: DesiredState, asked: str) -> None:
-        """Accepts the controller's orders, after writing them to disk.
+        """Obeys the controller's orders, after writing them to disk.
 
-        Raises StaleTerm, ForeignLedger, OSError; nothing is done then.
+        Raises StaleTerm, ForeignLedger, OSError; the former orders stay in force then.
         """
         kept = self._store.kept
         adopted = orders.adopted
@@ -315,7 +317,7 @@ class Agent:
         self._figures.obeyed_at = self._clock.monotonic()
         self._changed.set()
         if self._said != "":
-            log.info("orders of the controller at %s are carried out", asked)
+            log.info("the agent again carries out orders of the controller at %s", asked)
             self._said = ""
 
     def _say(self, line: str, key: str) -> None:
@@ -341,7 +343,7 @@ class Agent:
     def _act(self, now: float) -> list[Spawned]:
         """Ends and kills the processes that are due. Returns the replicas to start.
 
-        Awaits nothing in between, because every returned action counts as done.
+        It must not await anything, because the actions already count as carried out.
         """
         begins = []
         for action in self._convergence.actions(now):
@@ -353,7 +355,7 @@ class Agent:
                     log.info("replica %s is stopping", name, extra={"replica": name})
                     self._launcher.stop(self._processes[name])
                 case Kill(name):
-                    log.error("replica %s did not stop and is killed", name, extra={"replica": name})
+                    log.error("replica %s did not stop in time and is killed", name, extra={"replica": name})
                     self._launcher.kill(self._processes[name])
         return begins
 
@@ -371,7 +373,7 @@ class Agent:
             return
         try:
             self._limits.apply(name, process.process.pid, spawned.memory_bytes, spawned.workers)
-        except OSError as error:  # the replica must not run without the limit that was asked for
+        except OSError as error:  # the replica must not run without the ordered limit
             self._launcher.kill(process)
             unlimited = unexpected(error)
         log.info("replica %s started (process %d)", name, process.process.pid, extra={"replica": name})
@@ -386,7 +388,7 @@ class Agent:
             *("replica", "--name", name, "--site", config.site, "--controller", config.controller),
             *("--data-dir", str(directory), "--listen", f"{host}:0"),
             *("--weight", str(spawned.weight), "--workers", str(spawned.workers)),
-            *("--advertise", config.advertise, "--metrics", figures),  # variables would hold for all replicas
+            *("--advertise", config.advertise, "--metrics", figures),  # as variables they would apply to all replicas
             *("--json", "--stop-with-parent"),
         ]
         return Command(name, arguments, config.environment, self._log_of(name))
@@ -397,11 +399,11 @@ class Agent:
         """Watches a process from its start to its end, in a thread.
 
         Args:
-            unlimited: why the process was killed at once; None: it was not.
+            unlimited: why the process was killed right after its start; None: it was not.
         """
 
         def tell(done: Callable[[], None]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, as this process ends
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
                 loop.call_soon_threadsafe(done)
 
         popen = process.process
@@ -409,7 +411,7 @@ class Agent:
         said = heard(popen.stdout.readline())
         if isinstance(said, Listening):
             tell(partial(self._ready, name, said))
-        # its own children may keep the pipe open after its end
+        # children of the process may keep the pipe open after its end
         more = partial(_hear_more, popen.stdout, lambda said: tell(partial(self._serves, name, process, said)))
         threading.Thread(target=more, daemon=True).start()
         status = popen.wait()
@@ -419,7 +421,7 @@ class Agent:
         tell(partial(self._died, name, status, unlimited or (said if isinstance(said, StateflowError) else None)))
 
     def _serves(self, name: str, process: Started, said: Listening) -> None:
-        if self._processes.get(name) is process:  # else it has ended, and may have been started again
+        if self._processes.get(name) is process:  # otherwise it has ended, and may have been started again
             self._convergence.serves(name, said.metrics)
 
     def _ready(self, name: str, said: Listening) -> None:
@@ -444,9 +446,9 @@ class Agent:
         self._told.set()
 
     async def _end_all(self) -> None:
-        """Ends all replicas. They would end by themselves when they notice that this process has ended."""
+        """Ends all replicas. Without this, they would end when they notice that this process has ended."""
         for name in self._convergence.processes():
-            if name not in self._processes:  # it was about to start when this process was asked to end
+            if name not in self._processes:  # the replica was about to start when this process was asked to end
                 self._convergence.ended(name, self._clock.monotonic())
         self._convergence.want([])
         while self._convergence.processes():
@@ -500,10 +502,8 @@ def _claim(directory: Path) -> Closable:
 
 
 def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
-    """Passes on further lines of a process, in a thread, to the end of its output.
-
-    Such a line says where the metrics of its workers are served.
-    """
+    """Reads the rest of a process's output, in a thread, and passes the addresses of its workers' metrics to
+    ``told``."""
     with pipe:
         for line in pipe:
             said = heard(line)

@@ -5,11 +5,11 @@ The agent compares the orders with the running processes afresh each time, so th
 ========  ================================================================================================
 state     meaning of a replica's state
 ========  ================================================================================================
-STARTING  its process was started, and has not said where it listens
-RUNNING   it listens
-WAITS     it ended, or could not be started, and waits to be started again
-STOPPING  it was asked to end
-STOPPED   it is not to run, and does not
+STARTING  its process was started, and has not reported its address yet
+RUNNING   its process listens
+WAITS     its process ended, or could not be started, and waits to be started again
+STOPPING  its process was asked to end
+STOPPED   it is ordered not to run, and has no process
 ========  ================================================================================================
 """
 
@@ -23,10 +23,10 @@ from enum import StrEnum
 from stateflow.errors import StateflowError
 from stateflow.fleet import Child, Spawned
 
-#: a replica that has listened for this many seconds is healthy: it is restarted at once
+#: a replica that has listened for this many seconds counts as healthy, and is restarted at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-#: seconds between two looks at a directory that a former process still holds
+#: seconds between two checks of a directory that a former process still holds
 BUSY_S = 0.25
 
 
@@ -67,8 +67,8 @@ class _Child:
     state: State = State.STOPPED
     deaths: int = 0
     ready_at: float | None = None
-    again_at: float = 0.0  # while it WAITS
-    kill_at: float = math.inf  # while it is STOPPING
+    again_at: float = 0.0  # time of the next start, while it WAITS
+    kill_at: float = math.inf  # time at which it is killed, while it is STOPPING
     fault: StateflowError | None = None
     address: str = ""
     pages: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Convergence:
         self._wanted = {each.replica: each for each in wanted}
 
     def actions(self, now: float) -> list[Action]:
-        """Returns what to do now. Every returned action counts as done; callers report its outcome."""
+        """Returns the actions to carry out now. Each counts as carried out; callers report its outcome."""
         found = [self._action(name, now) for name in sorted(self._wanted.keys() | self._children.keys())]
         return [action for action in found if action is not None]
 
@@ -133,26 +133,26 @@ class Convergence:
         child.state, child.ready_at, child.kill_at = State.STARTING, None, math.inf
         return Begin(wanted)
 
-    # -- what came of it ----------------------------------------------------------------------------------
+    # -- outcomes of actions ------------------------------------------------------------------------------
 
     def busy(self, name: str, now: float) -> None:
-        """Notes that a replica was not started because a former process, which is ending, still holds its directory."""
+        """Records that a replica was not started, because a former process that is ending still holds its directory."""
         child = self._children[name]
         child.state, child.again_at = State.WAITS, now + BUSY_S
 
     def ready(self, name: str, address: str, now: float) -> None:
-        """Notes that a replica's process listens, which may have taken minutes."""
+        """Records that a replica's process listens, which may have taken minutes."""
         child = self._children[name]
         if child.state is State.STARTING:
             child.state = State.RUNNING
         child.ready_at, child.address = now, address
 
     def serves(self, name: str, pages: Mapping[str, str]) -> None:
-        """Notes where a replica's workers serve metrics: replica → host:port."""
+        """Records where a replica's workers serve metrics. ``pages``: worker → host:port."""
         self._children[name].pages = dict(pages)
 
     def ended(self, name: str, now: float, fault: StateflowError | None = None) -> float | None:
-        """Notes that a replica's process ended, or could not be started.
+        """Records that a replica's process ended, or could not be started.
 
         Returns the seconds until it is started again; None: it was asked to end.
         """
@@ -167,7 +167,7 @@ class Convergence:
         child.state, child.again_at, child.fault = State.WAITS, now + pause, fault
         return pause
 
-    # -- to be told ---------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------
 
     def next_at(self) -> float:
         """Returns the time at which the next action is due if nothing else happens; infinity: never."""
@@ -180,7 +180,7 @@ class Convergence:
         return [name for name, child in self._children.items() if child.state in PROCESS]
 
     def pages(self) -> dict[str, str]:
-        """Returns where the metrics of running replicas are served: replica → host:port."""
+        """Returns where the metrics of running replicas are served: worker → host:port."""
         running = (child for _, child in sorted(self._children.items()) if child.state is State.RUNNING)
         return {replica: page for child in running for replica, page in child.pages.items()}
 

@@ -1,9 +1,10 @@
-"""Processes of replicas on this machine: their memory limits, their logs, their start and end, and the file ``AGENT``.
+"""Runs the processes of an agent's replicas: limits their memory, keeps their logs, and stores the agent's orders.
 
-*Memory limits.* Control groups limit a replica where the agent may create them; elsewhere process limits do:
-:func:`limits`.
+*Memory limits.* Control groups limit the memory of replicas if the agent may create them; otherwise process limits do
+(:func:`limits`).
 
-*Logs.* :class:`Rotating` writes a log in files that rotate when they are large; :class:`Reader` reads it meanwhile.
+*Logs.* :class:`Rotating` writes a log into files, and starts a new file when one is full; :class:`Reader` reads it at
+the same time.
 
 *Launching.* :class:`LocalLauncher` starts child processes. A process notices by its standard input that its parent has
 ended.
@@ -50,7 +51,7 @@ class Limits(Protocol):
     def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
         """Limits a process that was just started, and the processes that it will start. Raises OSError.
 
-        ``memory_bytes``: limit of all of them together; 0: no limit.
+        ``memory_bytes``: limit for all these processes together; 0: no limit.
         """
         ...
 
@@ -62,9 +63,9 @@ class Limits(Protocol):
 class Rlimits:
     """Limits by process limits (``RLIMIT_DATA``): each process gets its share of the replica's limit.
 
-    The limit concerns what a process allocates: an allocation beyond it fails. A replica allocates 1.4 GiB that it
-    never uses before its first row, so ``OVERHEAD_BYTES`` are added. Such a limit protects the machine from being
-    filled, but does not keep a replica to its size.
+    An allocation beyond the limit fails, whether or not the memory is used. Before its first row, a replica allocates
+    1.4 GiB that it never uses, so ``OVERHEAD_BYTES`` are added. Such a limit keeps a replica from filling the machine's
+    memory, but does not hold it to its own limit.
     """
 
     kind = RLIMIT if sys.platform == "linux" else NONE
@@ -81,8 +82,8 @@ class Rlimits:
 class Cgroups:
     """Limits by a control group (version 2) for each replica.
 
-    A control group counts what all processes of the replica use. The kernel ends one of them when that exceeds the
-    limit.
+    A control group counts the memory that all processes of the replica use. If it exceeds the limit, the kernel ends
+    one of them.
 
     Args:
         root: the agent's group, which holds no process itself: the agent's process is in the group ``agent`` below it.
@@ -120,9 +121,11 @@ def own_group(proc: Path = Path("/proc/self")) -> Path | None:
 
 
 def limits(group: Path | None) -> Limits:
-    """Returns limits by control groups if this process's group can have groups below it, else process limits.
+    """Returns limits by control groups if ``group``, the group of this process, can contain further groups; otherwise
+    limits by process limits.
 
-    A group with limited groups below it must hold no process itself, so this process moves into a group below.
+    A group that contains limited groups must hold no process itself, so this process moves into a new group ``agent``
+    in it.
     """
     if group is None or "memory" not in _words(group / "cgroup.controllers"):
         return Rlimits()
@@ -131,12 +134,12 @@ def limits(group: Path | None) -> Limits:
         inner.mkdir(exist_ok=True)
         (inner / "cgroup.procs").write_text(str(os.getpid()))
     except OSError as error:
-        log.info("control groups for replicas are not available: %s", error)
+        log.info("the agent cannot limit replicas by control groups, and uses process limits: %s", error)
         return Rlimits()
     try:
         (group / "cgroup.subtree_control").write_text("+memory")
     except OSError as error:  # other processes are in the group
-        log.info("control groups for replicas are not available: %s", error)
+        log.info("the agent cannot limit replicas by control groups, and uses process limits: %s", error)
         with contextlib.suppress(OSError):
             (group / "cgroup.procs").write_text(str(os.getpid()))
             inner.rmdir()
@@ -163,9 +166,9 @@ def older(path: Path, number: int) -> Path:
 
 
 class Rotating:
-    """A log file with rotation. A full file becomes ``NAME.1``, which becomes ``NAME.2``, …; the oldest one is dropped.
+    """A log file with rotation. A full file becomes ``NAME.1``, which becomes ``NAME.2``, …; the oldest is deleted.
 
-    Data that the disk does not take is dropped, as logging must not wait. The next write is tried again.
+    Data that cannot be written is dropped, because logging must not wait. The next write opens the file again.
     """
 
     def __init__(self, path: Path, file_bytes: int = FILE_BYTES, kept: int = OLDER) -> None:
@@ -206,7 +209,7 @@ class Rotating:
 def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
     """Starts a thread that copies a pipe to a log, to the end of the pipe. Returns the thread.
 
-    The thread reads on even if the disk is full, because a process that writes into a full pipe waits for ever.
+    The thread keeps reading even if the disk is full, because a process that writes into a full pipe blocks.
     """
 
     def run() -> None:
@@ -222,14 +225,14 @@ def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
 
 
 class Reader:
-    """Reads a log that may be written and rotated meanwhile."""
+    """Reads a log that may be written and rotated at the same time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
 
     def last(self, lines: int) -> Iterator[bytes]:
-        """Yields the newest lines in pieces, also from the file before this one. :meth:`more` returns later ones."""
+        """Yields the newest ``lines`` lines in pieces, if need be from two files. :meth:`more` returns later lines."""
         self._open()
         found = b"" if self._file is None else self._file.read()
         data = found
@@ -250,7 +253,7 @@ class Reader:
             return b""
         data = self._file.read(PIECE_BYTES)
         if not data and self._is_over():
-            data = self._file.read(PIECE_BYTES)  # what was written before the file was rotated
+            data = self._file.read(PIECE_BYTES)  # data written just before the file was rotated
             if not data:
                 self.close()
                 self._open()
@@ -283,7 +286,7 @@ class Reader:
 
 
 class Processes:
-    """The parts of a launcher that are the same for all processes of this machine, however they were started."""
+    """The methods of a launcher that are the same for all processes of this machine, however they were started."""
 
     def stop(self, handle: Started) -> None:
         self.send(handle, signal.SIGTERM)
@@ -317,8 +320,8 @@ class LocalLauncher(Processes):
     ended, in whatever way.
 
     Args:
-        rotates: this process writes a process's log, and begins a new file when it is large; False: the process writes
-            its log itself.
+        rotates: True: this process writes the log of a child, and starts a new file when one is full; False: the child
+            writes its log itself, into one file.
     """
 
     def __init__(self, *, rotates: bool = True) -> None:
@@ -331,8 +334,8 @@ class LocalLauncher(Processes):
                 return Started(spec, self._start(spec, log.fileno(), ()))
         reads, writes = os.pipe()
         try:
-            # The process holds the reading end, too. If this process dies, the other one waits when the pipe is full,
-            # and soon ends. A pipe without a reader would fail in the operator that prints something just then.
+            # The child holds the reading end, too. If this process dies, the child blocks when the pipe is full, and
+            # ends soon after. Without a reader, an operator that prints something in that time would fail.
             process = self._start(spec, writes, (reads,))
         except BaseException:
             os.close(reads)
@@ -362,9 +365,10 @@ FILE = "AGENT"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The contents of the file.
+    """The contents of the file ``AGENT``.
 
-    ``id``: id of the data directory, made once. ``ledger`` and ``term``: of the newest controller that was obeyed.
+    ``id``: id of the data directory, created once. ``ledger`` and ``term``: those of the newest controller that the
+    agent obeyed. ``wanted``: the replicas that the agent should run.
     """
 
     id: str
@@ -375,7 +379,7 @@ class Kept:
 
 
 class Store:
-    """Reads and writes the file. Raises InvalidArgument if it is another agent's, or cannot be read.
+    """Reads and writes the file ``AGENT``. Raises InvalidArgument if it is another agent's, or is damaged.
 
     Args:
         directory: the agent's data directory, which the caller has claimed.
@@ -394,7 +398,7 @@ class Store:
             self._write(replace(self.kept, name=name))
 
     def keep(self, ledger: str, term: int, wanted: Iterable[Spawned]) -> None:
-        """Writes new orders, which are durable when this returns. Raises OSError; then the former ones stay."""
+        """Writes new orders, which are durable when this returns. Raises OSError; the former orders stay then."""
         new = replace(self.kept, ledger=ledger, term=term, wanted=tuple(wanted))
         if new != self.kept:
             self._write(new)
@@ -415,7 +419,7 @@ class Store:
             return Kept(**fields)
         except (ValueError, LookupError, TypeError) as error:
             raise InvalidArgument(
-                "the file does not describe the agent's replicas",
+                "the agent's file is damaged: it does not describe the agent's replicas",
                 remedy="restore it from a backup; without one, remove it and start the agent under a new --name: the "
                 "replicas' state stays in `replicas`",
                 path=self._file,

@@ -1,4 +1,4 @@
-"""Agents, and the replicas that they start and stop."""
+"""Commands on agents, and on the replicas that agents start and stop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from stateflow.types import WORKERS_MAX, check_name
 app = Commands()
 agents = Commands("agent", invoke_without_command=True)
 app.add_typer(agents)
-#: seconds that an agent may take to end, beyond those of its replicas
+#: seconds that an agent may take to end, in addition to the stop timeout of its replicas
 STOP_S = 25.0
 
 
@@ -61,15 +61,21 @@ def agent(
         Path | None, typer.Option(help="Data directory of the agent and its replicas. No two agents share one.")
     ] = None,
     controller: Controller = LOCAL,
-    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it across restarts.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the agent, kept across restarts; default: <site>-<host name>.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="Label key=value by which jobs and spawn select agents; repeatable.")
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="host:port; port 0 picks a free one. Its replicas listen on other ports of this host.")
+        str,
+        typer.Option(
+            help="host:port to listen on; port 0 picks a free port. Replicas listen on other ports of this host."
+        ),
     ] = "127.0.0.1:0",
     advertise: Annotated[
-        str | None, typer.Option(help="Host at which others reach it and its replicas; default: that of --listen.")
+        str | None,
+        typer.Option(help="Host at which others reach the agent and its replicas; default: the host of --listen."),
     ] = None,
     cores: Annotated[
         int, typer.Option(help="Cores that its replicas may use; 0: all cores of the machine.", min=0)
@@ -91,7 +97,8 @@ def agent(
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
 ) -> None:
-    """Run an agent, which starts and stops replicas on its machine; or see the agents that there are."""
+    """Run an agent, which starts and stops replicas on this machine; or list or forget agents with the commands
+    below."""
     if context.invoked_subcommand is not None:
         return
     if site is None or data_dir is None:
@@ -150,12 +157,12 @@ def _advertised(host: str | None) -> str:
     return f"{host}:0"
 
 
-# -- what there is --------------------------------------------------------------------------------------------
+# -- lists ----------------------------------------------------------------------------------------------------
 
 
 @agents.command("list")
 def list_agents(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """List agents, what they have room for, and their replicas."""
+    """List agents, their resources, and their replicas."""
     found = Cluster(controller).agents()
     if as_json:
         emit({"agents": [each.to_dict() for each in found]})
@@ -229,12 +236,12 @@ def forget_agent(
         console.print(f"agent {agent} forgotten")
 
 
-# -- commands to them -----------------------------------------------------------------------------------------
+# -- commands to agents ---------------------------------------------------------------------------------------
 
 
 @app.command()
 def spawn(
-    at: Annotated[str, typer.Argument(help="Agent that starts them, or a site.")],
+    at: Annotated[str, typer.Argument(help="Agent that starts the replicas, or a site.")],
     count: Annotated[int, typer.Option(help="Number of replicas to start.", min=1)] = 1,
     workers: Annotated[
         int, typer.Option(help="Worker processes of each replica; each uses one core.", min=1, max=WORKERS_MAX)
@@ -258,7 +265,10 @@ def stop(
     replica: Annotated[str, typer.Argument(help="Name of a replica that an agent started.")],
     drain: Annotated[bool, typer.Option("--drain", help="Move its partitions to other replicas first.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Stop it even if it owns partitions: they wait for it, or are taken over.")
+        bool,
+        typer.Option(
+            "--force", help="Stop it even if it owns partitions; they wait until it restarts or they are taken over."
+        ),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -272,7 +282,7 @@ def restart(
     replica: Annotated[str, typer.Argument(help="Name of a replica that an agent started.")] = "",
     rolling: Annotated[
         bool,
-        typer.Option("--all", help="Restart every replica that an agent runs, node by node; the others keep serving."),
+        typer.Option("--all", help="Restart every replica that an agent runs, node by node; other nodes keep serving."),
     ] = False,
     site: Annotated[str, typer.Option(help="With --all: only the replicas of this site or agent.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=256, help="With --all: number of nodes at a time.")] = 1,
@@ -330,11 +340,13 @@ def _standing(name: str, child: ChildReport | None) -> str:
 @app.command()
 def logs(
     replica: Annotated[str, typer.Argument(help="Name of a replica that an agent started.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they come, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest lines to start with.", min=0)] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines as they arrive, until Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest lines to print first.", min=0)] = 100,
     controller: Controller = LOCAL,
 ) -> None:
-    """Show what a replica of an agent logged."""
+    """Show the log of a replica that an agent runs."""
     for piece in Cluster(controller).logs(replica, lines=lines, follow=follow):
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()

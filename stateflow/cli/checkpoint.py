@@ -1,5 +1,5 @@
-"""``stateflow checkpoint``: taking, listing, proving, restoring and collecting checkpoints; and ``stateflow
-savepoint``: checkpoints with a name.
+"""Commands on checkpoints. ``stateflow checkpoint`` takes, lists, verifies, restores and collects them; ``stateflow
+savepoint`` manages checkpoints with a name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ Operator = Annotated[str | None, typer.Argument(help="Only this operator.")]
 
 
 def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
-    """Opens a replica's own store. Raises InvalidArgument for a URL that cannot be a store, and ExtraMissing."""
+    """Opens a replica's own store. Raises InvalidArgument for a URL that is not a store's, and ExtraMissing if the
+    package for the URL's protocol is not installed."""
     return CheckpointStore(
         url,
         codec=Codec(settings.checkpoint_compression, configured_key()),
@@ -71,15 +72,15 @@ def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -
 
 
 def try_out(store: CheckpointStore) -> None:
-    """Tries whether a store can be written. If the store cannot be reached, logs that and lets the replica serve all
-    the same.
+    """Checks whether a store can be written. If the store cannot be reached, logs the error, and the replica serves
+    nevertheless.
 
-    Raises InvalidArgument if nothing can ever be written.
+    Raises InvalidArgument if the store can never be written.
     """
     try:
         store.check_writable()
     except Unavailable as error:
-        log.error("%s", error)
+        log.error("the checkpoint store cannot be written for now, and the replica serves nevertheless: %s", error)
 
 
 def opened(url: str) -> CheckpointStore:
@@ -91,7 +92,8 @@ def opened(url: str) -> CheckpointStore:
 
 @checkpoint_commands.command()
 def init(url: Checkpoints, as_json: Json = False) -> None:
-    """Make a checkpoint store, or show its id. A replica that has never used a store makes it by itself."""
+    """Create a checkpoint store, or show the id of an existing one. A replica that has never used a store creates it by
+    itself."""
     id_ = CheckpointStore(url_of(url)).check(first_use=True)
     if as_json:
         emit({"id": id_, "url": masked(url)})
@@ -118,7 +120,7 @@ def all_(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Take a checkpoint of every partition, node by node, as a batch that a new leader carries on."""
+    """Take a checkpoint of every partition, node by node, as a batch that continues after a change of leaders."""
     follow_sweep(Cluster(controller).checkpoint_all(operator or "", site=site, limit=limit), as_json)
 
 
@@ -140,7 +142,7 @@ def list_(
     url: Checkpoints,
     operator: Operator = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All checkpoints, not only the newest of each partition.")
+        bool, typer.Option("--all", help="List all checkpoints, not only the newest of each partition.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -158,8 +160,8 @@ def list_(
 
 
 def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[list[Manifest], list[StateflowError]]:
-    """Reads the manifests of a store, newest first in each partition. Also returns errors: manifests that cannot be
-    read, and partitions without any."""
+    """Reads the manifests of a store, newest first in each partition. Also returns an error for each manifest that
+    cannot be read, and for each partition without a manifest."""
     partitions = {each.partition for each in store.catalog.checkpoints() if operator in (None, each.partition.operator)}
     if not partitions:
         raise CheckpointMissing(
@@ -188,7 +190,7 @@ def _of_savepoint(
 ) -> tuple[list[Manifest], list[StateflowError]]:
     try:
         return store.savepoint(savepoint, operator), []
-    except (CheckpointCorrupt, WrongKey) as error:  # the other partitions are proved all the same
+    except (CheckpointCorrupt, WrongKey) as error:  # the other partitions are still verified
         manifests: list[Manifest] = []
         errors: list[StateflowError] = []
         for found in store.catalog.savepoints(savepoint):
@@ -252,16 +254,17 @@ def verify(
     url: Checkpoints,
     operator: Operator = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All checkpoints, not only the newest of each partition.")
+        bool, typer.Option("--all", help="Verify all checkpoints, not only the newest of each partition.")
     ] = False,
-    savepoint: Annotated[str, typer.Option(help="The checkpoints of this savepoint.")] = "",
+    savepoint: Annotated[str, typer.Option(help="Verify the checkpoints of this savepoint.")] = "",
     drop_damaged: Annotated[
         bool,
         typer.Option("--drop-damaged", help="Delete damaged blobs; the next checkpoint uploads them again."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every blob and prove its hash; open the state, recompute its digest, look at every cell. Needs no code."""
+    """Read every blob and check its hash; open the state, recompute its digest, and check every cell. The operator's
+    code is not needed."""
     store = opened(url)
     errors: list[StateflowError] = []
     if savepoint:
@@ -316,8 +319,8 @@ def _verified(found: Iterable[Verified]) -> Table:
 
 
 CLIENTS_GO_ON = (
-    "running stream clients, including those that began later, resend what they keep, and the state is back where it "
-    "was; restore with --stop-sources to refuse them"
+    "running stream clients, including those that started after the checkpoint, resend the batches that they keep, "
+    "which undoes the restore; restore with --stop-sources to refuse them"
 )
 CLIENTS_STOPPED = (
     "stream clients that have sent so far are refused (source_taken); a client started anew continues after the "
@@ -344,7 +347,8 @@ def restore(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Put partitions back to a checkpoint. What was applied to them since is lost, until its sources send it again."""
+    """Restore partitions from a checkpoint. Batches that were applied after it are lost, until their sources send them
+    again."""
     cluster = Cluster(controller)
     names = [each.name for each in cluster.status().operators] if operator == "all" else [operator]
     exact = position(at) if at else None
@@ -360,7 +364,7 @@ def restore(
         except StateflowError as error:
             if len(names) == 1:
                 raise
-            refused.append((name, error))  # other operators that were restored are shown all the same
+            refused.append((name, error))  # the restored operators are still shown
             continue
         reports += [(name, each) for each in done]
     failed = [(name, each) for name, each in reports if each.error]
@@ -393,7 +397,7 @@ def restore(
 
 
 def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str, Any]]:
-    """Returns, by operator and source, which batch comes next, and whether all restored partitions agree on it."""
+    """Returns, for each operator and source, the next batch, and whether all restored partitions agree on it."""
     batches: dict[tuple[str, str], list[int]] = {}
     for name, each in reports:
         for source, batch in each.positions.items():
@@ -413,7 +417,7 @@ def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str,
 
 
 def _then(source: str, next_batch: int) -> str:
-    """Returns what a Spark source must do next, in words; empty for a stream client."""
+    """Returns a sentence on what must be done for a Spark source; empty for a stream client."""
     if source.startswith(BATCH_RUN):
         return "a run under way is refused; to apply its frame again, use another source="
     if source.startswith(("query:", REAL_TIME)):
@@ -444,10 +448,10 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
     for rewind in rewinds:
         goes_on = f"source {rewind['source']} continues with batch {rewind['next_batch']}"
         console.print(goes_on, rewind["then"], sep=": " if rewind["then"] else "", highlight=False, markup=False)
-        if not rewind["agree"] and rewind["then"]:  # a client sends each partition the batches that it lacks
+        if not rewind["agree"] and rewind["then"]:  # a stream client sends each partition the batches that it lacks
             console.print(
                 Text(
-                    f"partitions of {rewind['operator']} contain different batches of it: restore all of them to one "
+                    f"partitions of {rewind['operator']} contain different batches of this source: restore all of them "
                     f"with --at {rewind['source']}=BATCH, or to a savepoint taken while the source was idle",
                     "bold red",
                 )
@@ -455,7 +459,8 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
 
 
 def _failures(reports: Iterable[tuple[str, RestoredPartition]]) -> list[tuple[str, str]]:
-    """Pairs each failure with where it happened. Partitions of one operator that failed alike are one pair."""
+    """Returns each failure as (operator/partitions, error). Partitions of an operator with the same error are one
+    entry."""
     alike: dict[tuple[str, str, str], list[RestoredPartition]] = {}
     for name, each in reports:
         if each.fault is not None:
@@ -496,7 +501,7 @@ def gc(
         f"blobs {would} ({size(report.bytes_deleted)}), {report.blobs_kept} kept"
     )
     for name in report.incomplete:
-        console.print(Text(f"{name} names missing blobs: see `stateflow checkpoint verify`", "bold red"))
+        console.print(Text(f"{name} refers to missing blobs: see `stateflow checkpoint verify`", "bold red"))
     if report.held_up:
         console.print(Text(f"no blob was deleted: {report.held_up}", "bold red"))
     for name in report.unreadable:
@@ -537,7 +542,7 @@ def export(
     to: Annotated[str, typer.Option("--to", help="Directory or fsspec URL of the other store.")],
     as_json: Json = False,
 ) -> None:
-    """Copy a savepoint, whole, into another store: for another cluster, or for keeping."""
+    """Copy a complete savepoint into another store, for another cluster or for long-term storage."""
     source, target = opened(url), CheckpointStore(to)
     target.check_writable()
     with waiting(f"copying {name}", as_json=as_json):
@@ -550,7 +555,7 @@ def export(
 
 @savepoint_commands.command()
 def delete(name: Savepoint, url: Checkpoints, as_json: Json = False) -> None:
-    """Delete a savepoint; its blobs go with the next `stateflow checkpoint gc`."""
+    """Delete a savepoint; the next `stateflow checkpoint gc` deletes its blobs."""
     partitions = opened(url).delete_savepoint(name)
     if as_json:
         emit({"savepoint": name, "partitions": partitions})

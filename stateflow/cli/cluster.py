@@ -1,5 +1,5 @@
-"""Commands on operators and nodes: deploy, status, takeover, migrate; versions; undeploy and forget; maintenance; and
-sweeps, which are long work at many nodes.
+"""Commands on operators and nodes, such as deploy, status, migrate and maintenance; and sweeps, which are long work at
+many nodes.
 """
 
 from __future__ import annotations
@@ -50,17 +50,20 @@ def deploy(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name in the cluster; default: the class name.")] = None,
     site: Annotated[
-        list[str] | None, typer.Option(help="Serve it only at this site, also in later deployments; repeatable.")
+        list[str] | None,
+        typer.Option(help="Serve the operator only at this site, also in later deployments; repeatable."),
     ] = None,
     anywhere: Annotated[
-        bool, typer.Option("--anywhere", help="Serve it at any site; revokes an earlier --site.")
+        bool, typer.Option("--anywhere", help="Serve the operator at any site; revokes an earlier --site.")
     ] = False,
     failover: Annotated[
         str | None,
-        typer.Option(help="automatic, or manual: a site that is cut off keeps serving, and no replica takes over."),
+        typer.Option(
+            help="automatic or manual; with manual, a site that is cut off keeps serving, and no replica takes over."
+        ),
     ] = None,
     require: Annotated[
-        list[str] | None, typer.Option(help="Requirement of its code, in pip syntax; repeatable.")
+        list[str] | None, typer.Option(help="Requirement of the operator's code, in pip syntax; repeatable.")
     ] = None,
     include: Annotated[
         list[str] | None, typer.Option(help="Further module or package to send along; repeatable.")
@@ -71,7 +74,7 @@ def deploy(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Deploy an operator: its code goes to the sites, its partitions are created on the replicas."""
+    """Deploy an operator: send its code to the sites, and create its partitions on the replicas."""
     if site and anywhere:
         raise InvalidArgument("--site and --anywhere contradict each other", remedy="pass one of them")
     if installed and (require or include):
@@ -97,7 +100,7 @@ def deploy(
 
 
 def _deploying(controller: str, operator: str) -> Callable[[Shown], None]:
-    """Returns a function that shows how far a deployment is."""
+    """Returns a function that updates the progress of a deployment."""
 
     def look(shown: Shown) -> None:
         for each in Cluster(controller).status().deploying:
@@ -149,14 +152,14 @@ def takeover(
     accept_loss: Annotated[
         bool,
         typer.Option(
-            "--accept-loss", help="Accept the loss of batches that their owners served since their last heartbeat."
+            "--accept-loss", help="Accept the loss of batches that the owners served after their last heartbeat."
         ),
     ] = False,
     dry_run: DryRun = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give partitions whose owner is gone for good to others, where failover is manual."""
+    """Take over the partitions of owners that are gone for good, for an operator with manual failover."""
     cluster = Cluster(controller)
     numbers = partition_numbers(" ".join(partition), cluster.operator(operator).partitions) if partition else []
     if dry_run:
@@ -179,7 +182,7 @@ def upgrade(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Switch all replicas to a version of the operator that was deployed before: roll forward, or back."""
+    """Switch all replicas to a version of the operator that was deployed before, newer or older."""
     with waiting(f"upgrading {operator}", as_json=as_json, look=_deploying(controller, operator)):
         now = Cluster(controller).upgrade(operator, to)
     if as_json:
@@ -226,7 +229,7 @@ def versions(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """List an operator's versions as they were deployed; the last one serves."""
+    """List an operator's versions in the order of deployment; the last one serves."""
     found = Cluster(controller).versions(operator)
     if as_json:
         emit({"operator": operator, "versions": [each.to_dict() for each in found]})
@@ -248,12 +251,12 @@ def undeploy(
     operator: Annotated[str, typer.Argument(help="Name of the operator.")],
     delete_state: Annotated[
         bool,
-        typer.Option("--delete-state", help="Confirm that its state on all replicas is deleted. Checkpoints stay."),
+        typer.Option("--delete-state", help="Confirm the deletion of its state on all replicas; checkpoints stay."),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Take an operator out of the cluster, and delete its state. Refused while its partitions move."""
+    """Remove an operator from the cluster, and delete its state. Refused while its partitions move."""
     waiting = Cluster(controller).undeploy(operator, delete_state=delete_state)
     if as_json:
         emit({"operator": operator, "waiting": waiting})
@@ -265,11 +268,12 @@ def undeploy(
 
 @app.command()
 def forget(
-    replica: Annotated[str, typer.Argument(help="Replica that has ended for good, or a node: all of its workers.")],
+    replica: Annotated[str, typer.Argument(help="Replica that has ended for good, or a node with all of its workers.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Forget a replica that owns nothing and has ended. A replica that registers under its name later is a new one."""
+    """Forget a replica that has ended and owns no partition. A replica that registers under its name later is a new
+    one."""
     Cluster(controller).forget(replica)
     if as_json:
         emit({"replica": replica})
@@ -305,7 +309,7 @@ def end_maintenance(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """End the maintenance of a node; `stateflow rebalance` gives it its share."""
+    """End the maintenance of a node; `stateflow rebalance` then gives it its share of partitions."""
     Cluster(controller).end_maintenance(node)
     if as_json:
         emit({"node": node, "maintenance": False})
@@ -313,7 +317,7 @@ def end_maintenance(
         console.print(f"{node} can get partitions again: `stateflow rebalance` gives it its share")
 
 
-Site = Annotated[str, typer.Option(help="Only partitions at this site or node when it begins.")]
+Site = Annotated[str, typer.Option(help="Only partitions that are at this site or node at the beginning.")]
 NodeLimit = Annotated[int, typer.Option(min=1, max=256, help="Number of nodes at a time.")]
 
 
@@ -325,7 +329,7 @@ def verify(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Let every owner read its partitions whole, slowly, and report what is damaged. Batches go on."""
+    """Let every owner read its partitions completely, at a limited rate, and report damage. Processing continues."""
     follow_sweep(Cluster(controller).verify_all(operator or "", site=site, limit=limit), as_json)
 
 
@@ -361,7 +365,7 @@ def _show_sweep(report: Sweep) -> None:
     table = show.new_table("node", "status", "partitions", *told, "s", numbers=("partitions", *told, "s"))
     for each in report.nodes:
         if each.node.startswith("(") and not each.partitions and not each.error:
-            continue  # nothing has moved meanwhile
+            continue  # no partition moved during the sweep
         status = Text(each.status, "green" if each.status == "COMPLETED" else "bold red")
         values = [size(each.bytes_new), size(each.bytes_total)]
         if verifies:

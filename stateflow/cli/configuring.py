@@ -1,14 +1,13 @@
 """Settings of every command: from its command line, the environment and the settings file.
 
-An option that is a field of a model has the field's variable, or its key in the file, as its default. The command takes
-its value as a parameter. All other settings are in the models, which are created by the code that needs them. A command
-reads its settings before its options are parsed: :class:`Configured`. ``--print-config`` writes the settings in effect
-as a file of settings: :func:`effective`.
+An option that belongs to a model's field has the field's variable, or its key in the file, as its default. The command
+gets its value as a parameter. All other settings are in the models, which are created by the code that needs them. A
+command reads its settings before its options are parsed (:class:`Configured`). ``--print-config`` writes the effective
+settings as a settings file (:func:`effective`).
 
 *Completion.* The Tab key completes commands and options, and names that a cluster, a ledger or a checkpoint store
-knows. The user waits for the answer, so each of these is asked with a short timeout. Without an answer nothing is
-offered
-and no error is printed: the command itself will say what is wrong.
+knows. The user waits for the answer, so the question has a short timeout. Without an answer, nothing is offered and no
+error is printed, because the command itself will report what is wrong.
 """
 
 from __future__ import annotations
@@ -65,18 +64,18 @@ HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A settings model, and the values of it that flags gave."""
+    """A settings model, and those of its values that flags gave."""
 
     model: Settings
     given: Mapping[str, Any]
 
 
 def effective(what: str, parts: Sequence[Part]) -> str:
-    """Returns settings as TOML. Secrets are masked and commented out: a process that reads the file takes them from
-    where they are now.
+    """Returns settings as TOML. Secrets are masked and commented out, so that a process that reads the file gets them
+    from where they are stored now.
 
     Args:
-        what: the program that has these settings.
+        what: name of the program with these settings.
     """
     sections: dict[str, list[Part]] = {}
     for part in parts:
@@ -114,11 +113,11 @@ Offers = Iterable[tuple[str, str]]
 #: function from the command line so far to offers for completion
 Ask = Callable[["Said"], Offers]
 ANSWER_S = 1.0
-#: seconds in which a controller that can be reached is reached
+#: maximum wait for a connection to a controller, in seconds
 CONNECT_S = 0.5
-#: key in a context's ``meta``: its settings cannot be read, so the cluster is not known
+#: key in a context's ``meta`` if the settings cannot be read, so that the cluster is not known
 UNCONFIGURED = "stateflow.unconfigured"
-#: how many of the newest are offered from a long list
+#: number of newest entries that are offered from a long list
 NEWEST = 20
 
 
@@ -204,7 +203,7 @@ def savepoints(said: Said) -> Offers:
     return [(name, f"{len(partitions)} partitions") for name, partitions in store.savepoints().items()]
 
 
-#: by the parameter's name, where its command has no entry of its own
+#: by parameter name, unless the command has an entry for the parameter in OF_COMMANDS
 PARAMETERS: dict[str, Ask] = {
     "agent": agents,
     "bid": batches,
@@ -234,7 +233,7 @@ def completed(called: str, function: Callable[..., Any]) -> None:
     """Makes a command's parameters offer completions.
 
     Args:
-        called: the command, as on the command line.
+        called: the command's words on the command line.
     """
     known = PARAMETERS | OF_COMMANDS.get(called, {})
     asks = {name: known[name] for name in inspect.signature(function).parameters if name in known}
@@ -243,7 +242,7 @@ def completed(called: str, function: Callable[..., Any]) -> None:
         for each in getattr(hints[name], "__metadata__", ()):
             if hasattr(each, "autocompletion"):  # what typer.Argument and Option return
                 each.autocompletion = _offering(ask)
-        function.__annotations__[name] = hints[name]  # annotations read again as text would be other objects
+        function.__annotations__[name] = hints[name]  # typer must get these objects, not evaluate the text again
 
 
 def _offering(ask: Ask) -> Callable[..., list[tuple[str, str]]]:
@@ -256,7 +255,7 @@ def _offering(ask: Ask) -> Callable[..., list[tuple[str, str]]]:
 
 
 def answered(ask: Callable[[], Offers], within_s: float = ANSWER_S) -> list[tuple[str, str]]:
-    """Returns the offers; none where asking fails or takes too long."""
+    """Returns the offers; none if asking fails or takes longer than ``within_s``."""
     found: list[tuple[str, str]] = []
 
     def work() -> None:
@@ -295,7 +294,7 @@ def _shared(
     print_config: Annotated[
         bool,
         typer.Option(
-            "--print-config", expose_value=False, help="Print the effective settings as such a file, and exit."
+            "--print-config", expose_value=False, help="Print the effective settings as a settings file, and exit."
         ),
     ] = False,
     strict: Annotated[
@@ -327,14 +326,16 @@ class Bound:
 
 
 class Configured:
-    """A command or a group that reads settings before its options are parsed. ``path``: its words on the command line;
-    empty: the program itself; None: a group that does nothing by itself."""
+    """A command or a group that reads settings before its options are parsed.
+
+    ``path``: the command's words on the command line. Empty: the program itself. None: a group that does nothing
+    without a command."""
 
     path: str | None = None
     params: list[Any]
 
     def bind(self) -> None:
-        """Binds options to settings. Call it once, when the command has its options."""
+        """Binds options to settings. Call it once, after the command has got its options."""
         if self.path is None:
             return
         for bound in self._bound():  # a group would read variables for each of its commands
@@ -355,12 +356,12 @@ class Configured:
                     yield Bound(kind, name, option)
 
     def configure(self, context: Any, said: Mapping[str, Any], *, is_above: bool = False) -> None:
-        """Reads the settings, which become the defaults of options. Raises Exit on an error, and if the settings are
-        only to be printed.
+        """Reads the settings, which become the defaults of options. Raises Exit on an error, and after printing the
+        settings for ``--print-config``.
 
         Args:
-            said: options of the command line, by the names of parameters.
-            is_above: this is a group; a command follows that has the options.
+            said: parameter name → value on the command line.
+            is_above: True for a group whose command follows on the command line, and reads the other settings.
         """
         if self.path is None or {"help", "version"} & said.keys():
             return
@@ -385,7 +386,7 @@ class Configured:
             context.default_map = {**(context.default_map or {}), **self._defaults(bound, given)}
 
     def _configure_completion(self, context: Any, said: Mapping[str, Any], is_above: bool) -> None:
-        """Reads the settings for completion, which offers names of the cluster that the command would go to."""
+        """Reads the settings for completion, which offers names from the cluster that the command would use."""
         if said.get("insecure"):  # completion calls no callbacks of options
             allow_plain_text(True)
         try:
@@ -432,7 +433,7 @@ class Configured:
 
 
 def use_file(named: str | None) -> None:
-    """Sets the file of settings for this process and those that it starts, in any directory. Raises InvalidArgument."""
+    """Sets the settings file for this process and those that it starts, in any directory. Raises InvalidArgument."""
     if named:
         os.environ[CONFIG] = str(Path(named).expanduser().absolute())
         configured_by()  # errors in it are reported now

@@ -1,7 +1,7 @@
-"""``stateflow generate``: files with which systemd, Docker, compose or Kubernetes run a process of stateflow.
+"""``stateflow generate`` writes files with which systemd, Docker, compose or Kubernetes run a process of stateflow.
 
-A function for each kind returns the files as text; nothing is run. The command prints or writes them, and also writes
-the files of monitoring.
+A function for each kind returns the files as text, and starts nothing. The command prints or writes them; it also
+writes the files for monitoring.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ USER = 10001
 PORTS = {"controller": 7070, "replica": 7071, "agent": 7072}
 #: name of a file of secrets that a unit reads if it exists: STATEFLOW_CHECKPOINTS, STATEFLOW_CODE_KEY, STATEFLOW_LEDGER
 SECRETS = "stateflow"
-#: directory of its certificate, as `stateflow certs issue` writes it
+#: directory of the process's certificate, as `stateflow certs issue` writes it
 TLS = "/etc/stateflow/tls"
 
 
 def _tls(prefix: str = "") -> dict[str, str]:
-    """Returns the variables of TLS.
+    """Returns the environment variables for TLS.
 
     Args:
-        prefix: prefix of the process's own two files, where several processes have theirs in one directory.
+        prefix: prefix of the process's certificate and key files, if several processes keep theirs in one directory.
     """
     return {
         "STATEFLOW_TLS_CA": f"{TLS}/ca.pem",
@@ -54,16 +54,22 @@ _SIZE = re.compile(r"[1-9][0-9]*(?:Ki|Mi|Gi|Ti)")
 _DNS = re.compile(r"[a-z0-9](?:[a-z0-9\-]{0,40}[a-z0-9])?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,30}|[0-9]{1,10}")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@\-]{0,254}")
-#: a directory that a unit may name as its own; systemd splits others at ``:``, and does not take ``..``
+#: a directory that StateDirectory= of a unit can name; systemd splits names at ``:``, and refuses ``..``
 _STATE = re.compile(r"/var/lib/[^:\\\"']+")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A process for which files are generated. ``name`` empty: made from the role and the site. ``memory``,
-    ``storage``: as Kubernetes writes them, e.g. 2Gi; ``memory`` empty: no limit. ``data_dir`` empty: the role's
-    default. ``count``: number of processes, where one file says how many. ``grace_s``: seconds that it has to drain and
-    end."""
+    """A process for which files are generated.
+
+    Attributes:
+        name: name of the process; empty: made from the role and the site.
+        data_dir: data directory; empty: the role's default.
+        count: number of processes, for kinds of which one file runs several.
+        memory: memory limit as Kubernetes writes it, e.g. 2Gi; empty: no limit.
+        storage: size of the volume, as Kubernetes writes it.
+        grace_s: seconds that the process gets to drain and end.
+    """
 
     role: str
     site: str = ""
@@ -82,7 +88,7 @@ class Plan:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the plan. Raises InvalidArgument."""
+        """Checks the plan. Raises InvalidArgument if a value is not valid."""
         if self.role not in ROLES:
             raise InvalidArgument(f"unknown role {self.role!r}", remedy=f"use {', '.join(ROLES)}")
         if self.role != "controller" and not self.site:
@@ -94,7 +100,9 @@ class Plan:
             ADDRESS.check(address.strip(), "controller")
         for what, pattern, text in (("user", _USER, self.user), ("image", _IMAGE, self.image)):
             if pattern.fullmatch(text) is None:
-                raise InvalidArgument(f"{shown(text)} is not a valid {what}", remedy=f"pass a valid --{what}")
+                raise InvalidArgument(
+                    f"{shown(text)} is not a valid {what}", remedy=f"pass a valid --{what}, such as stateflow"
+                )
         if _DNS.fullmatch(self.namespace) is None:
             raise InvalidArgument(
                 f"{shown(self.namespace)} is not a valid namespace", remedy="use lower-case letters, digits and '-'"
@@ -103,7 +111,7 @@ class Plan:
             if not text.isprintable():
                 raise InvalidArgument(
                     f"{shown(text)} contains line breaks or control characters",
-                    remedy="use a name without them",
+                    remedy="choose a name without them",
                 )
         if self.data_dir and not PurePosixPath(self.data_dir).is_absolute():
             raise InvalidArgument(f"{self.data_dir!r} is not an absolute path", remedy="begin it with /")
@@ -117,10 +125,10 @@ class Plan:
             )
 
     def arguments(self, name: str, listen: str, advertise: str, data_dir: str) -> list[str]:
-        """Returns arguments of ``stateflow``.
+        """Returns the arguments of ``stateflow`` for this process.
 
         Args:
-            advertise: address that others use; empty: the one where it listens.
+            advertise: address that others use; empty: ``listen``.
         """
         if self.role == "controller":
             return ["controller", "--listen", listen, *(["--advertise", advertise] if advertise else [])]
@@ -152,8 +160,8 @@ def _argument(word: str) -> str:
 
 
 def systemd(plan: Plan) -> dict[str, str]:
-    """Returns a unit. Below /var/lib, systemd makes the directory. Raises InvalidArgument for what systemd would not
-    take."""
+    """Returns a unit. systemd creates a data directory below /var/lib. Raises InvalidArgument for an executable that
+    systemd cannot start."""
     if re.search(r"[$\"'\\]", plan.executable):
         raise InvalidArgument(
             f"systemd cannot start {shown(plan.executable)}",
@@ -163,7 +171,7 @@ def systemd(plan: Plan) -> dict[str, str]:
     named = plan.name or (plan.site if plan.role != "controller" else "")
     unit = f"stateflow-{plan.role}{'-' + named if named else ''}.service"
     words = [plan.executable, *plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", data_dir)]
-    # the machine's own name, by which others find it
+    # others reach the process by the machine's name
     advertise = "%H" if plan.role == "agent" else f"%H:{PORTS[plan.role]}"
     command = " ".join([*map(_argument, words), "--advertise", advertise])
     environment = _tls() | ({"STATE_DIRECTORY": data_dir} if plan.role == "controller" else {})
@@ -210,7 +218,7 @@ def systemd(plan: Plan) -> dict[str, str]:
 
 
 def docker(plan: Plan) -> dict[str, str]:
-    """Returns a Dockerfile. It belongs beside ``dist/``, which holds the wheel; README says how to build it."""
+    """Returns a Dockerfile. It belongs beside ``dist/``, which contains the wheel; README says how to build it."""
     command = plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", DATA)
     lines = [
         "FROM python:3.12-slim",
@@ -234,7 +242,7 @@ def docker(plan: Plan) -> dict[str, str]:
 def compose(plan: Plan) -> dict[str, str]:
     service = plan.name or f"{plan.role}{'-' + plan.site if plan.site else ''}"
     port = PORTS[plan.role]
-    # its container's name, by which others find it; it outlasts restarts, as the data does
+    # others reach the process by its container's name, which outlasts restarts like the data
     described: dict[str, Any] = {
         "build": ".",
         "image": plan.image,
@@ -284,7 +292,7 @@ def _yaml(documents: list[Any]) -> str:
 
 
 def kubernetes(plan: Plan) -> dict[str, str]:
-    """Returns manifests. Raises InvalidArgument for names that a cluster would not take."""
+    """Returns manifests. Raises InvalidArgument for a name that Kubernetes would refuse."""
     name = plan.name or f"stateflow-{plan.role}{'-' + plan.site if plan.site else ''}"
     if _DNS.fullmatch(name) is None:
         raise InvalidArgument(
@@ -301,7 +309,7 @@ def kubernetes(plan: Plan) -> dict[str, str]:
         "metadata": metadata,
         "spec": {
             "clusterIP": "None",
-            "publishNotReadyAddresses": True,  # a process that has no lease yet is reached, too
+            "publishNotReadyAddresses": True,  # a process that has no lease yet must be reached, too
             "selector": labels,
             "ports": [{"name": "grpc", "port": port}],
         },
@@ -350,7 +358,7 @@ def _literal(plan: Plan) -> Plan:
 
 def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
     def probe(service: str, failures: int) -> dict[str, Any]:
-        # from within: a kubelet has no certificate
+        # asked within the container, because a kubelet has no certificate
         ask = f'stateflow health "{host.replace("$(POD_NAME)", "$POD_NAME")}:{port}" --service {service}'
         command = {"command": ["sh", "-c", ask]}
         return {"exec": command, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": failures}
@@ -370,23 +378,23 @@ def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
         ],
         "envFrom": [{"secretRef": {"name": SECRETS, "optional": True}}],
         "ports": [{"name": "grpc", "containerPort": port}],
-        "startupProbe": probe("live", 120),  # it reads its state first
+        "startupProbe": probe("live", 120),  # the process first reads its state
         "livenessProbe": probe("live", 3),
         "readinessProbe": probe("ready", 2),
         "resources": resources,
         "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True},
         "volumeMounts": [
             {"name": "data", "mountPath": DATA},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of a container's own
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container has its own
             {"name": "tls", "mountPath": TLS, "readOnly": True},
         ],
     }
     if plan.role == "replica":
-        # partitions that cannot be moved away stay in its volume, and are served when the pod is back
+        # partitions that cannot be moved away stay in the pod's volume, and are served when the pod is back
         drain = f'stateflow drain "$POD_NAME" --controller {shlex.quote(plan.controller)} || true'
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", drain]}}}
     if plan.role == "controller":
-        container["env"].append({"name": "STATE_DIRECTORY", "value": DATA})  # where its ledger is, unless that is named
+        container["env"].append({"name": "STATE_DIRECTORY", "value": DATA})  # for the ledger, unless that has a URL
     return container
 
 
@@ -401,7 +409,7 @@ MONITORING = "prometheus"
 
 @app.command()
 def generate(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join((*KINDS, MONITORING))}.")],
+    kind: Annotated[str, typer.Argument(help=f"Kind of files: {', '.join((*KINDS, MONITORING))}.")],
     role: Annotated[
         str, typer.Option("--for", help="Role of the process: agent, replica or controller; none for prometheus.")
     ] = "",

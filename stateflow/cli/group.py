@@ -1,8 +1,8 @@
 """Groups of commands, the behaviour that all of them share on the command line, and the texts of their help.
 
 ``PANELS`` and ``BRIEFLY`` are the contents of `stateflow --help`: commands in the order in which people need them, and
-one line about each. A command that is in no panel is shown with the tools. A command within a group needs no line when
-its docstring begins with a short line. ``EXAMPLES`` end the help of the commands.
+one line about each. A command that is in no panel is shown with the tools. A command within a group needs no line in
+``BRIEFLY`` if its docstring begins with a short line. ``EXAMPLES`` are shown at the end of a command's help.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Tools": ("generate", "certs", "token", "spark"),
 }
 OTHERS = "Tools"
-#: by command; each command in the program's help has a line, as the help imports no command
+#: line about each command; each command in the program's help needs one, because the help imports no command
 BRIEFLY: dict[str, str] = {
     "status": "Show what runs where.",
     "partitions": "List each partition's owner, epoch and standbys.",
@@ -51,15 +51,15 @@ BRIEFLY: dict[str, str] = {
     "init": "Write a small project that runs at once.",
     "examples": "List the examples for `stateflow init --example`.",
     "dashboard": "Serve the live page of a cluster.",
-    "doctor": "Check whether everything that stateflow needs is here.",
+    "doctor": "Check whether this machine has all that stateflow needs.",
     "demo": "Run the full demonstration here. Takes a minute.",
     "run": "Run a declared pipeline: a source, operators, a sink.",
     "deploy": "Deploy an operator, with its code, to the sites.",
     "operator": "Deployed versions of operators.",
     "upgrade": "Switch an operator to a version deployed before.",
-    "undeploy": "Remove an operator from the cluster, and its state.",
+    "undeploy": "Remove an operator and its state from the cluster.",
     "migrate": "Move partitions while the pipeline runs.",
-    "rebalance": "Bring every replica to its share of partitions.",
+    "rebalance": "Give every replica its share of partitions.",
     "autopilot": "Let partitions follow their rows and their load.",
     "drain": "Move all partitions away from a replica.",
     "standby": "Keep standby copies, which take over when owners die.",
@@ -75,10 +75,10 @@ BRIEFLY: dict[str, str] = {
     "forget": "Forget a replica that has ended.",
     "maintenance": "Nodes in maintenance, which get no partitions.",
     "stages": "Pipeline stages: data moved from source to sink.",
-    "controller": "Run a controller: members, assignment, moves, the ledger.",
+    "controller": "Run a controller, which assigns partitions to replicas.",
     "health": "Probe whether a process is alive or ready.",
     "generate": "Write files for systemd, Docker, Kubernetes, Prometheus.",
-    "ledger init": "Make a ledger in an empty database, or upgrade an older one.",
+    "ledger init": "Create a ledger in an empty database, or upgrade one.",
     "ledger resolve": "Record that the cause of a blocked item was removed.",
     "ledger verify": "Check every record and everything derived from them.",
     "stages current": "Show a job's newest stage, and why it stopped.",
@@ -89,17 +89,17 @@ BRIEFLY: dict[str, str] = {
     "checkpoint init": "Create a checkpoint store, or show its id.",
     "checkpoint all": "Take a checkpoint of every partition, node by node.",
     "checkpoint verify": "Read every blob, and check hashes, digest and cells.",
-    "checkpoint restore": "Put partitions back to a checkpoint.",
+    "checkpoint restore": "Restore partitions from a checkpoint.",
     "checkpoint gc": "Drop old checkpoints and unreferenced blobs.",
-    "savepoint export": "Copy a savepoint, whole, into another store.",
+    "savepoint export": "Copy a complete savepoint into another store.",
     "savepoint delete": "Delete a savepoint.",
     "source list": "List sources: newest batch, its age, the watermark.",
     "source retire": "Drop a source's stored output and its watermark.",
     "source drop-output": "Unblock a query that cannot read a stored output.",
     "spark package": "Write stateflow as a zip, for `spark-submit --py-files`.",
-    "spark rewind": "Put a stopped query back to a batch; deletes nothing.",
+    "spark rewind": "Set a stopped query back to a batch; deletes nothing.",
     "reconfig summary": "Sum up reconfigurations: states, moves, bytes, pauses.",
-    "reconfig edit": "Change how many of its moves run at a time.",
+    "reconfig edit": "Limit the concurrent moves of a reconfiguration.",
     "reconfig resolve": "Give up fenced moves that cannot complete.",
     "job create": "Create a job, which runs once or on a schedule.",
     "job result": "Show the outcome of a run, or what it waits for.",
@@ -107,7 +107,7 @@ BRIEFLY: dict[str, str] = {
     "certs issue": "Write a certificate and key for one process or person.",
     "certs renew": "Write a new certificate for the same name and role.",
     "certs revoke": "Revoke certificates, so that servers refuse them.",
-    "batch retry": "Put failed entities back to waiting.",
+    "batch retry": "Set failed entities back to waiting.",
     "certs list": "List certificates and their expiry.",
     "job list": "List jobs, when they are due, and their last run.",
     "job resume": "Resume a job: begin runs again from now on.",
@@ -126,7 +126,7 @@ def panel_of(command: str) -> str:
 
 
 def in_order(commands: list[str]) -> list[str]:
-    """Sorts commands by their place in the panels, the others last."""
+    """Sorts commands by their place in the panels; commands in no panel are last."""
     place = {name: at for at, name in enumerate(name for names in PANELS.values() for name in names)}
     return sorted(commands, key=lambda name: place.get(name, len(place)))
 
@@ -287,12 +287,12 @@ class Root(_Group):
 
 
 class Commands(typer.Typer):
-    """The commands of one module; ``add_typer`` adds them to another group. They answer to ``-h``, their help ends
-    with examples, and their errors are one line.
+    """The commands of one module, which ``add_typer`` adds to another group. ``-h`` shows their help, which ends with
+    examples, and each of their errors is one line.
 
     Args:
-        name: name of their group; None: they are commands of the group that they are added to.
-        root: they are the program itself.
+        name: name of the commands' group; None: they become commands of the group to which they are added.
+        root: True: the commands are the whole program.
     """
 
     def __init__(self, name: str | None = None, *, root: bool = False, **options: Any) -> None:

@@ -1,5 +1,5 @@
-"""``stateflow batch``: batches of work, their entities and jobs, as the ledger has them; and ``stateflow job``: work
-that begins by itself, once or on a schedule.
+"""Commands on work that the ledger records. ``stateflow batch`` shows batches of work with their entities and jobs;
+``stateflow job`` manages work that the cluster starts by itself, once or on a schedule.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ app = Commands()
 batch_commands = Commands("batch", help="Batches of work: their progress, entities and jobs.")
 app.add_typer(batch_commands)
 Bid = Annotated[str, typer.Argument(metavar="BATCH")]
-Status = Annotated[str | None, typer.Option(help="Only those with this status.")]
+Status = Annotated[str | None, typer.Option(help="List only entries with this status.")]
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def list_(
 
 @batch_commands.command()
 def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Show one batch: how many of its entities are done, its pace, when it will end, and its slowest entities."""
+    """Show one batch: how many entities are done, the pace, the expected end, and the slowest entities."""
     with _board(url) as board:
         found = board.batch(bid)
     if as_json:
@@ -104,7 +104,7 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
 def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
     """List the entities of a batch, in the order of listing."""
     with _board(url) as board:
-        board.batch(bid)  # an unknown one is an error, not an empty list
+        board.batch(bid)  # an unknown batch is an error, not an empty list
         rows = board.entities(bid, status)
     if as_json:
         emit({"entities": rows})
@@ -137,7 +137,8 @@ def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> No
 
 @batch_commands.command()
 def pause(bid: Bid, url: Url = DEFAULT) -> None:
-    """Pause a batch: its runner stops after the present entity. `stateflow reconfig pause` pauses a reconfiguration."""
+    """Pause a batch; its runner stops after the entity in progress. For a reconfiguration, use `stateflow reconfig
+    pause`."""
     _move(bid, "PAUSED", url)
 
 
@@ -149,8 +150,8 @@ def resume(bid: Bid, url: Url = DEFAULT) -> None:
 
 @batch_commands.command()
 def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None:
-    """Cancel a batch; `batch retry --cancelled` takes it up again. The controller cancels its own batches, such as
-    `roll/…`, `sweep/…`, `restores/…` and `reconfiguration/…`: work that has not begun does not begin."""
+    """Cancel a batch; `batch retry --cancelled` resumes it. Batches of the controller, such as `roll/…`, `sweep/…`,
+    `restores/…` and `reconfiguration/…`, are cancelled by the controller: work that has not begun does not begin."""
     kind, id_ = runner_of(bid)
     if kind:
         console.print(f"{bid}: {call_off(Cluster(controller), kind, id_)}")
@@ -165,7 +166,7 @@ def retry(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Put failed entities back to waiting; the runner of the batch then does them."""
+    """Set failed entities back to waiting; the batch's runner then processes them again."""
     with _board(url) as board:
         _, again = board.retry_batch(bid, allow_cancelled=cancelled)
     if as_json:
@@ -282,13 +283,13 @@ def job_info(name: Name, controller: Controller = LOCAL, as_json: Json = False) 
 
 @job_commands.command("pause")
 def pause_job(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin no more runs until it is resumed; a run under way goes on."""
+    """Begin no more runs until the job is resumed; a run under way continues."""
     _show(Cluster(controller).change_job(name, "pause"), as_json)
 
 
 @job_commands.command("resume")
 def resume_job(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin runs again from now on; runs that were due meanwhile are not made up for."""
+    """Begin runs again from now on; runs that were due during the pause are skipped."""
     _show(Cluster(controller).change_job(name, "resume"), as_json)
 
 
@@ -314,7 +315,7 @@ def result(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Show the outcome of a run, operator by operator, or what it waits for. Status 1 where it failed."""
+    """Show the outcome of a run, operator by operator, or what it waits for. Exits with status 1 if it failed."""
     _result(Cluster(controller).job_run(run, wait=wait), as_json)
 
 
@@ -363,7 +364,7 @@ def _show(report: JobReport, as_json: bool) -> None:
 
 
 def _does(job: JobReport) -> str:
-    """Returns a job's work in words, without its times and nodes."""
+    """Returns a description of a job's work, without its times and nodes."""
     said = [job.do, job.operator or "all operators"]
     if job.do == "migrate":
         said += [ranges(list(job.partitions)), "to", job.to]

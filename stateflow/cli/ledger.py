@@ -1,7 +1,8 @@
-"""``stateflow ledger``: items, their records, and what blocks them; and ``stateflow stages``: data moved from a source
-to a sink, and where it stopped.
+"""Commands on the ledger. ``stateflow ledger`` shows items, their records, and what blocks them. ``stateflow stages``
+shows stages, in which data moves from a source to a sink, and where they stopped.
 
-The ledger is imported where it is opened: importing SQLAlchemy takes as long as all else that a replica imports.
+The ledger is imported only when it is opened, because importing SQLAlchemy takes as long as all other imports of a
+replica.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 app = Commands()
 
 
-#: first bytes of a SQLite database: https://www.sqlite.org/fileformat.html
+#: first bytes of a SQLite database, see https://www.sqlite.org/fileformat.html
 SQLITE = b"SQLite format 3\0"
 
 ledger_commands = Commands("ledger", help="The ledger: items and their records.")
@@ -43,7 +44,7 @@ Url = Annotated[
     typer.Option(
         "--ledger",
         envvar="STATEFLOW_LEDGER",
-        help="SQLAlchemy URL, or @FILE that holds it.",
+        help="SQLAlchemy URL of the ledger, or @FILE that holds it.",
         show_default="the ledger of this user's controller",
     ),
 ]
@@ -68,7 +69,7 @@ def _file_of(url: str) -> Path | None:
     try:
         return file_of(make_url(url))
     except (ArgumentError, ValueError, NoSuchModuleError):
-        return None  # opening the ledger reports its faults
+        return None  # opening the ledger reports what is wrong with the URL
 
 
 def keep_file_private(url: str) -> None:
@@ -77,7 +78,7 @@ def keep_file_private(url: str) -> None:
     if file is None or not file.is_file():
         return
     with file.open("rb") as opened:
-        if opened.read(len(SQLITE)) not in (b"", SQLITE):  # named by mistake: its mode is not ours to change
+        if opened.read(len(SQLITE)) not in (b"", SQLITE):  # another file, named by mistake: its mode stays
             return
     for path in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm"))):
         if path.exists():
@@ -86,8 +87,8 @@ def keep_file_private(url: str) -> None:
 
 @contextmanager
 def opened_at(url: str) -> Iterator[Ledger]:
-    """Opens a ledger that exists. Commands neither create a ledger because of a misspelt name, nor upgrade one that an
-    older program may be using."""
+    """Opens a ledger that exists. Commands must neither create a ledger because of a misspelt name, nor upgrade a
+    ledger that an older program may be using."""
     from stateflow.ledger import Ledger
 
     author = f"{_user()[:100]} (command line)"
@@ -112,7 +113,7 @@ def told(opened: Ledger) -> str | None:
 
 @ledger_commands.command()
 def init(url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Make a ledger in an empty database, or upgrade an older one. A controller's first start does so, too."""
+    """Create a ledger in an empty database, or upgrade an older ledger. A controller's first start does so, too."""
     from stateflow.ledger import Ledger
 
     url = url_of(url) or default_ledger(make=True)
@@ -173,14 +174,14 @@ def skip(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Tell an application, or all, to leave an item alone from now on."""
+    """Make an application, or all, skip an item from now on."""
     with opened_at(url) as opened:
         _written(opened.skip(item, app, note), as_json)
 
 
 @ledger_commands.command()
 def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Check every record and everything derived from them. Status 1 when there is a fault."""
+    """Check every record and everything derived from them. Exits with status 1 if there is a fault."""
     with opened_at(url) as opened:
         faults = opened.verify()
     if as_json:
@@ -214,14 +215,14 @@ def archive(
 def tail(
     lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest records.", min=0)] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print new records as they come, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Print new records as they arrive, until Ctrl-C.")
     ] = False,
     url: Url = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per record.")] = False,
 ) -> None:
-    """Show the newest records, and with -f new ones as they come."""
+    """Show the newest records; with -f, also new ones as they arrive."""
     with opened_at(url) as opened:
-        newest = opened.newest(max(1, lines))  # one at least, to know what comes after
+        newest = opened.newest(max(1, lines))  # at least one, after which new records follow
         after = newest[-1].record_id if newest else 0
         _tell_all(newest[-lines:] if lines else [], as_json)
         while follow:
@@ -421,7 +422,7 @@ def _many(rows: list[dict[str, Any]], as_json: bool, *, errors: bool = False) ->
 
 
 def _said(error: dict[str, Any] | None) -> str:
-    """Returns an error without its stack trace, which the record keeps."""
+    """Returns an error without its stack trace, which remains in the record."""
     if error is None:
         return ""
     return f"{error['type']}: {error['message']}" if error.get("type") else str(error.get("message", ""))

@@ -1,5 +1,5 @@
-"""Commands about nodes and partitions: where they are, moving them, standbys, and lost replicas and ledgers; and
-``stateflow reconfig``: past and running reconfigurations, and commands on them.
+"""Commands that list nodes and partitions, move partitions, keep standbys, and replace lost replicas and ledgers.
+``stateflow reconfig`` shows and controls past and running reconfigurations.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def nodes(
     workers: Annotated[bool, typer.Option("--workers", help="Also show each worker of a node.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the replicas: site, weight, last heard, partitions, room for state; and the links between sites."""
+    """List the replicas with site, weight, last heartbeat, partitions and room for state; and the links between
+    sites."""
     status = Cluster(controller).status(measured=True)
     replicas = status.replicas
     show.say_who_answered(status.follower)
@@ -132,8 +133,8 @@ def rebalance(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Bring every replica to its weight's share of partitions, with as few moves as possible; or move partitions to
-    where their load, or their rows, are best served."""
+    """Give every replica its share of partitions by weight, with as few moves as possible; or, with other policies,
+    move partitions by their load, or to where their rows come from."""
     moves, cluster = options(), Cluster(controller)
     names = [name.strip() for name in policy.split(",")]
     if dry_run:
@@ -160,7 +161,7 @@ def autopilot(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Let partitions follow their rows and their load from now on; without options, show its settings."""
+    """Let partitions follow their rows and their load from now on; without options, show the autopilot's settings."""
     given = {
         "--max-pause": max_pause is not None,
         "--cool-down": cool_down is not None,
@@ -201,13 +202,13 @@ def autopilot(
 @app.command()
 @with_move_options()
 def drain(
-    replica: Annotated[str, typer.Argument(help="Replica to drain, or a node: all of its workers.")],
+    replica: Annotated[str, typer.Argument(help="Replica to drain, or a node with all of its workers.")],
     maintenance: Annotated[
         bool, typer.Option("--maintenance", help="Keep the node without partitions until the maintenance ends.")
     ] = False,
     for_: Annotated[
         str | None,
-        typer.Option("--for", help="Duration of the maintenance, e.g. 2h; default: until it is ended by command."),
+        typer.Option("--for", help="Duration of the maintenance, e.g. 2h; default: until `stateflow maintenance end`."),
     ] = None,
     one_of: Annotated[
         str, typer.Option("--one-of", help="Name of a set of nodes, of which only one may be in maintenance at a time.")
@@ -217,7 +218,7 @@ def drain(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Move everything away from a replica, so that it can be stopped."""
+    """Move all partitions away from a replica, so that it can be stopped."""
     moves, cluster = options(), Cluster(controller)
     if (for_ or one_of) and not maintenance:
         raise InvalidArgument("--for and --one-of require --maintenance", remedy="add --maintenance")
@@ -241,18 +242,18 @@ def replace(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give a replica's name to a new data directory; the state in the former one is lost to the cluster."""
+    """Give a replica's name to a new data directory; the cluster no longer uses the state in the former directory."""
     given, partitions = Cluster(controller).replace(replica, directory)
     if as_json:
         emit({"replica": replica, "directory": given, "partitions": partitions})
     else:
         console.print(
-            f"{replica} now has directory {given}; its {partitions} partitions come from standbys and checkpoints"
+            f"{replica} now has directory {given}; standbys and checkpoints restore its {partitions} partitions"
         )
 
 
 def wait_for(migrations: Sequence[Migration], as_json: bool) -> None:
-    """Shows migrations until they have ended. Exits with status 1 where one did not complete."""
+    """Shows migrations until they have ended. Exits with status 1 if one of them did not complete."""
     if not migrations and not as_json:
         console.print("nothing to move: every replica has its share")
     reports = [migration.wait() if as_json else show.migration(migration) for migration in migrations]
@@ -269,7 +270,7 @@ def standby(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Keep standby copies of every partition, which follow its owner and take over when it dies."""
+    """Keep standby copies of every partition, which follow the owner and take over when it dies."""
     begun = Cluster(controller).standby(operator, count)
     if as_json:
         emit({"operator": operator, "count": count, "standbys": [fields_of(view) for view in begun]})
@@ -289,14 +290,18 @@ NewLimit = Annotated[int | None, typer.Option("--limit", help="Maximum number of
 NewPerNode = Annotated[
     int | None,
     typer.Option(
-        "--per-node", help="Maximum number at a time with the same node as source or target; 0: no limit.", min=0
+        "--per-node",
+        help="Maximum number of moves at a time with the same node as source or target; 0: no limit.",
+        min=0,
     ),
 ]
 NewPerLink = Annotated[
     int | None,
-    typer.Option("--per-link", help="Maximum number at a time between the same two sites; 0: no limit.", min=0),
+    typer.Option(
+        "--per-link", help="Maximum number of moves at a time between the same two sites; 0: no limit.", min=0
+    ),
 ]
-Id = Annotated[str, typer.Argument(help="Id, as printed by `stateflow reconfig list`.")]
+Id = Annotated[str, typer.Argument(help="Id of the reconfiguration, as printed by `stateflow reconfig list`.")]
 
 
 @reconfig_commands.command("list")
@@ -368,7 +373,7 @@ def _readable(name: str, value: Any) -> str:
 
 
 def length(seconds: float) -> str:
-    """Returns a duration in words, rounded to about two digits."""
+    """Returns a duration with its unit, rounded to about two digits."""
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -402,7 +407,7 @@ def _summary(report: Reconfiguration) -> dict[str, Any]:
 
 @reconfig_commands.command()
 def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Summarise all reconfigurations: number by state, moves, bytes and pauses."""
+    """Summarise all reconfigurations: their number by state, and their moves, bytes and pauses."""
     found = Cluster(controller).reconfigurations(0)
     show.say_who_answered(found[0].follower if found else None)
     moves = [move for report in found for move in report.moves]
@@ -432,7 +437,7 @@ def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
 
 @reconfig_commands.command("in-process")
 def in_process(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """List the moves under way, of all reconfigurations."""
+    """List the moves under way in all reconfigurations."""
     status = Cluster(controller).status()
     show.say_who_answered(status.follower)
     found = status.reconfigurations
@@ -517,7 +522,7 @@ def slowest(
 
 @reconfig_commands.command()
 def pause(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin no further moves; those under way complete."""
+    """Begin no further moves; moves under way complete."""
     _say(Cluster(controller).pause(id).report, as_json)
 
 
@@ -536,7 +541,7 @@ def edit(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Limit how many of its moves run at a time; those under way complete."""
+    """Limit how many moves of a reconfiguration run at a time; moves under way complete."""
     if limit is per_node is per_link is None:
         raise InvalidArgument("no limit to change", remedy="pass --limit, --per-node or --per-link")
     _say(Cluster(controller).edit(id, limit=limit, per_node=per_node, per_link=per_link).report, as_json)
@@ -573,7 +578,7 @@ def resolve(
         typer.Option(
             "--restore",
             help="Do not trust the source: a standby or the newest checkpoint serves. Batches "
-            "acknowledged after that are lost, and requested again with position_gap.",
+            "acknowledged after that copy are lost, and their sources get position_gap.",
         ),
     ] = False,
     controller: Controller = LOCAL,
@@ -581,9 +586,9 @@ def resolve(
 ) -> None:
     """Give up fenced moves whose target cannot prove its copy of the sealed partition.
 
-    Such a move cannot be cancelled: only the source can roll a fenced move back, and it has sealed the partition. First
-    the target promises never to own the partition; then the controller takes the partition over. `reconfig details` and
-    the target's log say what differs; the copy is in the target's evidence/.
+    Such a move cannot be cancelled, because only the source can roll a fenced move back, and the source has sealed the
+    partition. First the target promises never to own the partition; then the controller takes the partition over.
+    `reconfig details` and the target's log say what differs; the target keeps its copy in evidence/.
     """
     if serve_source == restore:
         raise InvalidArgument(

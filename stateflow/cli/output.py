@@ -48,15 +48,15 @@ errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
 
 
 def show_everything() -> None:
-    """Escapes characters that the terminal cannot show, in all that this process prints. An ASCII or Latin-1 terminal
-    lacks most characters, and every terminal lacks halves of surrogate pairs, which names of files may have. Otherwise
-    the command would end in the middle of its output. Standard error escapes them by itself."""
+    """Escapes characters that the terminal cannot show, in all that this process prints. Otherwise such a character
+    would end the command in the middle of its output. An ASCII or Latin-1 terminal lacks most characters, and every
+    terminal lacks halves of surrogate pairs, which file names may contain. Standard error escapes them by itself."""
     found = sys.stdout
     if not isinstance(found, io.TextIOWrapper):  # a program has replaced it
         return
     try:
         found.reconfigure(errors="backslashreplace")
-    except OSError:  # in a forked process: a pipe took the place of the file that the object was made for
+    except OSError:  # in a forked process, a pipe has replaced the file for which the object was created
         sys.stdout = os.fdopen(found.fileno(), "w", encoding=found.encoding, errors="backslashreplace", closefd=False)
 
 
@@ -71,8 +71,8 @@ _for_emit: TextIO | None = None
 
 def keep_stdout() -> None:
     """Reserves standard output for :func:`emit`: all other output, such as that of operators, goes to standard error.
-    The parent process reads the lines that it needs and then stops; once the pipe is full, the next print would block
-    for ever."""
+    The parent process reads the lines that it needs and then stops; once the pipe is full, the next print would
+    block."""
     global _for_emit  # noqa: PLW0603 - a process has one standard output
     if _for_emit is None:
         _for_emit = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -86,7 +86,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Replaces infinite numbers by null: JSON has none."""
+    """Replaces numbers that are not finite by null, because JSON cannot represent them."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -101,7 +101,8 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def telling(*, as_json: bool = False) -> Iterator[None]:
-    """Reports errors of users and their environment as one line on stderr, with status 1; Ctrl-C is status 130."""
+    """Reports errors of users and their environment as one line on stderr, and exits with status 1. Ctrl-C exits with
+    status 130."""
     try:
         yield
     except StateflowError as error:
@@ -132,7 +133,7 @@ def _end(status: int) -> NoReturn:
     try:
         flush()
     except (OSError, ValueError):
-        os._exit(status)  # otherwise Python tries again, and prints a traceback
+        os._exit(status)  # otherwise Python would flush again, and print a traceback
     raise typer.Exit(status) from None
 
 
@@ -151,11 +152,11 @@ def guarded(function: F) -> F:
 
 
 def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
-    """Returns a time of UTC as tables show it; empty for None.
+    """Returns a time in UTC as tables show it; empty for None.
 
     Args:
         at_us: microseconds since 1970.
-        exactly: with milliseconds.
+        exactly: True shows milliseconds.
     """
     if at_us is None:
         return ""
@@ -167,8 +168,8 @@ def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """A formatter that writes one object a line: ``time`` (RFC 3339, UTC), ``level``, ``who``, ``logger``, ``message``;
-    the line's ids, see :mod:`stateflow.tracing`; and ``exception`` if there is one."""
+    """A formatter that writes one JSON object a line. Its keys are ``time`` (RFC 3339, UTC), ``level``, ``who``,
+    ``logger``, ``message``, the line's ids (see :mod:`stateflow.tracing`), and ``exception`` if there is one."""
 
     def __init__(self, who: str) -> None:
         super().__init__()
@@ -193,7 +194,8 @@ def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> N
     """Logs to standard error, in the format of the settings.
 
     Args:
-        who: the process that logs; lines name it if it is ``one_of_several`` that log to one place.
+        who: name of the process that logs.
+        one_of_several: True: several processes log to the same place, so lines of text begin with ``who``.
     """
     level, says = logging.DEBUG if verbose else logging.INFO, f"{who}: " if one_of_several else ""
     if LogSettings().format == "json":
@@ -209,7 +211,7 @@ def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> N
 
 
 def size(count: float) -> str:
-    """Returns a number of bytes for people."""
+    """Returns a number of bytes as people read it, such as ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -220,14 +222,14 @@ def size(count: float) -> str:
 # -- Progress --------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
-#: seconds before the line appears
+#: seconds before a progress line appears
 QUIET_S = 1.0
 LOOK_S = 0.25
 
 
 @dataclass(slots=True)
 class Shown:
-    """Progress that is shown. ``total`` 0: unknown."""
+    """Progress that is shown. ``total`` is 0 while it is unknown."""
 
     what: str
     done: int = 0
@@ -247,10 +249,10 @@ def waiting(
     console: Console = errors,
     quiet_s: float = QUIET_S,
 ) -> Iterator[Shown]:
-    """Shows a progress line while the block runs. In a pipe, and with ``--json``, there is none.
+    """Shows a progress line while the block runs, but not in a pipe, and not with ``--json``.
 
     Args:
-        look: called now and then to update the progress. Its errors are not shown, because the work itself goes on.
+        look: called at intervals to update the progress. Its errors are ignored, because the work itself continues.
     """
     shown = Shown(what)
     if as_json or not console.is_terminal:
@@ -311,7 +313,7 @@ Checkpoints = Annotated[
     ),
 ]
 LISTEN = "127.0.0.1:7070"
-#: replaced where a program runs its own cluster in this directory, see `stateflow.cli.configuring`
+#: `stateflow.cli.configuring` replaces this default if a program runs its own cluster in this directory
 LOCAL = LISTEN
 
 
@@ -475,11 +477,11 @@ GivenMoves = Callable[[], MoveOptions]
 
 
 def with_move_options(*left_out: str) -> Callable[[F], F]:
-    """Decorates a command: on the command line, the options of moves take the place of its parameter ``options``, a
-    :data:`GivenMoves`.
+    """Decorates a command, so that its command line has the options of moves in place of the parameter ``options``,
+    which gets a :data:`GivenMoves`.
 
     Args:
-        left_out: options that the command does not have.
+        left_out: options of moves that the command lacks.
     """
     hints = get_type_hints(_OfMoves, include_extras=True)
     own = [

@@ -50,14 +50,15 @@ from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
 log = logging.getLogger(__name__)
 app = Commands()
-#: seconds in which a controller ends after SIGTERM, at most
+#: maximum time from SIGTERM to the end of a controller, in seconds
 STOP_S = 10.0
-#: seconds that its last log lines may take
+#: maximum time for writing a process's last log lines, in seconds
 SAY_S = 2.0
-#: seconds in which a process that is well answers a probe
+#: maximum time for the answer to a probe, in seconds
 HEALTH_S = 3.0
 Metrics = Annotated[
-    str, typer.Option(help="host:port of /metrics for Prometheus; with workers, the first of consecutive ports.")
+    str,
+    typer.Option(help="host:port of /metrics for Prometheus; with several workers, the first of consecutive ports."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
 StopWithParent = Annotated[
@@ -67,15 +68,16 @@ StopWithParent = Annotated[
 
 @app.command()
 def controller(
-    listen: Annotated[str, typer.Option(help="host:port; port 0 picks a free one.")] = LISTEN,
+    listen: Annotated[str, typer.Option(help="host:port to listen on; port 0 picks a free port.")] = LISTEN,
     ledger: Annotated[
         str | None,
         typer.Option(
-            envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL, or @FILE that holds it; default: a file of this user's."
+            envvar="STATEFLOW_LEDGER",
+            help="SQLAlchemy URL of the ledger, or @FILE that holds it; default: a file of this user.",
         ),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(help="host:port at which others reach it; default: --listen.")
+        str | None, typer.Option(help="host:port at which others reach the controller; default: --listen.")
     ] = None,
     auto_rebalance: Annotated[
         bool,
@@ -97,11 +99,11 @@ def controller(
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
 ) -> None:
-    """Run the controller: members, assignment, reconfigurations, ledger.
+    """Run a controller, which assigns partitions to replicas, directs moves, and records both in the ledger.
 
     If several controllers share a ledger, one leads; the others wait for it to end.
     """
-    from reconfig.controller.server import serve  # half of all imports, which no other command needs
+    from reconfig.controller.server import serve  # half of all imports, and no other command needs it
     from stateflow.ledger import Ledger
 
     check_outside("a controller")
@@ -139,7 +141,7 @@ def controller(
 
 @contextlib.contextmanager
 def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool) -> Iterator[None]:
-    """Serves the live page in a thread, once the controller can be reached. Raises as Dashboard does."""
+    """Serves the live page in a thread, once the controller can be reached. Raises the errors of Dashboard."""
     from stateflow.dashboard import Dashboard, DashboardOptions
     from stateflow.security.plain import tls_files
 
@@ -154,9 +156,9 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
         try:
             page.start(address)
         except StateflowError as error:
-            log.error("%s", error)
+            log.error("the live page cannot start: %s", error)
         else:
-            if not as_json:  # the log says it, too
+            if not as_json:  # the address is also logged
                 console.print(Text.assemble("the dashboard is at ", (page.url, "bold")))
 
     def start(done: asyncio.Future[str]) -> None:
@@ -174,12 +176,14 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
 @app.command()
 def replica(
     site: Annotated[str, typer.Option(help="Site of this replica.")],
-    data_dir: Annotated[Path, typer.Option(help="Directory for its state. No two replicas share one.")],
+    data_dir: Annotated[Path, typer.Option(help="Directory for the replica's state. No two replicas share one.")],
     controller: Controller = LOCAL,
-    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it across restarts.")] = None,
-    listen: Annotated[str, typer.Option(help="host:port; port 0 picks a free one.")] = "127.0.0.1:0",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the replica, kept across restarts; default: <site>-<host name>.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="host:port to listen on; port 0 picks a free port.")] = "127.0.0.1:0",
     advertise: Annotated[
-        str | None, typer.Option(help="host:port at which others reach it; default: --listen.")
+        str | None, typer.Option(help="host:port at which others reach the replica; default: --listen.")
     ] = None,
     weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1)] = 1,
     workers: Annotated[
@@ -244,7 +248,7 @@ def replica(
         )
         return
     number = worker or 0
-    # a leaving worker receives no more partitions
+    # a surplus worker receives no more partitions
     info = ReplicaInfo(worker_name(named, number), site, "", weight if number < workers else 0)
     os.environ[INSIDE] = f"the replica {info.name}"
     data_dir = directory_of(data_dir, number)
@@ -283,10 +287,10 @@ def replica(
 @app.command()
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a controller, replica or agent.")],
-    service: Annotated[str, typer.Option(help="live: it answers; ready: it can take work.")] = "ready",
+    service: Annotated[str, typer.Option(help="live: the process answers; ready: it accepts work.")] = "ready",
     as_json: Json = False,
 ) -> None:
-    """Ask a process whether it is well, as a probe does: status 0 says yes."""
+    """Ask a process whether it is live or ready, as a probe does. Exits with status 0 if it is, otherwise with 1."""
     well = ask_health(address, service, HEALTH_S)
     if as_json:
         emit({"address": address, "service": service, "serving": well})
@@ -306,8 +310,8 @@ def _given(
     checkpoint_cache: Path | None,
     verbose: bool,
 ) -> list[str]:
-    """Returns the arguments that all workers of a node share. The URL of checkpoints may contain a secret, and is
-    passed in the environment."""
+    """Returns the arguments that all workers of a node share. The URL of checkpoints may contain a secret, so the
+    environment passes it on."""
     given = ["replica", "--site", site, "--controller", controller, "--name", name, "--weight", str(weight)]
     if checkpoints is not None:
         os.environ["STATEFLOW_CHECKPOINTS"] = checkpoints
@@ -333,7 +337,7 @@ async def _run_workers(
 ) -> None:
     def arguments(number: int, listens: str, advertises: str | None, figures: str) -> list[str]:
         place = ["--data-dir", str(data_dir), "--workers", str(count), "--worker", str(number), "--listen", listens]
-        # given even if empty: the environment or the file may say something else
+        # given even if empty, because the environment or the file may have other values
         return [*given, *place, "--advertise", advertises or "", "--metrics", figures]
 
     def ready(listening: Listening) -> None:
@@ -345,8 +349,8 @@ async def _run_workers(
 
 
 class _Stop(asyncio.Event):
-    """An event that stops the process. Once it is set, the process ends within ``limit_s``: all that was acknowledged
-    is on disk, and nothing else is worth waiting for."""
+    """An event that stops the process. Once it is set, the process ends within ``limit_s`` seconds, even if threads are
+    busy: all that was acknowledged is on disk."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()
@@ -361,8 +365,8 @@ class _Stop(asyncio.Event):
 
 
 def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:
-    """Returns an event that SIGINT and SIGTERM set; ``with_parent``, also the end of standard input, which closes when
-    a parent dies."""
+    """Returns an event that SIGINT and SIGTERM set. If ``with_parent``, the end of standard input sets it, too, because
+    standard input closes when the parent dies."""
     stop = _Stop(limit_s)
     if with_parent:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _parent_ended, stop)
@@ -372,8 +376,9 @@ def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:
 
 
 def _parent_ended(stop: _Stop) -> None:
-    """Stops this process, whose parent has ended. The parent no longer reads this process's output, and a full pipe
-    would block each thread that writes to it: threads that block now are released, and later output goes nowhere."""
+    """Stops this process, because its parent has ended. The parent no longer reads this process's output, and a full
+    pipe would block each thread that writes to it. So threads that are blocked are released, and later output is
+    discarded."""
     if not stop.is_set() and stat.S_ISFIFO(os.fstat(2).st_mode):
         with contextlib.suppress(OSError):  # without /proc, blocked threads stay blocked
             threading.Thread(target=_read_on, args=(os.open("/proc/self/fd/2", os.O_RDONLY),), daemon=True).start()
@@ -422,12 +427,12 @@ def say_ready(listening: Listening, what: str, as_json: bool) -> None:
 @app.command()
 def dashboard(
     controller: Controller = LOCAL,
-    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 picks a free one.")] = "127.0.0.1:7071",
+    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 picks a free port.")] = "127.0.0.1:7071",
     ledger: Annotated[
         str,
         typer.Option(
             envvar="STATEFLOW_LEDGER",
-            help="SQLAlchemy URL, or @FILE that holds it: to show batches and search records.",
+            help="SQLAlchemy URL of the ledger, or @FILE that holds it, to show batches and search records.",
         ),
     ] = "",
     checkpoints: Annotated[
@@ -451,7 +456,7 @@ def dashboard(
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> None:
     """Serve the live page of a cluster: sites, replicas, and partitions that move between them."""
-    # SQLAlchemy and a web server, which no other command needs
+    # imports SQLAlchemy and a web server, which no other command needs
     from stateflow.dashboard import Dashboard, DashboardOptions
 
     log_to_stderr(verbose, "dashboard")

@@ -26,18 +26,18 @@ from stateflow.status import LinkReport, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
-#: seconds between two lines about moves, where nothing can be drawn
+#: seconds between two lines about moves, if output is not a terminal
 SAY_EVERY_S = 3.0
 _UNBOUNDED = 1 << 15
 
 
 def plain(value: str | Text) -> Text:
-    """Returns text from elsewhere as plain text: markup and escape codes in it have no effect."""
+    """Returns foreign text as plain text, in which markup and escape codes have no effect."""
     return Text(one_line(value.plain), value.style) if isinstance(value, Text) else Text(one_line(value))
 
 
 class PlainTable(Table):
-    #: columns that are left out, in this order, where others would be cut or folded; a line names them
+    #: columns that are left out, in this order, if others would be cut or folded; a line below the table names them
     spare: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -80,7 +80,7 @@ def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ..
 
 
 def titled(title: str, table: Table) -> Group:
-    """Puts a title on a line of its own: a table's own title would wrap at the table's width."""
+    """Puts a title on its own line, because a table's own title would wrap at the table's width."""
     return Group(plain(Text(title, "bold")), table)
 
 
@@ -143,7 +143,7 @@ def answered_by(follower: FollowerReport) -> Text:
 
 
 def say_who_answered(follower: FollowerReport | None) -> None:
-    """Prints on stderr, beside the command's own output, that a follower has answered. None: the leader has."""
+    """Prints on stderr that a follower has answered; nothing if ``follower`` is None, because the leader has."""
     if follower is not None:
         errors.print(answered_by(follower), highlight=False)
 
@@ -158,15 +158,15 @@ def replicas(
     """Returns a table with a line for each node.
 
     Args:
-        lacking: number of partitions that are not served, by the replica that owns them.
-        of_nodes: adds weight and room.
+        lacking: replica → number of its partitions that are not served.
+        of_nodes: True adds the columns weight and room.
         resting: nodes that are in maintenance.
     """
     numbers = ("weight", "heard", "partitions", "room")
     weight_column, room_column = (["weight"], ["room"]) if of_nodes else ([], [])
     columns = ("replica", "site", "address", *weight_column, "state", "heard", "partitions", *room_column)
     table = new_table(*columns, numbers=numbers, spare=("weight", "room"))
-    table.columns[2].no_wrap = True  # a folded address is of no use
+    table.columns[2].no_wrap = True  # a folded address cannot be copied
     for name, members in _nodes(found):
         first = members[0]
         owned, lacks = sum(r.partitions for r in members), sum(lacking.get(r.name, 0) for r in members)
@@ -189,7 +189,7 @@ def replicas(
 
 
 def _releases(found: Sequence[ReplicaStatus]) -> str | None:
-    """Returns the nodes' releases if they differ, as during the upgrade of a fleet; None: all have the same."""
+    """Returns the nodes' releases if they differ, as during the upgrade of a fleet; None: they do not differ."""
     of: dict[str, list[str]] = {}
     for name, members in _nodes(found):
         if version := members[0].version:
@@ -223,7 +223,7 @@ def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaSta
 
 
 def _refused(found: Sequence[RefusedReplica]) -> list[tuple[RefusedReplica, int]]:
-    """Groups workers of a node that are refused for one reason. Returns each group's first worker and size."""
+    """Groups workers of a node that are refused for the same reason. Returns each group's first worker and size."""
     groups: dict[tuple[str, str], list[RefusedReplica]] = {}
     for each in found:
         groups.setdefault((node_of(each.name), each.error.partition(" (")[0]), []).append(each)
@@ -263,7 +263,7 @@ def _owned(partitions: int, lacking: int) -> Text:
 
 
 def _operator(operator: OperatorStatus) -> RenderableType:
-    """Returns a table of the nodes that serve partitions; in red the partitions that no node serves, and why."""
+    """Returns a table of the nodes that serve partitions, and in red, the partitions that no node serves, and why."""
     title = f"{operator.name}: {operator.partitions} partitions, assignment {operator.version}"
     if operator.sites:
         title += f", only at {', '.join(operator.sites)}"
@@ -288,7 +288,7 @@ def watch_status(read: Callable[[], ClusterStatus], workers: bool = False) -> No
 
 
 def deployed(operator: OperatorStatus, before: int, after: int) -> None:
-    """Shows what a deployment did.
+    """Shows the outcome of a deployment.
 
     Args:
         before: number of the version that served before; 0: the operator was not deployed.
@@ -305,7 +305,7 @@ def deployed(operator: OperatorStatus, before: int, after: int) -> None:
 
 
 def migration(move: Migration) -> Reconfiguration:
-    """Shows a line per partition until the migration has ended, then the table. Returns the final report."""
+    """Shows a line for each partition until the migration has ended, then a table. Returns the final report."""
     if errors.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True) as progress:
@@ -323,7 +323,7 @@ def migration(move: Migration) -> Reconfiguration:
 
 
 def _follow(move: Migration) -> None:
-    """Prints a line now and then for each running move, for output that is not a terminal."""
+    """Prints a line for each running move at intervals, for output that is not a terminal."""
     said_at = SYSTEM_CLOCK.monotonic()
     for report in move.progress():
         now = SYSTEM_CLOCK.monotonic()
@@ -335,10 +335,10 @@ def _follow(move: Migration) -> None:
 
 
 def standing(move: MoveReport, max_pause_ms: float) -> str:
-    """Returns the progress of a move in words, and what it waits for.
+    """Returns a line on the progress of a move, and on what it waits for.
 
     Args:
-        max_pause_ms: its pause budget; 0: none.
+        max_pause_ms: the move's pause budget; 0: none.
     """
     return f"{move.partition}: {move.source} → {move.target}  {move.state:<11}  {_doing(move, max_pause_ms)}".rstrip()
 
@@ -425,7 +425,7 @@ def moves(reports: tuple[MoveReport, ...], *, times: bool = False) -> Renderable
     """Returns a table of moves.
 
     Args:
-        times: adds a column with the time at which each began.
+        times: True adds a column with the time at which each move began.
     """
     table = new_table(
         *(

@@ -1,5 +1,5 @@
-"""``stateflow run``: a pipeline from a file, which Spark runs; and ``stateflow spark``: tools for Spark queries:
-packaging stateflow for executors, and rewinding.
+"""Commands for Spark. ``stateflow run`` runs a pipeline from a file; ``stateflow spark`` packages stateflow for
+executors, and rewinds queries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(
     show: Annotated[bool, typer.Option("--print", help="Print the effective configuration and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")] = False,
 ) -> None:
-    """Run a declared pipeline: a source, operators, a sink. Ctrl-C or SIGTERM stops it; the next run goes on."""
+    """Run a declared pipeline of a source, operators and a sink. Ctrl-C or SIGTERM stops it; the next run continues."""
     from stateflow.spark.pipeline import load_pipeline, run_pipeline
 
     pipeline = load_pipeline(file, dict(map(_setting, settings or ())), os.environ)
@@ -53,7 +53,7 @@ def run(
 
     def started() -> None:
         starting.close()
-        for number in (signal.SIGINT, signal.SIGTERM):  # only now: Spark has set its own handlers
+        for number in (signal.SIGINT, signal.SIGTERM):  # only now, because Spark has set its own handlers before
             signal.signal(number, lambda *_: stop.set())
         if not as_json:
             console.print(f"{pipeline.config.name} is running (Ctrl-C stops it)", highlight=False)
@@ -159,7 +159,7 @@ def rewind(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put a stopped query back to a batch. Nothing is deleted: removed files are kept in _rewound/."""
+    """Set a stopped query back to an earlier batch. Nothing is deleted: files that must go are moved to _rewound/."""
     from stateflow.spark.rewind import rewind as rewind_query
 
     plan = rewind_query(directory, to_batch, sink=sink, apply=apply)

@@ -94,7 +94,7 @@ def get(
     incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
-    """Show the entries of one key. Status 1 where it has none."""
+    """Show the entries of one key. Exits with status 1 if there are none."""
     lacking: list[StateflowError] | None = [] if incomplete else None
     found = entries_under(
         key, lambda meant: _pages(operator, state, controller, url, savepoint, target, lacking, meant)
@@ -264,7 +264,7 @@ def retire(
     if as_json:
         emit({"operator": operator, "source": source, "partitions": partitions})
     else:
-        console.print(f"{source} retired in {partitions} partitions; if it comes back, it continues where it was")
+        console.print(f"{source} retired in {partitions} partitions; if it sends again, it continues where it was")
 
 
 @source_commands.command("drop-output")

@@ -1,4 +1,4 @@
-"""Client of a cluster without Spark: control it, stream rows into it, read its state."""
+"""Client of a cluster, without Spark. It controls the cluster, streams rows into it, and reads its state."""
 
 from stateflow.client.cluster import Cluster
 from stateflow.client.commands import Migration, RollingRestart, Spawning, Sweeping

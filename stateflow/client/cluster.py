@@ -1,4 +1,4 @@
-"""``Cluster``: a running cluster, by its controller's address."""
+"""``Cluster`` controls a running cluster, given its controller's address."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ LOADED_ROWS = 50_000
 
 @brief
 class Cluster:
-    """Control surface of a running controller. Methods raise the error with which the controller refuses, or
+    """Control surface of a running cluster. A method raises the error with which the controller refuses its request, or
     Unavailable.
 
-    ``address``: the controller's address, or those of several, ``a:7070,b:7070``. The client asks the leader. If no
-    controller leads, another one answers requests that only read, and sets ``follower`` in its report. No answer is
-    older than one given before.
+    ``address``: the address of the controller, or of several, as in ``a:7070,b:7070``. The client asks the leader. If
+    no controller leads, another one answers requests that only read, and sets ``follower`` in its report. No answer is
+    older than an earlier one.
 
     If no controller listens at the address, or none leads, methods wait for at most
     ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s).
@@ -108,23 +108,22 @@ class Cluster:
         bundle: Bundle | None = None,
         failover: str | None = None,
     ) -> None:
-        """Creates an operator's partitions on the replicas of ``sites`` (all by default); repeating it is no error.
+        """Creates an operator's partitions on the replicas of ``sites`` (default: all); repeating the call is no error.
 
         Without ``partitions`` a deployed operator keeps its number of partitions, and a new one has 128.
 
-        The operator is confined to its sites. Rebalances, drains and standbys stay there, and so do takeovers while a
-        replica there answers. Deploying it with other sites, or with ``()`` for no restriction, changes that, and moves
-        nothing by itself. Without ``sites`` it stays confined as it is.
+        The operator is confined to its sites: rebalances, drains and standbys use only replicas there, and so do
+        takeovers while a replica there answers. Deploying it with other ``sites``, or with ``()`` for no restriction,
+        changes the restriction and moves no partition. Without ``sites``, the restriction stays as it is.
 
-        A class of a module is imported where replicas run, or comes in a ``bundle``, see
-        :func:`~stateflow.client.packing.pack`: the cluster then distributes the bundle to the sites, and keeps its
-        versions apart. A class of a script, a notebook or a REPL is sent as text, with what it uses. Replicas run the
-        class from their next batch on, also in place of an earlier version.
+        Replicas import a class of a module from what is installed where they run, or from a ``bundle`` (see
+        :func:`~stateflow.client.packing.pack`), which the cluster distributes to the sites; it keeps the bundle's
+        versions apart. A class of a script, a notebook or a REPL is sent as text, with the code that it uses. Replicas
+        run the class from their next batch on, also in place of an earlier version.
 
         ``failover``: with ``"automatic"``, the default for a new operator, a partition whose owner does not answer is
-        taken over. With ``"manual"``, an owner that is cut off from every controller goes on serving its partitions,
-        also after a restart, and only :meth:`take_over` gives them to another replica. None leaves the setting as it
-        is.
+        taken over. With ``"manual"``, an owner that is cut off from every controller keeps serving its partitions, also
+        after a restart, and only :meth:`take_over` gives them to another replica. None keeps the present setting.
 
         Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
         """
@@ -144,10 +143,10 @@ class Cluster:
             return DEFAULT_PARTITIONS
 
     def take_over(self, operator: str, partitions: Iterable[int] = (), *, accept_loss: bool = False) -> list[Migration]:
-        """Gives partitions whose owner does not answer to other replicas, from standbys and checkpoints.
+        """Gives other replicas the partitions whose owner does not answer, from standbys and checkpoints.
 
-        For operators with manual failover. Without partitions, takes over all partitions that no replica is known to
-        serve.
+        Use it for operators with manual failover. Without ``partitions``, takes over all partitions that no replica is
+        known to serve.
 
         Raises LossPossible without ``accept_loss``: batches that an owner has served since its last heartbeat are lost.
         Raises InvalidArgument for a partition whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable.
@@ -210,22 +209,22 @@ class Cluster:
     def sources(self, operator: str) -> list[SourceReport]:
         """Returns the sources that have sent to an operator, as far as its partitions know.
 
-        The last senders come last.
+        They are sorted by the time of their last batch.
         """
         return list_sources(Router(self.address, operator))
 
     def retire_source(self, operator: str, source: str) -> int:
-        """Reduces a source to a tombstone, which holds only the newest contained batch. The source may come back.
+        """Reduces a source to a tombstone, which has only its newest batch's number. The source may send again later.
 
-        Returns the number of partitions that had more of it. Raises InvalidArgument for a source that no partition
-        knows.
+        Returns the number of partitions that had kept more than a tombstone. Raises InvalidArgument for a source that
+        no partition knows.
         """
         return retire_source(Router(self.address, operator), source)
 
     def drop_output(self, operator: str, source: str, batch: int, *, apply: bool = False) -> OutputDropReport:
-        """Drops the stored output of a batch that was applied: a client that sends the batch again gets no rows.
+        """Drops the stored output of an applied batch, so that a client that sends the batch again gets no rows.
 
-        The state keeps the batch's effects. Use it for a query that cannot go on because the stored output cannot be
+        The state keeps the batch's effects. Use it for a query that cannot continue because the stored output cannot be
         read.
 
         Args:
@@ -269,23 +268,23 @@ class Cluster:
         options: MoveOptions = DEFAULT_OPTIONS,
         **changed: Any,
     ) -> Migration:
-        """Starts moving partitions to a site or replica; partitions that are there already stay.
+        """Starts to move partitions to a site or replica. Partitions that are already there are not moved.
 
         Args:
             options: how to move; ``rebalance`` and ``drain`` take the same options.
             changed: options that differ from ``options``, by name: ``max_pause_ms=50``.
 
         Raises AlreadyThere if no partition is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
-        OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
+        OperatorNotImportable or OperatorOutdated for a target without the operator or with an older version; nothing is
         changed then.
         """
         asked = _asked(options, changed)
         return Migration(self._client, self._client.migrate(operator, _numbers(partitions), to, asked))
 
     def rebalance(self, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any) -> list[Migration]:
-        """Gives every replica that answers its share of partitions by weight, with as few moves as possible.
+        """Gives its share of partitions, by weight, to every replica that answers, with as few moves as possible.
 
-        Returns one reconfiguration per operator; none when there is nothing to do.
+        Returns one reconfiguration per operator; none if no partition has to move.
         """
         return self._migrations(self._client.rebalance(operator, _asked(options, changed)))
 
@@ -302,9 +301,9 @@ class Cluster:
     def place(
         self, *policies: str, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any
     ) -> list[Migration]:
-        """Moves partitions to where these policies propose them now, see :meth:`propose`.
+        """Moves partitions to where ``policies`` propose them now, see :meth:`propose`.
 
-        Returns one reconfiguration per operator; none when there is nothing to do.
+        Returns one reconfiguration per operator; none if no partition has to move.
         """
         return self._migrations(self._client.place(operator, policies, _asked(options, changed)))
 
@@ -315,13 +314,13 @@ class Cluster:
         cool_down_s: float = 60.0,
         moves_per_minute: float = 60.0,
     ) -> AutopilotReport:
-        """Makes the controller carry out what these policies propose, from now on; without policies, stops that.
+        """Makes the controller carry out what ``policies`` propose, from now on; without policies, stops the autopilot.
 
         Args:
             max_pause_ms: a partition is cut over only when its predicted pause is within this budget; None: no budget.
-            cool_down_s: seconds for which a partition that has moved is left alone; a proposed move must persist for a
-                quarter of them.
-            moves_per_minute: most moves that begin in a minute.
+            cool_down_s: seconds before a partition that has moved may move again. A move begins only after it has been
+                proposed for a quarter of this time.
+            moves_per_minute: maximum number of moves that begin in a minute.
 
         Raises InvalidArgument.
         """
@@ -356,10 +355,10 @@ class Cluster:
                 (``to``: the replica to drain) or ``checkpoint``.
             coordinator: constraint on the controller that coordinates the runs, ``hard`` or ``soft``, by node, site or
                 label, such as ``soft:30 site cloud``; empty: any controller.
-            workers: constraint on the nodes that its moves may go to, such as ``hard label disk=ssd:2-4``: at least 2
-                nodes are wanted, at most 4 are used; empty: any node.
+            workers: constraint on the target nodes of the job's moves, such as ``hard label disk=ssd:2-4``, which
+                requires 2 nodes and uses at most 4; empty: any node.
 
-        Raises InvalidArgument, also for constraints that no node there could ever satisfy; OperatorNotDeployed.
+        Raises InvalidArgument, also for a constraint that no known node could ever satisfy; OperatorNotDeployed.
         """
         asked, numbers = _asked(options, changed), tuple(_numbers(partitions)) if partitions else ()
         given = JobReport(
@@ -399,7 +398,7 @@ class Cluster:
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Gives a replica's name to the data directory that asks for it.
 
-        The state of the former replica is lost, and its partitions come from standbys and checkpoints.
+        The state of the former replica is lost, and its partitions are restored from standbys and checkpoints.
 
         Args:
             directory: the data directory; needed if several ask for the name.
@@ -421,7 +420,7 @@ class Cluster:
         return self._client.undeploy(operator, delete_state)
 
     def forget(self, replica: str) -> None:
-        """Forgets a replica that has ended for good. A replica that comes under its name later is a new one.
+        """Forgets a replica that has ended for good. A replica that registers under its name later is a new one.
 
         Raises NameTaken while the replica may be serving, PartitionsLive while it owns partitions, MoveConflict while
         partitions move to or from it, InvalidArgument; nothing is changed then.
@@ -432,18 +431,18 @@ class Cluster:
         """Records the replicas' partitions in a new ledger, after the former ledger was lost.
 
         Args:
-            dry_run: True only reports them.
+            dry_run: True only reports the partitions.
             partial: True also adopts operators with missing partitions, which then wait for a checkpoint or their
-                owner, and partitions with only a sealed copy, which then serves again.
+                owner; and partitions of which only a sealed copy is left, which then serves again.
 
-        Raises AdoptionRefused; nothing was changed then.
+        Raises AdoptionRefused; nothing is changed then.
         """
         return self._client.adopt(dry_run, partial)
 
     def drain(self, replica: str, options: MoveOptions = DEFAULT_OPTIONS, **changed: Any) -> list[Migration]:
         """Moves all partitions away from a replica, preferably to others of its site.
 
-        Raises AlreadyThere if it owns none.
+        Raises AlreadyThere if the replica owns no partition.
         """
         return self._migrations(self._client.drain(replica, _asked(options, changed)))
 
@@ -479,16 +478,16 @@ class Cluster:
     def would_migrate(self, operator: str, partitions: Iterable[int], to: str) -> Placement:
         """Returns the moves that :meth:`migrate` would make, their cost and expected pauses; moves nothing.
 
-        Raises as it does.
+        Raises the errors of :meth:`migrate`.
         """
         return self._client.would_migrate(operator, list(partitions), to)
 
     def would_drain(self, replica: str) -> Placement:
-        """Returns what :meth:`drain` would move, as :meth:`would_migrate` does."""
+        """Returns the moves that :meth:`drain` would make, see :meth:`would_migrate`."""
         return self._client.would_drain(replica)
 
     def would_rebalance(self, operator: str = "") -> Placement:
-        """Returns what :meth:`rebalance` would move, as :meth:`would_migrate` does."""
+        """Returns the moves that :meth:`rebalance` would make, see :meth:`would_migrate`."""
         return self._client.would_rebalance(operator)
 
     def would_take_over(self, operator: str, partitions: Iterable[int] = ()) -> Placement:
@@ -523,7 +522,7 @@ class Cluster:
             workers: workers of each replica.
             weight: weight of each replica.
             memory_bytes: memory limit of each replica, in bytes; 0: no limit.
-            labels: labels that an agent must have, all of them.
+            labels: labels, all of which an agent must have.
 
         Raises UnknownSite, Unavailable if no agent there answers, NoRoom; nothing is started then.
         """
@@ -537,8 +536,8 @@ class Cluster:
             drain: True moves its partitions to other replicas first.
             force: True stops it even if it owns partitions: no replica serves them until they are taken over.
 
-        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started; and MoveAborted if a
-        partition could not be moved away. In each case the replica keeps running.
+        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started, and MoveAborted if a
+        partition could not be moved away. The replica keeps running in each of these cases.
         """
         if drain:
             with suppress(AlreadyThere):
@@ -560,13 +559,13 @@ class Cluster:
     def restart_all(self, site: str = "", *, limit: int = 1) -> RollingRestart:
         """Restarts every replica that an agent runs, ``limit`` nodes at a time.
 
-        The next node follows when one before it serves again. Rows for partitions that are not served wait meanwhile.
-        If a node does not serve again, nothing more is restarted.
+        A further node is restarted when an earlier one serves again; until then, rows for its partitions wait. If a
+        node does not serve again, no further node is restarted.
 
         Args:
-            site: site, or an agent, to restart only its replicas; empty: all.
+            site: site or agent, of which only the replicas are restarted; empty: all.
 
-        Raises InvalidArgument; MoveConflict while another rolling restart is under way.
+        Raises InvalidArgument, and MoveConflict while another rolling restart is under way.
         """
         return RollingRestart(self._client, self._client.restart_all(site, limit))
 
@@ -584,7 +583,7 @@ class Cluster:
     def forget_agent(self, agent: str) -> None:
         """Forgets an agent that has ended for good, and the replicas that it should have run.
 
-        Raises NameTaken while it may be running, PartitionsLive, InvalidArgument; nothing is changed then.
+        Raises NameTaken while the agent may be running, PartitionsLive, InvalidArgument; nothing is changed then.
         """
         self._client.forget_agent(agent)
 
@@ -592,9 +591,9 @@ class Cluster:
         return [Migration(self._client, each) for each in begun]
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
-        """Keeps ``count`` standby copies of every partition, from now on; 0 ends that.
+        """Keeps ``count`` standby copies of every partition from now on; 0 removes the standbys.
 
-        A standby follows the owner, and takes over when the owner dies. Raises InvalidArgument if there are too few
+        A standby follows the owner, and takes over if the owner dies. Raises InvalidArgument if there are too few
         replicas.
         """
         if count < 0:
@@ -604,7 +603,7 @@ class Cluster:
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
         """Returns reconfigurations, newest first, including those from before the controller's last start.
 
-        ``limit``: return at most so many; 0: all.
+        ``limit``: maximum number of reconfigurations to return; 0: all.
         """
         return self._client.reconfigurations(limit)
 
@@ -613,7 +612,7 @@ class Cluster:
         return self._client.reconfiguration(reconfiguration)
 
     def cancel(self, reconfiguration: str) -> None:
-        """Cancels a reconfiguration: moves before their fence are rolled back, those behind it complete."""
+        """Cancels a reconfiguration: moves that have not reached their fence are rolled back, the others complete."""
         self._client.cancel(reconfiguration)
 
     def resolve(self, reconfiguration: str, how: str) -> Migration:
@@ -622,7 +621,7 @@ class Cluster:
         ``how``: with ``serve-source`` the source serves the copy that it sealed; with ``restore`` a standby or
         checkpoint is used, and later batches are lost.
 
-        Raises MoveUnknown, MoveConflict if none of the moves is behind its fence.
+        Raises MoveUnknown, and MoveConflict if no move has passed its fence.
         """
         return Migration(self._client, self._client.resolve(reconfiguration, how))
 
@@ -641,14 +640,14 @@ class Cluster:
         per_node: int | None = None,
         per_link: int | None = None,
     ) -> Migration:
-        """Changes the limits on a reconfiguration's moves at a time; moves under way complete.
+        """Changes how many of a reconfiguration's moves may run at a time; moves under way complete.
 
         Args:
-            limit: largest number of moves altogether.
-            per_node: with the same node as source or target.
-            per_link: between the same two sites.
+            limit: maximum number of concurrent moves.
+            per_node: maximum number of those with the same node as source or target.
+            per_link: maximum number of those between the same two sites.
 
-        For each, 0 leaves only the controller's limit, and None changes nothing.
+        With 0, only the controller's limit applies; None keeps the present limit.
         """
         limits = {"limit": limit, "per_node": per_node, "per_link": per_link}
         for name, value in limits.items():
@@ -657,7 +656,7 @@ class Cluster:
         return Migration(self._client, self._client.edit(reconfiguration, limits))
 
     def retry(self, reconfiguration: str, *, cancelled: bool = False) -> Migration:
-        """Starts a new reconfiguration for the failed moves of this one, with the same options.
+        """Starts a new reconfiguration for the failed moves of an earlier one, with the same options.
 
         Args:
             cancelled: True includes cancelled moves.
@@ -665,43 +664,42 @@ class Cluster:
         return Migration(self._client, self._client.retry(reconfiguration, cancelled))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
-        """Takes a checkpoint of every partition now, and waits for it."""
+        """Takes a checkpoint of every partition of ``operator`` (empty: of all operators), and waits for it."""
         return self._client.checkpoint(operator).report
 
     def checkpoint_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
         """Takes a checkpoint of every partition, node by node, ``limit`` nodes at a time.
 
-        The leading controller carries the work on, also after a change of leaders. If a node fails, the report says so,
-        and the others go on. Partitions that move between nodes meanwhile are taken at the end.
+        The work continues after a change of leaders. If a node fails, the report says so, and the other nodes continue.
+        Partitions that move between nodes during the work are checkpointed at the end.
 
         Args:
             operator: only this operator; empty: all.
-            site: only partitions that are at this site or node when it begins; empty: all.
+            site: only partitions that are at this site or node at the beginning; empty: all.
 
-        Raises OperatorNotDeployed, UnknownSite, InvalidArgument; MoveConflict while another one is under way.
+        Raises OperatorNotDeployed, UnknownSite, InvalidArgument, and MoveConflict while another
+        :meth:`checkpoint_all` is under way.
         """
         return Sweeping(self._client, self._client.begin_sweep("checkpoint", operator, site, limit))
 
     def verify_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
-        """Verifies every partition: owners read their partitions, node by node.
+        """Verifies every partition: the owners read their partitions, node by node.
 
-        The owner checks every block by its checksum and every cell by its declaration, and compares the state with its
-        standby's where both are at one sequence. Batches go on, and nothing is changed. ``report.faults()`` names what
-        is damaged, and what could not be read (``undone``). Arguments and errors as with ``checkpoint_all``.
+        An owner checks every block by its checksum and every cell by its declaration, and compares the state with its
+        standby's if both are at the same sequence. Processing continues, and no state is changed. ``report.faults()``
+        names the damaged partitions, and those that could not be read (``undone``). Arguments and errors are those of
+        :meth:`checkpoint_all`.
         """
         return Sweeping(self._client, self._client.begin_sweep("verify", operator, site, limit))
 
     def sweep(self, sweep: str) -> Sweeping:
-        """Returns an earlier :meth:`checkpoint_all` or :meth:`verify_all`, by its id.
-
-        Raises MoveUnknown.
-        """
+        """Returns an earlier :meth:`checkpoint_all` or :meth:`verify_all`, by its id. Raises MoveUnknown."""
         return Sweeping(self._client, self._client.sweep(sweep))
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
-        """Takes a checkpoint now, and keeps it under this name until it is deleted.
+        """Takes a checkpoint now, and keeps it under ``name`` until it is deleted.
 
-        Raises Unavailable if a partition kept moving; call it again with another name then.
+        Raises Unavailable if a partition kept moving; in this case, call it again with another name.
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
@@ -732,17 +730,18 @@ class Cluster:
         at: tuple[str, int] | None = None,
         stop_sources: bool = False,
     ) -> list[RestoredPartition]:
-        """Puts partitions back to a checkpoint, each at a newer epoch.
+        """Restores partitions from a checkpoint, each at a newer epoch.
 
         Args:
-            partitions: empty: all.
-            to: a site or replica; empty: each partition where it is, or on any replica if its owner is dead.
+            partitions: partitions to restore; empty: all.
+            to: a site or replica; empty: each partition stays at its owner, or goes to any replica if the owner is
+                dead.
             url: URL of another store than the replicas' own, such as that of an exported savepoint.
             savepoint: name of a savepoint; empty: the newest checkpoint.
-            at: (source, batch): the newest checkpoint that ends with exactly this batch.
+            at: (source, batch) selects the newest checkpoint that ends with exactly this batch.
             stop_sources: True refuses the stream clients that have sent so far (SourceTaken). Otherwise a running
-                client sends again the batches that it keeps, and the state soon returns to where it was. A new client
-                continues after the checkpoint. Spark queries are refused either way, until they are rewound.
+                client sends again the batches that it keeps, which soon undoes the restore. A new client continues
+                after the checkpoint. Spark queries are refused in both cases, until they are rewound.
 
         A partition that could not be restored is unchanged, and its report has an ``error``.
         """
@@ -751,12 +750,12 @@ class Cluster:
         )
 
     def cancel_restore(self, restore: str) -> None:
-        """Cancels a restore: partitions that have not begun stay as they are, and the restore's report says so.
+        """Cancels a restore: partitions not yet begun stay as they are, and the restore's report says so.
 
         Args:
-            restore: its id: ``restores/<id>`` in ``stateflow batch list``.
+            restore: id of the restore, which ``stateflow batch list`` shows as ``restores/<id>``.
 
-        Raises MoveUnknown if none is under way.
+        Raises MoveUnknown if no restore with this id is under way.
         """
         self._client.cancel_restore(restore)
 
@@ -849,10 +848,10 @@ class Cluster:
         """Returns statistics of a replica: its contents and its recent requests.
 
         Args:
-            after: only requests with a number above this one.
-            newest: number of newest requests to return; 0: all.
-            sizes: True includes sizes of partitions, for which the replica inspects its files.
-            timeout_s: seconds to wait for the replica; None: as for any call.
+            after: return only requests with a greater number.
+            newest: maximum number of requests to return, the newest ones; 0: all.
+            sizes: True includes the sizes of partitions, for which the replica inspects its files.
+            timeout_s: seconds to wait for the replica; None: the usual timeout of calls.
         """
         return ReplicaClient(address).statistics(after, newest, sizes, timeout_s)
 

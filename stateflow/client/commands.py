@@ -1,5 +1,5 @@
-"""Commands under way: moves, rolling restarts, sweeps and starting replicas; and the parsing of what users write on the
-command line and the live page.
+"""Handles of commands under way (moves, rolling restarts, sweeps, starts and stops of replicas), and the parsing of
+what users write on the command line and the live page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stateflow.types import MoveOptions, shown
 if TYPE_CHECKING:
     from stateflow.client.cluster import Cluster
 
-#: seconds between two looks at agents
+#: seconds between two polls of the controller
 POLL_S = 0.25
 
 
@@ -57,7 +57,8 @@ class Migration:
             yield report
 
     def wait(self) -> Reconfiguration:
-        """Returns the final report. Failed moves raise nothing: see its ``state`` and each move's ``error``."""
+        """Returns the final report. Failed moves raise no error; the report has a ``state``, and an ``error`` for each
+        move."""
         for _ in self.progress():
             pass
         return self.report
@@ -68,7 +69,7 @@ R = TypeVar("R", bound=Rolling | Sweep)
 
 @brief
 class _Batch(Generic[R]):
-    """A batch under way, whichever controller leads. ``report``: the last one seen."""
+    """A batch of work under way, whichever controller leads. ``report``: the report received last."""
 
     def __init__(self, first: R, look: Callable[[str], R], cancel: Callable[[str], R]) -> None:
         self.report: R = first
@@ -89,7 +90,7 @@ class _Batch(Generic[R]):
             sleep(POLL_S)
 
     def wait(self) -> R:
-        """Returns the final report: see its ``state``, and each node's ``error``."""
+        """Returns the final report, which has a ``state``, and an ``error`` for each node that failed."""
         for _ in self.progress():
             pass
         return self.report
@@ -113,7 +114,7 @@ class RollingRestart(_Batch[Rolling]):
 
 @brief
 class Sweeping(_Batch[Sweep]):
-    """Long work at many nodes: checkpoints of everything, or a verification.
+    """Long work at many nodes: a checkpoint or a verification of all partitions.
 
     Example: ``cluster.checkpoint_all("Count").wait().state``
     """
@@ -124,7 +125,7 @@ class Sweeping(_Batch[Sweep]):
 
 @brief
 class Spawning:
-    """A command to agents under way. ``replicas``: by name, as the agents last reported them.
+    """A command to agents under way. ``replicas``: replicas by name, as the agents last reported them.
 
     Example: ``cluster.spawn("edge-1", count=3).wait()``
     """
@@ -141,8 +142,8 @@ class Spawning:
     def progress(self) -> Iterator[dict[str, ChildReport]]:
         """Yields the replicas by name until each is in the commanded state: it runs and has registered, or has ended.
 
-        A caller may stop early: the agents go on. Raises Unavailable if the controller stops answering, MoveConflict
-        if a later command replaced this one.
+        A caller may stop iterating early: the agents still carry out the command. Raises Unavailable if the controller
+        stops answering, MoveConflict if a later command replaced this one.
         """
         while True:
             found = {each.replica: each for agent in self._client.agents() for each in agent.replicas}
@@ -159,7 +160,7 @@ class Spawning:
     def wait(self, deaths_max: int = 5) -> list[str]:
         """Waits until each replica is in the commanded state, and returns the names.
 
-        Raises the error of a replica that dies at its first ``deaths_max`` starts; its agent goes on trying.
+        Raises the error of a replica that dies at its first ``deaths_max`` starts; its agent keeps restarting it.
         """
         for replicas in self.progress():
             for child in replicas.values():
@@ -182,16 +183,16 @@ class Spawning:
         return any(each.alive and each.address == child.address for each in there)
 
 
-#: most columns of a key, and most keys that a list of them may stand for
+#: maximum number of columns of a key, and of keys that a list of columns may stand for
 KEY_COLUMNS_MAX, KEYS_MAX = 16, 200
 #: kinds of batch that the controller runs, as the ledger's board names them: ``sweep/…``
 CONTROLLERS = ("reconfiguration", "roll", "sweep", "restores")
 
 
 def partition_numbers(text: str, count: int) -> list[int]:
-    """Parses partition numbers, ``3, 5-9`` or ``all``, of ``count``: each once, sorted.
+    """Parses partition numbers, such as ``3, 5-9`` or ``all``, of an operator with ``count`` partitions.
 
-    Raises InvalidArgument, UnknownPartition.
+    Returns each number once, sorted. Raises InvalidArgument, UnknownPartition.
     """
     found: set[int] = set()
     for word in re.split(r"\s*,\s*|\s+", text.strip()):
@@ -211,9 +212,12 @@ def partition_numbers(text: str, count: int) -> list[int]:
 def keys_meant(text: str) -> Iterator[Any]:
     """Yields the keys that a text may stand for, each once and with its type.
 
-    The keys of an operator are of one type, which is not declared, so a text may stand for several keys. They are: the
-    text itself; its value as JSON, where a list is a key of several columns, and a whole number is also a double; a
-    date; a timestamp with its zone; bytes, as ``0xff``, as Python shows them, or as UTF-8.
+    The keys of an operator are of one type, which is not declared, so a text may stand for several keys:
+
+    * the text itself
+    * its value as JSON; a list is a key of several columns, and a whole number is also a double
+    * a date, or a timestamp with a time zone
+    * bytes, written as ``0xff`` or as Python shows them, or the text's UTF-8
     """
     found: list[tuple[Any, ...]] = [(each,) for each in _meant(text)]
     with contextlib.suppress(ValueError, RecursionError):
@@ -266,7 +270,7 @@ def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table
     """Returns the entries of the key that a text stands for; None: the key has none.
 
     Args:
-        scan: yields the pages of a key.
+        scan: yields the pages of a key's entries, given the key.
     """
     for key in keys_meant(text):
         try:
@@ -279,17 +283,17 @@ def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table
 
 
 def by_share(policies: Sequence[str]) -> bool:
-    """Tells whether policies ask for a rebalance by weight, which is a command of its own and not a placement."""
+    """Tells whether policies ask for a rebalance by weight, for which the controller has a command of its own."""
     return list(policies) in ([], ["ring"])
 
 
 def would_redistribute(cluster: Cluster, policies: Sequence[str], operator: str) -> Placement:
-    """Returns what :func:`redistribute` would move; moves nothing."""
+    """Returns the moves that :func:`redistribute` would make; moves nothing."""
     return cluster.would_rebalance(operator) if by_share(policies) else cluster.propose(*policies, operator=operator)
 
 
 def redistribute(cluster: Cluster, policies: Sequence[str], operator: str, options: MoveOptions) -> list[Migration]:
-    """Moves partitions to where these policies want them. ``operator``: empty: of all operators."""
+    """Moves partitions of ``operator`` (empty: of all operators) to where ``policies`` propose them."""
     if by_share(policies):
         return cluster.rebalance(operator, options)
     return cluster.place(*policies, operator=operator, options=options)
@@ -298,7 +302,7 @@ def redistribute(cluster: Cluster, policies: Sequence[str], operator: str, optio
 def runner_of(batch: str) -> tuple[str, str]:
     """Splits a batch's name into one of CONTROLLERS and its id there.
 
-    Returns ``""`` and the name for a batch that another program runs.
+    For a batch that another program runs, returns ``""`` and the whole name.
     """
     kind, _, id_ = batch.partition("/")
     return (kind, id_) if id_ and kind in CONTROLLERS else ("", batch)

@@ -1,17 +1,19 @@
 """Delivery of batches from the newest client of a sparse source, and repair of batches that partitions lost. Sans-io.
 
-Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends back its
-result, or throws its error (:func:`perform`). So threads with sockets and a simulation run the same decisions.
+Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends its
+result, or throws its error, into the generator (:func:`perform`). So threads with sockets and a simulation run the same
+decisions.
 
 :class:`Delivery` sends to all partitions of an operator, :class:`PartitionSender` from an outbox to one of them.
-Callers run one generator of a ``Delivery`` at a time, and open it first.
+Callers open a ``Delivery`` first, and run one of its generators at a time.
 
-A new batch that fails is *in doubt*: some partitions may contain it. It goes before all others, unless it was refused
-for its content, or the caller numbers its batches. If other batches follow while some partition may contain it, it is
-*left*: its rows, sent again, return the stored outputs, or, if these are gone, are sent once more under its number.
+A new batch that fails is *in doubt*: some partitions may contain it. It is finished before any other batch is sent,
+unless it was refused for its content, or the caller numbers its batches. If other batches follow while some partition
+may contain the failed batch, it is *left*. If its rows are sent again, the caller gets the stored outputs; if these are
+gone, the rows are sent again under the batch's number.
 
-A partition that lacks an earlier batch refuses a part with PositionGap. The delivery then asks all partitions what they
-contain, sends the lost batches again in order, and repeats the refused batch (``history`` says what to send).
+A partition that lacks an earlier batch refuses a batch with PositionGap. The delivery then asks all partitions what
+they contain, sends the lost batches again in order, and repeats the refused batch (``history`` says what to send).
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ from stateflow.rpc.apply import BatchRows
 log = logging.getLogger(__name__)
 S = TypeVar("S")
 T = TypeVar("T")
-#: maximum number of times that one call sends lost batches again, because partitions may lose more meanwhile
+#: maximum number of times that one call sends lost batches again; partitions may lose more while it does
 REWINDS_MAX = 10
-#: most batches between a failed batch and an attempt to send it again
+#: maximum number of batches between a failed batch and an attempt to send it again
 AGAIN_MAX = 1000
-#: most batches whose outputs are kept for callers who were told that they failed
+#: maximum number of failed batches whose outputs are kept for callers that send the rows again
 OUTPUTS_MAX = 16
 #: position of a partition to which no number was ever sent
 NOTHING = Position(-1)
@@ -58,10 +60,10 @@ NOTHING = Position(-1)
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Step that makes all partitions refuse older clients than ``session``.
+    """Step that makes all partitions refuse clients older than ``session``.
 
-    Result: partition → its position, or SourceTaken. ``settled``: outputs of batches up to this one are no longer
-    wanted, for a source whose outputs are kept.
+    Result: partition → its position, or SourceTaken. ``settled``: number of the batch up to which outputs are no longer
+    needed, for a source whose outputs are kept.
     """
 
     session: Session
@@ -77,7 +79,7 @@ class Look:
 class Deliver:
     """Step that delivers a batch. Result: the outputs by partition once all have committed, or the first refusal.
 
-    ``after``: partition → newest batch that it must contain.
+    ``after``: partition → newest batch that it must already contain.
     """
 
     batch: Batch
@@ -90,7 +92,7 @@ Steps: TypeAlias = Generator[Step, Any, T]
 
 
 class Asked(NamedTuple):
-    """Rows and watermark that a caller asked to apply: equal content means the same batch."""
+    """Rows and watermark that a caller asked to apply. Equal content means the same batch."""
 
     rows: BatchRows
     watermark_us: int | None
@@ -102,7 +104,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """The batch that failed last: some partitions may contain it. ``refused``: another attempt would fail, too."""
+    """The batch that failed last, which some partitions may contain. ``refused``: another attempt would fail, too."""
 
     asked: Asked
     sent: Sent
@@ -110,9 +112,10 @@ class _Doubt:
 
 
 class _Left(NamedTuple):
-    """A failed batch that others followed; its caller was told of the failure.
+    """A failed batch that was followed by others; the failure was reported to its caller.
 
-    ``outputs``: outputs of the applied batch. None: some partitions may contain it, or its outputs are gone.
+    ``outputs``: outputs of the batch, which has been applied since. None: it is unknown which partitions contain the
+    batch, or its outputs are gone.
     """
 
     number: int
@@ -120,7 +123,7 @@ class _Left(NamedTuple):
 
 
 def perform(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
-    """Runs ``steps`` to their end, performing each by ``do``. Raises the error of the steps."""
+    """Runs ``steps`` to their end, and performs each with ``do``. Raises the error of the steps."""
     try:
         step = next(steps)
         while True:
@@ -140,8 +143,8 @@ class Delivery:
 
     Args:
         session: proposed session; if a former client's clock was ahead, a newer session than that client's is used.
-        acknowledged: returns the newest batch that the application knows of; called when no predecessor can get another
-            acknowledgement.
+        acknowledged: returns the newest acknowledged batch that the application knows of; called when no predecessor
+            can receive another acknowledgement.
         settled: see :class:`Open`.
     """
 
@@ -184,12 +187,12 @@ class Delivery:
     ) -> Steps[T]:
         """Delivers one batch, and returns the result of ``read`` for its outputs.
 
-        If ``read`` raises, the batch has failed like any other, because its caller has not seen the outputs.
+        If ``read`` raises, the batch counts as failed, because its caller has not seen the outputs.
 
         A caller that numbers its batches (``sequence``) decides their order. Otherwise a failed batch is repeated
-        before all others, under its number: a partition knows only its newest batch, and could not tell later whether
-        it contains the failed one. A batch that is refused for its content would hold up all others, so it is skipped.
-        If partitions contain some of it, it keeps its number, under which no partition applies it twice.
+        before any other is sent, under its number: a partition knows only its newest batch, and could not tell later
+        whether it contains the failed one. A batch that is refused for its content would hold up all others, so it is
+        skipped. If some partition contains its rows, it keeps its number, so that no partition applies it twice.
         """
         if rewind and sequence is None:
             raise InvalidArgument("a rewind needs the number of each batch", remedy="pass sequence=")
@@ -197,7 +200,7 @@ class Delivery:
         if sequence is None:
             left = self._left.get(asked.digest) if self._left else None
             if left is not None and self.history.position - left.number > AGAIN_MAX:
-                left = None  # the same rows by chance, and another batch
+                left = None  # equal rows by chance, but another batch
             if left is not None and left.outputs is not None:
                 result = read(left.outputs)
                 del self._left[asked.digest]
@@ -235,13 +238,13 @@ class Delivery:
     def accept_loss(self) -> Steps[int | None]:
         """Gives up lost batches. Returns the oldest of them; None: nothing was lost."""
         yield from self._ask()
-        if self.history.taken:  # numbers may be another client's
+        if self.history.taken:  # another client's batches may have these numbers
             self._doubt = None
             self._left.clear()
         return self.history.accept_loss()
 
     def let_go(self) -> None:
-        """Drops rows and outputs: nothing will be sent any more."""
+        """Drops rows and outputs, when no batch will be sent any more."""
         self.history.let_go()
         self._doubt = None
         self._left.clear()
@@ -251,7 +254,7 @@ class Delivery:
     def _finish(self, doubt: _Doubt) -> Steps[None]:
         """Finishes the failed batch, so that others may follow.
 
-        Raises the error that stands in the way, unless the batch itself is refused for its content.
+        Raises the error that prevents it, unless the batch is refused for its content.
         """
         number = doubt.sent.number
         if not doubt.refused:
@@ -269,7 +272,7 @@ class Delivery:
                 return
         try:
             contained = _contained((yield Look()))
-        except StateflowError:  # a partition out of reach holds up no other: it may contain the batch
+        except StateflowError:  # an unreachable partition must hold up no other: it may contain the batch
             contained = dict.fromkeys(doubt.sent.rows, number)
         if any(contained.get(partition, -1) >= number for partition in doubt.sent.rows):
             self._leave(doubt, None)
@@ -277,7 +280,7 @@ class Delivery:
 
     def _put_in_doubt(self, doubt: _Doubt) -> None:
         before, self._doubt = self._doubt, doubt
-        if before is not None and before.asked != doubt.asked:  # its caller chose the next one's number
+        if before is not None and before.asked != doubt.asked:  # the caller numbered the batch after it
             self._leave(before, None)
 
     def _leave(self, doubt: _Doubt, outputs: Mapping[int, bytes] | None) -> None:
@@ -288,8 +291,8 @@ class Delivery:
             del self._left[next(iter(self._left))]
 
     def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
-        """Forgets a failed batch once its number has been applied, perhaps with corrected rows, or its content under
-        another number."""
+        """Forgets a failed batch once a batch with its number (perhaps with corrected rows), or with its content under
+        another number, has been applied."""
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None
         if self._left and not rewind:  # in a rewind partitions may skip a batch that they lack
@@ -309,9 +312,9 @@ class Delivery:
         """Repairs losses before batch ``number``. Raises PositionGap if the caller must send other batches first."""
         if rewind:
             if self._refused or not self._rewinds:
-                yield from self._ask()  # ask where the rewind begins
+                yield from self._ask()  # the answers tell where the rewind begins
             if not self._rewinds:
-                self._promised_us, self._watermark_us = self._watermark_us, None  # its promise came with later batches
+                self._promised_us, self._watermark_us = self._watermark_us, None  # promised after the rewound batches
             self._rewinds = True
             self.history.rewinding(number)
             return
@@ -324,7 +327,7 @@ class Delivery:
                 yield from self._mend()
 
     def _applied(self, batch: Sent, rewind: bool) -> Steps[dict[int, bytes]]:
-        """Delivers a batch, and returns its outputs. Partitions that lost earlier batches get those first."""
+        """Delivers a batch, and returns its outputs. Earlier batches that partitions lost are sent first."""
         for left in reversed(range(REWINDS_MAX)):
             try:
                 return (yield from self._sent(batch, rewind))
@@ -342,7 +345,7 @@ class Delivery:
             if not missing:
                 return
             log.warning(
-                "partitions of %s lost acknowledged batches of %s: resending %d batches, from %d on",
+                "partitions of operator %s lost acknowledged batches of source %s: resending %d batches, from %d on",
                 self.history.operator,
                 self.history.source,
                 len(missing),
@@ -351,7 +354,7 @@ class Delivery:
             try:
                 for batch in missing:
                     yield from self._sent(batch, True)
-            except PositionGap:  # they lost more meanwhile
+            except PositionGap:  # partitions have lost more in between
                 if not left:
                     raise
                 yield from self._ask()
@@ -382,9 +385,9 @@ class Delivery:
     def _ask(self) -> Steps[None]:
         """Asks all partitions for their positions, and remains their newest client.
 
-        A client with a successor gets SourceTaken, so that it does not take the successor's batches for its own.
+        A client with a successor gets SourceTaken, so that it does not mistake the successor's batches for its own.
         """
-        self._refused = True  # until all of them have answered: those that did not may not know of this client
+        self._refused = True  # until all have answered: a partition that has not may not know of this client
         found = yield Open(self.session, self._settled)
         others = {p for p, position in found.items() if position.client not in ("", self.session.id)}
         self.history.heard(_contained(found), others)
@@ -394,12 +397,12 @@ class Delivery:
 def is_hopeless(error: BaseException) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
-    Other failures depend on the replica that it was sent to.
+    Other failures depend on the replica to which the batch was sent.
     """
     if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
         return False
     of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
-    return of_rows or type(error) is StateflowError  # an internal error that the batch causes
+    return of_rows or type(error) is StateflowError  # an internal error, which the batch causes
 
 
 def _contained(found: Mapping[int, Position]) -> dict[int, int]:
@@ -414,19 +417,20 @@ class PartitionSender:
     """Sender from an outbox to one partition: decides which batch goes next, and under which number.
 
     The outbox numbers its batches. At a partition these numbers are shifted, to follow the batches that other clients
-    had sent to it before. So a new outbox may continue an existing source, and its rows are never taken for other
+    had sent to it before. So a new outbox may continue an existing source, and its rows are never mistaken for other
     clients' rows. A partition reports which client sent its newest batch:
 
-    * This outbox: the partition contains everything up to that batch.
-    * Another client, which came in between. Batches that the outbox never sent follow that batch. For batches that it
-      may have sent, nothing shows any longer whether the partition contains them, and a person has to decide.
+    * If it was a client of this outbox, the partition contains all of the outbox's batches up to that one.
+    * If it was another client, the outbox numbers the batches that it has never sent so that they follow that batch.
+      For batches that it may have sent, nothing shows any longer whether the partition contains them, and a person has
+      to decide.
 
-    Each partition has a :class:`Delivery` of its own, so that one out of reach holds up no other.
+    Each partition has a :class:`Delivery` of its own, so that an unreachable partition holds up no other.
 
     Args:
-        base: the offset of numbers, as stored in the outbox. A caller of :meth:`open` stores the new ``base``
+        base: the offset of numbers, as stored in the outbox. After :meth:`open`, the caller stores the new ``base``
             before anything is sent.
-        mine: ids of this outbox's clients, including former ones.
+        mine: ids of this outbox's clients, including former clients.
         newest: newest number in the outbox when this client was created.
     """
 
@@ -436,9 +440,9 @@ class PartitionSender:
         self.partition, self.base = partition, base
         self._history, self._mine = history, mine
         self._delivery = Delivery(history, session, lambda: None)
-        self._newest = newest  # newest number in the outbox when this client was made
+        self._newest = newest
         self._opened = False
-        self._contained = -1  # the partition's number when it was opened
+        self._contained = -1  # newest number that the partition contained when it was opened
 
     @property
     def is_open(self) -> bool:
@@ -462,7 +466,7 @@ class PartitionSender:
             if ahead is None:
                 ahead = 0
             if position.batch > self._newest + ahead:
-                raise self._overtaken(first, "it has more than this outbox sent, so the outbox is an older copy")
+                raise self._overtaken(first, "it contains more than this outbox sent, so the outbox is an older copy")
             if position.batch < acknowledged + ahead:
                 raise self._lost(position.batch + 1 - ahead)
         elif ahead is None or position.batch >= first.number + ahead:
@@ -477,7 +481,7 @@ class PartitionSender:
     def send(self, part: Part) -> Steps[bytes]:
         """Sends a part to an open partition, and returns its output. Raises the error of a partition that refuses it.
 
-        If the partition contained the batch already, and it is not its newest one, the output is ``b""``.
+        If the partition already contained the batch, but has a newer batch, the output is ``b""``.
         """
         ahead = self.base.ahead
         assert ahead is not None
@@ -489,7 +493,7 @@ class PartitionSender:
         return outputs[self.partition]
 
     def accept_loss(self) -> Steps[None]:
-        """Gives up what the partition lost."""
+        """Gives up the batches that the partition lost."""
         yield from self._delivery.open()
         found = yield Look()
         batch = found.get(self.partition, NOTHING).batch
@@ -523,13 +527,14 @@ def send_together(
 ) -> dict[int, bytes]:
     """Sends the same batch to several partitions as one message, and returns partition → output.
 
-    Only the steps that deliver the same batch under the same number go together. If the message fails for one
-    partition, the result for the others is unknown, too: each is then to be sent by itself, and partitions that contain
-    the batch skip it.
+    Only the steps that deliver the same batch under the same number share the message. If the message fails for one
+    partition, the result for the others is unknown, too. The caller then sends the batch to each of them separately,
+    and partitions that contain the batch skip it.
 
     Args:
         sending: partition → steps of its :meth:`PartitionSender.send`.
-        deliver: delivers a batch to these partitions; given partition → batch that it must contain.
+        deliver: delivers a batch, given the batch, its partitions, and partition → batch that it must contain; returns
+            partition → output.
     """
     outputs: dict[int, bytes] = {}
     first: dict[int, Deliver] = {}
@@ -563,6 +568,5 @@ def send_together(
 
 
 def _plain(step: Deliver) -> Batch:
-    """Returns the step's batch without the entry for a successor, because that entry concerns only the sender's own
-    partition."""
+    """Returns the step's batch without the entry for a successor, which concerns only the sender's own partition."""
     return replace(step.batch, known=b"")

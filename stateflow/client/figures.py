@@ -15,7 +15,7 @@ from stateflow.router.router import SENT
 class ClientFigures(Collector):
     """Collector for a Prometheus registry: ``prometheus_client.REGISTRY.register(ClientFigures())``.
 
-    It gives the figures ``stateflow_client_…`` of every client of this process, and of the operators' tasks if the
+    It yields the metrics ``stateflow_client_…`` of every client of this process, and of the operators' tasks if the
     process is one of Spark's Python workers.
     """
 
@@ -23,5 +23,5 @@ class ClientFigures(Collector):
         yield from families(SENT.figures())
 
     def describe(self) -> list[Any]:
-        """Describes nothing, so that registering collects nothing."""
+        """Returns no descriptions; without this method, registering would collect all metrics once."""
         return []

@@ -1,20 +1,20 @@
-"""``ForwardingClient``: rows into an operator from sites that cannot always reach its partitions.
+"""``ForwardingClient`` sends rows into an operator from sites that cannot always reach its partitions.
 
-:class:`Ways` decides which partitions rows may go to at once, which wait, and when those are tried again. One thread at
-a time sends to a partition, which is BUSY then:
+:class:`Ways` decides to which partitions rows are sent at once, for which partitions they wait, and when these are
+tried again. One thread at a time sends to a partition, which is BUSY meanwhile:
 
 ====  ====  =========  ===============================================================================================
 from  to    by         when
 ====  ====  =========  ===============================================================================================
-IDLE  BUSY  come       a batch comes, and nothing waits before it: the caller's thread, or one for it, sends it
-BUSY  IDLE  release    the partition took all that was stored for it
-BUSY  AWAY  release    batches are left, since the partition did not take one, or came meanwhile
-AWAY  BUSY  due        its pause is over: a thread of the forwarder sends all that waits, in order
+IDLE  BUSY  come       a batch is added, and none waits before it: the caller's thread, or one of the pool, sends it
+BUSY  IDLE  release    the partition accepted all batches that were stored for it
+BUSY  AWAY  release    batches are left: the partition did not accept one, or one was added while it was BUSY
+AWAY  BUSY  due        the partition's pause is over: a thread of the forwarder sends all that waits, in order
 ====  ====  =========  ===============================================================================================
 
-A new client begins with AWAY for each partition that has rows in the outbox. ``accept_loss`` makes a partition BUSY,
-too. Batches that were refused together are then tried one by one. A batch that is refused by itself for its content
-counts as taken, and its rows are kept as refused. SourceTaken ends all forwarding.
+In a new client, each partition that has rows in the outbox is AWAY. ``accept_loss`` makes a partition BUSY, too.
+Batches that were sent together and refused are then tried one by one. A batch that was sent by itself and is refused
+for its content counts as accepted, and its rows are kept as refused. SourceTaken ends all forwarding.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ from stateflow.types import check_name
 
 log = logging.getLogger(__name__)
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
-#: default limit of rows and outputs, in bytes
+#: default limit of the rows and outputs in an outbox, in bytes
 OUTBOX_BYTES = 1 << 30
-#: most partitions that rows of one batch are sent to in parallel
+#: maximum number of partitions to which rows of one batch are sent in parallel
 ABREAST = 16
 
 
@@ -72,18 +72,21 @@ ABREAST = 16
 
 
 class State(Enum):
-    IDLE = auto()  # nothing waits for it
-    BUSY = auto()  # a thread sends to it
-    AWAY = auto()  # batches wait, because the partition did not take one
+    IDLE = auto()  # no batch waits for the partition
+    BUSY = auto()  # a thread sends to the partition
+    AWAY = auto()  # batches wait, because the partition did not accept one
 
 
 @dataclass(slots=True)
 class Way:
     """State of one partition.
 
-    ``waiting``: number of batches stored for it. ``error``: why it refused the last attempt; None: it did not.
-    ``alone_to``: batches up to this number go one by one, because some that went together were refused. ``tried``: busy
-    because of :meth:`Ways.due`.
+    Attributes:
+        waiting: number of batches that are stored for the partition.
+        alone_to: batches up to this number are sent one by one, because some that were sent together were refused.
+        again_at: monotonic time of the next attempt.
+        error: why the last attempt failed; None: it did not.
+        tried: the partition is BUSY because of :meth:`Ways.due`.
     """
 
     state: State = State.IDLE
@@ -96,18 +99,18 @@ class Way:
 
     @property
     def answers(self) -> bool:
-        """True if its owner answered the last attempt, with a refusal."""
+        """True if the partition's owner answered the last attempt, with a refusal."""
         return self.error is not None and not isinstance(self.error, Unavailable)
 
 
 class Ways:
-    """All partitions of an operator. No I/O, no locks: callers lock.
+    """States of all partitions of an operator. Does no I/O; callers lock.
 
-    If an owner does not answer, only one of its partitions is tried at a time, less and less often. When it answers,
-    the others follow at once.
+    If an owner does not answer, only one of its partitions is tried at a time, at growing intervals. When the owner
+    answers, its other partitions are tried at once.
 
     Args:
-        address_of: partition → address of its owner, as known now.
+        address_of: returns the address of a partition's owner, as known now.
     """
 
     def __init__(self, count: int, address_of: Callable[[int], str]) -> None:
@@ -121,7 +124,7 @@ class Ways:
 
     @property
     def at_rest(self) -> bool:
-        """True while nothing waits and no thread sends, so that new rows are sent at once."""
+        """True while no batch waits and no thread sends, so that new rows are sent at once."""
         return not any(way.waiting or way.state is State.BUSY for way in self._ways)
 
     def begin(self, partition: int, waiting: int) -> None:
@@ -129,8 +132,8 @@ class Ways:
         self[partition].waiting, self[partition].state = waiting, State.AWAY
 
     def come(self, partitions: Iterable[int]) -> list[int]:
-        """Adds a batch for these partitions. Returns the partitions to which it is sent at once, because nothing waits
-        before it."""
+        """Adds a batch for ``partitions``. Returns those to which it is sent at once, because no batch waits before
+        it."""
         direct = []
         for partition in partitions:
             way = self[partition]
@@ -141,7 +144,7 @@ class Ways:
         return direct
 
     def took(self, partition: int, parts: int) -> None:
-        """Subtracts batches that the partition took; its owner answers."""
+        """Subtracts batches that the partition accepted, and makes its owner's other partitions due."""
         way = self[partition]
         way.waiting, way.error, way.pause_s = way.waiting - parts, None, AGAIN_S
         for other in self._away_with(partition):
@@ -156,7 +159,7 @@ class Ways:
                 other.again_at = way.again_at
 
     def apart(self, partition: int, number: int) -> None:
-        """Marks batches up to ``number``, which went together, to be tried one by one from now on."""
+        """Makes batches up to ``number``, which were sent together, go one by one from now on."""
         self[partition].alone_to, self[partition].error = number, None
 
     def release(self, partition: int) -> None:
@@ -165,7 +168,7 @@ class Ways:
         way.state, way.tried = (State.AWAY if way.waiting else State.IDLE), False
 
     def due(self, now: float) -> list[int]:
-        """Returns the partitions to try now, and marks them as busy."""
+        """Returns the partitions to try now, and makes them BUSY."""
         owners, due = {self._address_of(p) for p, way in enumerate(self._ways) if way.tried and not way.answers}, []
         for partition, way in enumerate(self._ways):
             if way.state is not State.AWAY or way.again_at > now:
@@ -180,7 +183,7 @@ class Ways:
         return due
 
     def pause_s(self, now: float) -> float | None:
-        """Returns the seconds until a partition may be due; None: none is, until something changes."""
+        """Returns the seconds until a partition may be due; None: no partition will be due by time alone."""
         at = [way.again_at for way in self._ways if way.state is State.AWAY]
         return max(0.01, min(at) - now) if at else None
 
@@ -190,7 +193,8 @@ class Ways:
             way.again_at = 0.0
 
     def _away_with(self, partition: int) -> list[Way]:
-        """Returns the waiting partitions that have the same owner as this one, unless that owner is known to answer."""
+        """Returns the partitions that are AWAY and have the same owner as ``partition``, except those whose last
+        attempt the owner refused."""
         address = self._address_of(partition)
         return [
             way
@@ -206,9 +210,10 @@ class Ways:
 class Waiting:
     """Content of an outbox.
 
-    ``parts``: partition → number of batches with rows that it has not taken. ``bytes``: size of all stored data,
-    including outputs and refused rows that the caller has not taken. ``errors``: partition → why it refuses its
-    batches.
+    Attributes:
+        parts: partition → number of batches that it has not accepted yet.
+        bytes: size of all stored data, including outputs and refused rows that the caller has not retrieved yet.
+        errors: partition → why the last attempt to send to it failed.
 
     Example: ``forwarding.waiting().bytes``
     """
@@ -233,21 +238,21 @@ class _Sent:
 class ForwardingClient:
     """A :class:`~stateflow.client.stream.StreamClient` for sites that are cut off now and then.
 
-    Rows are on disk before they are sent; rows for partitions that cannot be reached stay there until the partition can
-    be reached. Rows of one partition go in the order in which they were sent, each exactly once, even if the client, a
-    replica or a link dies meanwhile. Partitions that answer do not wait for others. Thread-safe.
+    Rows are written to disk before they are sent, and stay there while their partition cannot be reached. Each row is
+    applied exactly once, and a partition's rows in the order in which they were sent, even if the client, a replica or
+    a link fails in between. Partitions that answer do not wait for others. Thread-safe.
 
-    A new client with the same ``outbox`` goes on with what is stored; no controller or owner needs to answer then. As
-    with any other client, a source belongs to its newest client.
+    A new client with the same ``outbox`` continues with the stored rows; it can start while no controller or owner
+    answers. As with any other client, a source belongs to its newest client.
 
     Args:
-        outbox: a directory of this client's own; made if missing.
-        outbox_bytes: largest number of bytes that may be stored; beyond them ``send`` raises OutboxFull, and stores
-            nothing of the batch.
-        patience_s: seconds after which an owner that has not answered counts as out of reach.
+        outbox: a directory that only this client uses; created if missing.
+        outbox_bytes: maximum number of bytes that may be stored; a batch that would exceed it raises OutboxFull, and
+            nothing of it is stored.
+        patience_s: seconds after which an owner that has not answered counts as unreachable.
         schema, settings, site, addresses: as with StreamClient.
 
-    Raises OutboxForeign, OutboxDamaged, DataDirLocked if another client has the outbox, OperatorNotDeployed, and
+    Raises OutboxForeign, OutboxDamaged, DataDirLocked if another client uses the outbox, OperatorNotDeployed, and
     Unavailable if no controller answers and none ever has for this outbox.
 
     Example: ``cluster.forwarding("Count", "gateway-7", outbox="outbox").send([{"k": "a"}])``
@@ -272,7 +277,8 @@ class ForwardingClient:
             check_name("site", site)
         if outbox_bytes <= 0 or not patience_s > 0:
             raise InvalidArgument(
-                f"outbox_bytes={outbox_bytes!r}, patience_s={patience_s!r}", remedy="pass positive numbers"
+                f"outbox_bytes={outbox_bytes!r} and patience_s={patience_s!r} are not both positive",
+                remedy="pass positive numbers",
             )
         settings = settings or RouterSettings()
         stall_s = min(settings.stall_s, patience_s)
@@ -313,8 +319,8 @@ class ForwardingClient:
         for partition, count in self._outbox.parts().items():
             self._ways.begin(partition, count)
         self._sending, self._changed = threading.Lock(), threading.Condition()
-        self._delivered: set[tuple[int, int]] = set()  # (partition, number): in the outbox, and not to be sent again
-        self._taken: dict[str, int] = {}  # the output last returned to the caller
+        self._delivered: set[tuple[int, int]] = set()  # (partition, number): delivered, but still in the outbox
+        self._taken: dict[str, int] = {}  # table → last row that was returned to the caller
         self._fatal: StateflowError | None = None
         self._closed = False
         abreast = min(ABREAST, spec.partitions)
@@ -327,21 +333,19 @@ class ForwardingClient:
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Sends a batch, and returns when every row is applied or stored.
 
-        Returns the output rows of partitions that have answered.
+        Returns the output rows of partitions that have answered; :meth:`forwarded` later returns those of the others.
 
-        :meth:`forwarded` returns the output rows of the others.
-
-        Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull: nothing is sent or stored then. Raises the error with
-        which an operator refuses rows (OperatorFailed, EncodeError, …): these rows are not applied, and :meth:`refused`
-        returns them; all others of the batch are applied or stored. Raises SourceTaken if another client has the
-        source; stored rows stay.
+        Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull; nothing is sent or stored then. If an operator
+        refuses rows, raises its error (OperatorFailed, EncodeError, …): these rows are not applied, and :meth:`refused`
+        returns them; all other rows of the batch are applied or stored. Raises SourceTaken if another client has taken
+        the source over; stored rows stay in the outbox.
         """
         return self._sent(by_partition(self._router.spec, self._schema, rows_given(rows)), None)
 
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
         """Promises every partition that no older rows follow from this source.
 
-        Returns what timers produced at partitions that have answered.
+        Returns the output rows of timers at partitions that have answered.
 
         Args:
             watermark: an aware datetime, or microseconds since 1970.
@@ -351,8 +355,8 @@ class ForwardingClient:
     def forwarded(self) -> list[dict[str, Any]]:
         """Returns the output rows of batches forwarded since the last call, in order for each key.
 
-        The outbox forgets them with the next call, the next batch, or ``close``. If the client dies before that, its
-        successor returns them again.
+        They are deleted from the outbox at the next call, at the next batch, or by ``close``. If the client dies before
+        that, its successor returns them again.
         """
         rows: list[dict[str, Any]] = self._take("output", self._outbox.outputs, self._output.rows)[0]
         return rows
@@ -360,13 +364,13 @@ class ForwardingClient:
     def refused(self) -> list[Refused]:
         """Returns the rows that the operator refused since the last call, with the reasons.
 
-        The outbox forgets them as with :meth:`forwarded`.
+        They are deleted from the outbox as with :meth:`forwarded`.
         """
         found: list[Refused] = self._take("refused", self._outbox.refusals, list)
         return found
 
     def waiting(self) -> Waiting:
-        """Returns what is stored."""
+        """Returns the content of the outbox."""
         with self._changed:
             parts = {p: way.waiting for p, way in enumerate(self._ways) if way.waiting}
             errors = {p: error for p in parts if (error := self._ways[p].error) is not None}
@@ -375,7 +379,7 @@ class ForwardingClient:
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until all stored rows have been forwarded.
 
-        After ``timeout_s``, raises the error that prevents it; None: no limit.
+        If rows are left after ``timeout_s``, raises the error that prevents their forwarding; None: no limit.
         """
         with self._changed:
             self._check_open()
@@ -385,24 +389,25 @@ class ForwardingClient:
             self._check_open()
             if left := [way for way in self._ways if way.waiting]:
                 raise next((way.error for way in left if way.error is not None), None) or Unavailable(
-                    f"rows for {len(left)} partitions are not forwarded yet", remedy="check waiting()"
+                    f"rows for {len(left)} partitions are not forwarded yet",
+                    remedy="retry later; waiting() returns what is left",
                 )
 
     def accept_loss(self) -> None:
-        """Gives up the batches that partitions lost and no client can send again."""
+        """Gives up the batches that partitions lost and that no client can send again."""
         for partition in range(self._router.spec.partitions):
             self._claim(partition)
             try:
                 sender = self._sender(partition)
                 self._run(partition, sender.accept_loss())
                 self._outbox.base(partition, sender.base)
-                self._before = self._outbox.newest  # the next sender counts what this client has sent so far
+                self._before = self._outbox.newest  # the next sender must count what this client has sent so far
                 del self._senders[partition]
             finally:
                 self._release(partition)
 
     def close(self) -> None:
-        """Ends forwarding. What is stored stays on disk for the next client of this outbox."""
+        """Ends forwarding. The stored rows stay on disk for the next client of this outbox."""
         with self._sending:
             with self._changed:
                 if self._closed:
@@ -444,7 +449,7 @@ class ForwardingClient:
             return rows
 
     def _logged(self, number: int, batch: BatchRows, watermark_us: int | None) -> list[Part]:
-        """Stores a batch. Returns the parts that are sent at once, because nothing waits before them."""
+        """Stores a batch. Returns the parts to send at once, because no batch waits before them."""
         with self._changed:
             direct = self._ways.come(batch.partitions)
             delivered = set(self._delivered)
@@ -463,7 +468,7 @@ class ForwardingClient:
         return [Part(p, number, batch.only([p]), watermark_us, attempted=True) for p in direct]
 
     def _sent_together(self, direct: list[Part], batch: BatchRows, sent: _Sent) -> list[Part]:
-        """Sends parts as one message. Returns those that are left, each to be sent by itself."""
+        """Sends parts as one message. Returns those without a result, which the caller sends one by one."""
 
         def deliver(of: Batch, partitions: Collection[int], after: Mapping[int, int]) -> Mapping[int, bytes]:
             return self._router.send(of, batch.only(partitions), after)
@@ -533,7 +538,7 @@ class ForwardingClient:
             if isinstance(error, SourceTaken):
                 self._fatal = error
 
-    # -- later --------------------------------------------------------------------------------------------
+    # -- batches that wait --------------------------------------------------------------------------------
 
     def _forward_all(self) -> None:
         clock = self._router.clock
@@ -559,9 +564,12 @@ class ForwardingClient:
                     self._took(part)
                 elif way.error is not None:
                     return
-        except Exception as error:  # noqa: BLE001 - of the outbox: its disk; or a bug, which is reported, too
+        except Exception as error:  # noqa: BLE001 - an error of the outbox's disk, or a bug; both are reported
             log.error(
-                "forwarding to partition %d of %s failed, retrying later: %s", partition, self._router.operator, error
+                "forwarding to partition %d of operator %s failed, retrying later: %s",
+                partition,
+                self._router.operator,
+                error,
             )
             with self._changed:
                 way.error = error if isinstance(error, StateflowError) else StateflowError(repr(error))
@@ -583,7 +591,7 @@ class ForwardingClient:
             self._changed.notify_all()
 
     def _sender(self, partition: int) -> PartitionSender:
-        """Returns the partition's sender. Only the thread that may send to the partition now calls this."""
+        """Returns the partition's sender. Only the thread that made the partition BUSY may call it."""
         if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
             history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)
@@ -615,7 +623,7 @@ class ForwardingClient:
             return replica.open_source(router.operator, source, asked, session, self._patience_s)
 
         found = asked_of_moving(router, partition, ask)
-        # an entry covers all partitions, and a sender knows a single one
+        # entries for successors concern all partitions, but a sender knows only its own
         return {number: position._replace(known=b"") for number, position in found.items()}
 
     @property
@@ -623,7 +631,7 @@ class ForwardingClient:
         """True when nothing will be forwarded any more."""
         return self._closed or self._fatal is not None
 
-    # -- itself -------------------------------------------------------------------------------------------
+    # -- parts --------------------------------------------------------------------------------------------
 
     def _take(self, table: str, read: Callable[[], tuple[int, list[Any]]], rows: Callable[[list[Any]], Any]) -> Any:
         with self._sending:

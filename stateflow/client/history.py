@@ -2,23 +2,25 @@
 Sans-io.
 
 A sparse source sends a batch only to the partitions that have rows in it, so a partition cannot tell by a batch's
-number whether it lacks an earlier one. Therefore the client sends with every part the newest batch, up to this one,
-that the partition must contain. For a new batch, that is the newest batch that the partition *acknowledged*; in a
-rewind, the newest that it is known to *contain*. A partition that has less refuses the part. The client then asks all
-partitions what they contain, and sends what is missing again, in the original order. A loss in the middle of that is a
-refusal like any other.
+number whether it lacks an earlier batch. Therefore the client sends, with a batch's rows for a partition, the number of
+the newest batch that the partition must already contain. For a new batch, that is the newest batch that the partition
+*acknowledged*; in a rewind, the newest batch that the partition is known to *contain*. A partition that lacks that
+batch refuses the rows. The client then asks all partitions what they contain, and sends the missing batches again, in
+the original order. If a partition loses more batches in the middle of this, it refuses rows again, and the client
+repeats the procedure.
 
-A client that starts again must know which batches every partition acknowledged to its predecessor, including partitions
-that lost them. So each batch carries an entry with that, in rewinds too, and every partition of the batch stores the
-entry with its position. A single surviving partition is enough::
+A new client must know which batches every partition acknowledged to its predecessor, including partitions that lost
+these batches. So the client sends an entry with this knowledge with each batch, in rewinds too, and every partition of
+the batch stores the entry with its position. One surviving partition is enough to recover it::
 
     msgpack [2, generation, id, batch, zlib of msgpack [[batch - acknowledged of partition 0, …], (0 or 1, …)]]
 
-where the last is a byte for each partition, 1 for those of the batch.
+The last list has a byte for each partition: 1 if the batch was sent to it.
 
-The newest entry found counts. A batch that some of its partitions contain and others lack may have been acknowledged,
-or its client may have died over it. Either way the successor sends it again before any other. If all partitions that a
-batch was sent to lost it, and no other batch followed, only the application can tell that it was acknowledged.
+The new client uses the newest entry that it finds. A batch that some of its partitions contain and others lack may have
+been acknowledged, or its client may have died before the acknowledgement. In both cases the new client sends the batch
+again before any other. If all partitions of a batch lost it, and no other batch followed, only the application can tell
+that it was acknowledged.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from stateflow.partition.layout import Session
 from stateflow.rpc.apply import BatchRows
 
 KNOWN_VERSION = 2
-#: most batches whose partitions are remembered, with or without their rows
+#: maximum number of batches whose partitions are remembered, with or without their rows
 LOGGED_MAX = 65_536
-#: most bytes of the inner part of a predecessor's entry, unpacked
+#: maximum size of the inner part of a predecessor's entry, unpacked, in bytes
 INNER_MAX = 1 << 20
 
 
@@ -54,7 +56,7 @@ class History:
     """State of a source's client across all partitions.
 
     Args:
-        bytes_max: bytes of rows of acknowledged batches that are kept.
+        bytes_max: maximum size of the rows of acknowledged batches that are kept, in bytes.
     """
 
     def __init__(self, operator: str, source: str, partitions: int, bytes_max: int) -> None:
@@ -64,24 +66,24 @@ class History:
         self._acknowledged = [-1] * partitions
         self._contained = [-1] * partitions
         self._log: dict[int, tuple[int, ...]] = {}  # acknowledged batch → its partitions
-        self._since = 0  # the log has every batch acknowledged from this one on
+        self._since = 0  # number from which on the log contains every acknowledged batch
         self._kept: dict[int, Sent] = {}
         self._kept_bytes, self._bytes_max = 0, bytes_max
-        self._rewound: int | None = None  # in a rewind by hand: everything up to here was sent again
+        self._rewound: int | None = None  # in a rewind by hand: number up to which all batches were sent again
         self._unsure: tuple[int, int] | None = None  # batches (from, to) of a predecessor, in unknown partitions
         self._half: _Half | None = None  # last batch of a predecessor, which some of its partitions lack
         self._before = [-1] * partitions  # last batch of former clients
-        self._taken: dict[int, int] = {}  # partition → last batch of another client that it accepted since
+        self._taken: dict[int, int] = {}  # partition → last batch that it accepted from another client since the start
 
     # -- from partitions and predecessors ------------------------------------------------------------------
 
     def resume(self, contained: Mapping[int, int], known: Iterable[bytes], acknowledged: int | None = None) -> None:
-        """Starts behind a predecessor. A batch that a partition contains counts as acknowledged, because it may have
-        been.
+        """Continues behind a predecessor. A batch that a partition contains counts as acknowledged, because the
+        predecessor may have received the acknowledgement.
 
         Args:
             contained: partition → its newest batch.
-            known: entries of predecessors that partitions have.
+            known: entries of predecessors that partitions have stored.
             acknowledged: the newest acknowledged batch, as far as the application knows; None: unknown.
         """
         self.heard(contained)
@@ -104,12 +106,12 @@ class History:
 
     @property
     def contained(self) -> Sequence[int]:
-        """Newest batch of each partition, as last reported, or acknowledged since; -1: none."""
+        """Newest batch of each partition, as it last reported or has acknowledged since then; -1: none."""
         return self._contained
 
     @property
     def taken(self) -> frozenset[int]:
-        """Partitions that accepted another client again, see :meth:`heard`."""
+        """Partitions that accepted a former client again, see :meth:`heard`."""
         return frozenset(self._taken)
 
     @property
@@ -118,19 +120,21 @@ class History:
         return bool(self.lost) or bool(self._taken) or self._unsure is not None or self._half is not None
 
     def finishes(self, number: int) -> bool:
-        """Tells whether ``number`` is a predecessor's incomplete batch, and all that is missing.
+        """Tells whether ``number`` is a predecessor's incomplete batch, and no other batch is missing.
 
-        An incomplete batch is one that some of its partitions contain and others lack.
+        Some partitions of an incomplete batch contain it, and others lack it.
         """
         return self._half is not None and self._half.number == self._oldest_missing() == number
 
     def heard(self, contained: Mapping[int, int], others: Collection[int] = ()) -> None:
-        """Takes in what all partitions contain now; partitions that have none of this source are left out.
+        """Records what all partitions contain now.
 
         Args:
-            others: partitions whose last batch is another client's. If that batch is newer than the partition's last
-                one at the start, a copy that knew of no newer client has accepted a former client again. Then all
-                batches that this client sent there are lost, and some of its numbers are taken.
+            contained: partition → its newest batch; partitions without a batch of this source are left out.
+            others: partitions whose newest batch was sent by another client. If that batch is newer than the one that
+                the partition contained when this client started, the partition was restored from a copy that did not
+                know this client, and accepted a former client again. All batches that this client sent to the
+                partition are then lost, and batches of the former client have some of their numbers.
         """
         self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
         self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}
@@ -150,11 +154,11 @@ class History:
         self.lost = {partition for partition, (contained, acknowledged) in pairs if contained < acknowledged}
 
     def known(self, session: Session, number: int, partitions: Iterable[int]) -> bytes:
-        """Returns the entry that a successor needs, to be sent with batch ``number`` to these partitions.
+        """Returns the entry for a successor, which is sent with batch ``number`` to ``partitions``.
 
-        A successor need not finish an older batch that is sent again: its entry has the newest number, with all that is
-        known since. The entry names the newest batch's partitions if a predecessor left that batch in only some of
-        them.
+        If an older batch is sent again, the entry has the newest batch's number instead, because a successor need not
+        finish the older batch. It then names no partitions, unless a predecessor left the newest batch in only some of
+        its partitions: these are named.
         """
         if number < self.position:
             number, half = self.position, self._half
@@ -170,15 +174,16 @@ class History:
     # -- batches -------------------------------------------------------------------------------------------
 
     def after(self, number: int, partitions: Iterable[int], rewind: bool) -> dict[int, int]:
-        """Returns partition → newest batch, up to ``number``, that the partition must contain before it takes this one.
+        """Returns partition → newest batch, up to ``number``, that the partition must contain before it accepts batch
+        ``number``.
 
-        If the result is ``number`` itself, the batch can only be a replay.
+        If the result for a partition is ``number`` itself, the batch can only be a replay there.
         """
         needed = self._contained if rewind else self._acknowledged
         return {p: min(needed[p], number) for p in partitions if needed[p] >= 0}
 
     def lacks(self, batch: Sent) -> bool:
-        """Tells whether some partition has acknowledged neither this batch nor a newer one, and so may take it now."""
+        """Tells whether some partition has acknowledged neither this batch nor a newer one, and so may apply it now."""
         return any(self._acknowledged[partition] < batch.number for partition in batch.rows)
 
     def acknowledged(self, batch: Sent) -> None:
@@ -199,13 +204,13 @@ class History:
 
     def _keep(self, batch: Sent) -> None:
         number = batch.number
-        if number in self._log:  # again, or to other partitions, or only to those that lost it
+        if number in self._log:  # it was sent again, to other partitions, or only to those that lost it
             self._log[number] = tuple({*self._log[number], *batch.rows})
             if (before := self._kept.get(number)) is None:
                 return
             self._kept_bytes -= before.rows.size
             merged = before.rows.merged(batch.rows)
-            # corrected rows with other columns: only the application, which has all of it, can send it again
+            # the corrected rows have other columns: only the application has the whole batch, and can send it again
             if merged is None:
                 del self._kept[number]
                 return
@@ -223,7 +228,7 @@ class History:
             self._since = max(self._since, oldest + 1)
 
     def let_go(self) -> None:
-        """Drops all kept rows: from here on nothing can be sent again."""
+        """Drops all kept rows: no batch can be sent again afterwards."""
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -251,9 +256,9 @@ class History:
         return found
 
     def rewinding(self, number: int) -> None:
-        """Checks that batch ``number`` is the next one to send again by hand, because none may be left out.
+        """Checks that batch ``number`` is the next one to send again by hand, because no batch may be left out.
 
-        Raises PositionGap, naming the batch that must come first.
+        Raises PositionGap, which names the batch that must be sent first, if it is not.
         """
         oldest = self._oldest_missing()
         if oldest is None:
@@ -282,10 +287,10 @@ class History:
     def _forget_lost(self) -> None:
         """Removes the lost batches from the log, so that a later loss does not bring them back.
 
-        Some may have been sent again under other numbers; nobody asks for the rest.
+        The application may have sent some of them again under other numbers, and has given up the others.
         """
         from_ = {p: self._contained[p] + 1 for p in self.lost}
-        from_ |= {p: self._before[p] + 1 for p in self._taken}  # the batch there now is another client's
+        from_ |= {p: self._before[p] + 1 for p in self._taken}  # the newest batch there is another client's
 
         def stays(number: int, partition: int) -> bool:
             return number < from_.get(partition, number + 1)
@@ -308,7 +313,7 @@ class History:
     def _oldest_missing(self) -> int | None:
         """Returns the number of the oldest missing batch; None: none is missing.
 
-        If the log does not reach back far enough, it is the number after the partition's last batch.
+        If the log does not reach back far enough, returns the number after the partition's last batch.
         """
         first = [] if self._unsure is None else [self._unsure[0]]
         first += [] if self._half is None else [self._half.number]
@@ -354,7 +359,7 @@ class History:
 
 
 class _Half(NamedTuple):
-    """A batch that some of its partitions contain and others (``lacking``) lack."""
+    """A batch that some of its ``partitions`` contain, and that others (``lacking``) lack."""
 
     number: int
     partitions: list[int]
@@ -362,9 +367,9 @@ class _Half(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """An entry that came with batch ``number`` for its ``partitions``.
+    """An entry that was sent with batch ``number`` to ``partitions``.
 
-    ``acknowledged``: the newest batch that each partition had acknowledged before.
+    ``acknowledged``: the newest batch that each partition of the operator had acknowledged before.
     """
 
     session: Session

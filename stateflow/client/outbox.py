@@ -1,21 +1,22 @@
 """Outbox: keeps rows on disk until their partitions contain them.
 
-It is a SQLite file of one source, used by one process at a time.
+An outbox is a SQLite file for one source, which one process at a time uses.
 
 =========  ==========================================================================================================
 table      rows
 =========  ==========================================================================================================
-meta the source and operator of the outbox, the newest number, and the last known deployment
-session    ids of its clients: they show whether this outbox or another client sent a partition's batch
-lane       of a partition: ``base``, added to numbers here to give numbers there, and the newest acknowledged number
+meta       the source and operator of the outbox, the newest number, and the last known deployment
+session    ids of the outbox's clients, which show whether this outbox or another client sent a partition's batch
+lane       for each partition: ``base``, which is added to the outbox's numbers to give the partition's numbers; and
+           the newest number in the outbox that the partition acknowledged
 part       a batch's rows for one partition, until the partition contains them. ``sent_as``: the number under which
-           they were sent, alone or with earlier ones; the partition may contain them already
-output     a partition's output for rows that were forwarded later, until the caller has taken it
-refused    rows that an operator refused, and why, until the caller has taken them
+           they were sent, alone or with earlier rows; the partition may contain them already
+output     a partition's output for rows that were forwarded later, until the caller has retrieved it
+refused    rows that an operator refused, and why, until the caller has retrieved them
 =========  ==========================================================================================================
 
-A number that is in ``part`` survives a power loss (``synchronous=FULL``). A row that was deleted may come back: it is
-sent again under its number, and partitions that contain it skip it.
+A row of ``part`` survives a power loss (``synchronous=FULL``). Its deletion may not: the rows are then sent again under
+their number, and a partition that contains them skips them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from stateflow.private import UMASK
 from stateflow.rpc.apply import PART_BYTES, BatchRows
 
 FORMAT = 1
-#: most parts, and bytes, that go as one batch
+#: maximum number of parts, and of their bytes, that are sent as one batch
 GROUP_PARTS, GROUP_BYTES = 256, 1 << 20
 FILE = "outbox.db"
 _TABLES = """
@@ -66,9 +67,8 @@ CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, schema BLOB, rows BL
 class Part(NamedTuple):
     """Rows for one partition under one number.
 
-    They come from ``parts`` batches, the last of which has that number.
-
-    ``attempted``: they were sent before, and the partition may contain them.
+    ``parts``: number of batches that the rows are from; the last of these batches has the number. ``attempted``: the
+    rows were sent before, and the partition may contain them.
     """
 
     partition: int
@@ -80,10 +80,10 @@ class Part(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Offset between the outbox's numbers and a partition's: ``n`` in the outbox is ``n + ahead`` there; None: nothing
-    was ever sent.
+    """Offset between the outbox's numbers and a partition's.
 
-    ``acknowledged``: the newest acknowledged number in the outbox, -1: none.
+    ``ahead``: number ``n`` in the outbox is ``n + ahead`` at the partition; None: nothing was ever sent to it.
+    ``acknowledged``: the newest number in the outbox that the partition acknowledged; -1: none.
     """
 
     ahead: int | None
@@ -101,7 +101,7 @@ class Refused(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A row of ``part``."""
+    """A row of the table ``part``."""
 
     number: int
     sent_as: int | None
@@ -117,10 +117,10 @@ class Outbox:
     """The SQLite file of an outbox. Thread-safe. Raises DiskFull, DiskRefused, OutboxDamaged for errors of its file.
 
     Args:
-        directory: its own directory, made if missing.
-        bytes_max: most bytes that it may hold.
+        directory: directory that only this outbox uses; created if missing.
+        bytes_max: maximum size of the stored data, in bytes.
 
-    Raises DataDirLocked if another process has it, OutboxForeign if it is another source's.
+    Raises DataDirLocked if another process uses the outbox, OutboxForeign if it is another source's or operator's.
     """
 
     def __init__(self, directory: Path, operator: str, source: str, bytes_max: int) -> None:
@@ -156,7 +156,7 @@ class Outbox:
             elif known != wanted:
                 raise OutboxForeign(
                     f"this outbox has {name} {known!r}, not {wanted!r}",
-                    remedy="use a separate outbox for each source of each operator",
+                    remedy="pass another directory: each source of each operator needs its own outbox",
                     outbox=self.directory,
                 )
         sizes = [self._one(f"SELECT coalesce(sum(size), 0) FROM {table}") for table in ("part", "output", "refused")]
@@ -177,7 +177,7 @@ class Outbox:
 
     @property
     def size(self) -> int:
-        """Bytes that are stored, as counted for the limit."""
+        """Size of the stored data in bytes, as counted for the limit."""
         return self._bytes
 
     def parts(self) -> dict[int, int]:
@@ -201,7 +201,7 @@ class Outbox:
         found: bytes | None = self._meta("deployment")
         return found
 
-    # -- what changes -------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------
 
     def begin(self, session: str, deployment: bytes) -> None:
         """Registers a client's session, and stores the last known deployment."""
@@ -218,14 +218,14 @@ class Outbox:
         delivered: Iterable[tuple[int, int]],
         taken: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Stores a new batch, before anything of it is sent.
+        """Stores a new batch, before any of its rows are sent.
 
         Args:
-            attempted: partitions that it is sent to at once.
-            delivered: (partition, number) of parts that are not kept any longer.
-            taken: table → last row that is not kept any longer, see :meth:`taken`.
+            attempted: partitions to which the batch is sent at once.
+            delivered: (partition, number) of parts to delete.
+            taken: table → last row to delete, see :meth:`taken`.
 
-        Raises OutboxFull: the batch is not stored then and must not be sent.
+        Raises OutboxFull; the batch is not stored then, and must not be sent.
         """
         self._check_there()
         parts = {partition: batch.only([partition]) for partition in batch.partitions}
@@ -239,7 +239,7 @@ class Outbox:
                 raise OutboxFull(
                     f"{self._bytes} bytes are stored, and {more} more would exceed {self._bytes_max}; "
                     f"{untaken} of them wait to be taken with forwarded() and refused()",
-                    remedy="take them, wait until the rest has been forwarded, or raise outbox_bytes=",
+                    remedy="call these methods, wait until the rest has been forwarded, or raise outbox_bytes=",
                     outbox=self.directory,
                 )
             for partition, part in parts.items():
@@ -255,8 +255,8 @@ class Outbox:
     def next(self, partition: int, alone_to: int = -1) -> Part | None:
         """Returns the first part that the partition may lack, to be sent now; None: nothing is stored for it.
 
-        A part that was sent before stays unchanged. Otherwise as many batches as possible are joined, except that each
-        batch up to ``alone_to`` goes by itself.
+        A part that was sent before stays unchanged. Otherwise a part joins as many batches as possible, except that
+        each batch up to ``alone_to`` is a part of its own.
         """
         with self._written():
             found = self._stored(partition, "", GROUP_PARTS)
@@ -277,7 +277,7 @@ class Outbox:
         return Part(partition, sent_as, self._joined(partition, group), group[-1].watermark_us, attempted, len(group))
 
     def apart(self, part: Part) -> None:
-        """Splits a part that the partition does not contain: its batches are then sent one by one."""
+        """Splits a part that the partition does not contain, so that its batches can be sent one by one."""
         with self._written():
             where = "WHERE partition = ? AND sent_as = ?"
             self._db.execute(f"UPDATE part SET sent_as = NULL {where}", (part.partition, part.number))
@@ -305,7 +305,7 @@ class Outbox:
             self._contained(parts)
 
     def forwarded(self, partition: int, number: int, output: bytes) -> None:
-        """Replaces a part by its output, which is kept until it is taken."""
+        """Replaces a part by its output, which is kept until the caller has retrieved it."""
         with self._written():
             self._contained([(partition, number)])
             if output:
@@ -315,7 +315,7 @@ class Outbox:
                 self._bytes += size
 
     def refuse(self, part: Part, error: StateflowError) -> None:
-        """Moves a part to the refused rows, which are kept until they are taken."""
+        """Moves a part to the refused rows, which are kept until the caller has retrieved them."""
         rows = b"" if part.rows.rows is None else part.rows.rows.serialize().to_pybytes()
         wire = json.dumps(error.to_wire())
         with self._written():
@@ -327,7 +327,7 @@ class Outbox:
             self._bytes += size
 
     def outputs(self) -> tuple[int, list[bytes]]:
-        """Returns the outputs to be taken, and the last row for :meth:`taken`."""
+        """Returns the last row's id, for :meth:`taken`, and the outputs."""
         with self._faults():
             found = self._db.execute("SELECT id, checksum, message FROM output ORDER BY id").fetchall()
         for _, checksum, message in found:
@@ -366,12 +366,12 @@ class Outbox:
             self._db.execute(f"INSERT INTO lane VALUES (?, NULL, ?) {keep}", (partition, number))
 
     def _remove(self, partition: int, number: int) -> None:
-        """Deletes all that was sent under this number."""
+        """Deletes the parts of a partition that were sent as ``number``."""
         where = "WHERE partition = ? AND sent_as = ?"
         self._bytes -= self._one(f"SELECT coalesce(sum(size), 0) FROM part {where}", partition, number)
         self._db.execute(f"DELETE FROM part {where}", (partition, number))
 
-    # -- its file -----------------------------------------------------------------------------------------
+    # -- the file -----------------------------------------------------------------------------------------
 
     def _check_there(self) -> None:
         """Checks that the file still exists: data written to a removed file is lost when this process ends."""
@@ -408,7 +408,7 @@ class Outbox:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """Runs a transaction: all of it is written, or nothing."""
+        """Runs the block as a transaction, which is written completely or not at all."""
         with self._faults():
             known = self._bytes, self._newest
             self._db.execute("BEGIN IMMEDIATE")
@@ -438,7 +438,11 @@ class Outbox:
                 outbox=self.directory,
             )
         if code == sqlite3.SQLITE_FULL:
-            return DiskFull("the outbox cannot be written", remedy="free space on its disk", outbox=self.directory)
+            return DiskFull(
+                "the outbox's disk is full, so it cannot be written",
+                remedy="free space on the disk",
+                outbox=self.directory,
+            )
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged(str(error))
         return DiskRefused(f"the outbox cannot be used: {error}", remedy="check its disk", outbox=self.directory)
@@ -465,8 +469,8 @@ def _checksum(*data: bytes) -> int:
 def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
     """Returns as many of the first parts as can be sent as one batch.
 
-    They have one schema. A part with a watermark is the last of them, because a watermark takes effect after the rows
-    that it comes with.
+    All of them have the same schema. A part with a watermark is the last of them, because a watermark takes effect
+    after the rows that are sent with it.
     """
     group = found[:1]
     size = group[0].size
@@ -480,6 +484,6 @@ def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
 
 
 def _fits(group: list[_Stored], part: _Stored) -> bool:
-    """Tells whether a part has the group's schema. A part without rows has none, and fits."""
+    """Tells whether a part has the group's schema. A part without rows has no schema, and fits."""
     schemas = {each.schema for each in (*group, part) if each.schema}
     return len(schemas) <= 1

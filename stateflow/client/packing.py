@@ -37,7 +37,7 @@ class Bundle:
     digest: str
 
 
-#: packages that replicas run themselves: a second copy would be another program
+#: packages that replicas already run: a second copy in a bundle would be another program
 _OWN = ("stateflow", "reconfig")
 #: name of the installed distribution
 _DISTRIBUTION = "stateflow-streams"
@@ -49,14 +49,15 @@ def comes_along(operator: type[Operator]) -> bool:
 
 
 def pack(operator: type[Operator], requirements: Iterable[str] = (), modules: Iterable[str] = ()) -> Bundle:
-    """Packs the top-level module or package that has the operator, without compiled or hidden files.
+    """Packs the top-level module or package that contains the operator, without compiled or hidden files.
 
     Args:
-        requirements: requirements in pip's form: names, with versions, or wheels. Their own requirements are included,
-            except those of stateflow, which are present where replicas run.
+        requirements: what to install, as pip accepts it: names, with or without versions, or wheel files. Their own
+            requirements are included, except those of stateflow, which are present where replicas run.
         modules: further modules and packages, by their top-level names.
 
-    Raises BundleRefused for what cannot be packed: no source, compiled code, too large.
+    Raises BundleRefused if a module has no Python source, if pip cannot provide the requirements, if one of them has
+    compiled code, or if the bundle would be too large.
 
     Example: ``pack(Count, requirements=["geohash>=1"]).digest``
     """
@@ -110,7 +111,7 @@ def _code(name: str) -> Iterator[tuple[str, bytes]]:
     else:
         raise BundleRefused(
             f"{name} is not a module of Python source",
-            remedy="install it at the sites, deploy with --installed",
+            remedy="install it at the sites, and deploy with --installed",
             module=name,
         )
 
@@ -156,7 +157,7 @@ def _unpacked(wheel: bytes) -> Iterator[tuple[str, bytes]]:
         name = about.partition(".dist-info")[0] or "a wheel"
         if not about or "Root-Is-Purelib: true" not in archive.read(about).decode(errors="replace"):
             raise BundleRefused(
-                f"{name} has compiled code, of which a process can load only one version",
+                f"{name} has compiled code, which a bundle cannot contain: a process can load only one version of it",
                 remedy="install it at the sites, and leave it out of the bundle",
                 requirement=name,
             )
@@ -171,7 +172,7 @@ def _plain(name: str) -> str:
 
 
 def _brought_along() -> set[str]:
-    """Names of stateflow and of all that it requires, which are present wherever stateflow runs.
+    """Returns the names of stateflow and of all its requirements, which are present wherever stateflow runs.
 
     Raises BundleRefused if stateflow is on the path but not installed, so that its requirements are unknown.
     """
@@ -190,7 +191,7 @@ def _brought_along() -> set[str]:
                     f"{name} is not installed here, so its dependencies are unknown",
                     remedy="install it with pip, or pack without requirements",
                 ) from error
-            continue  # required on another system or Python
+            continue  # required only on other systems or Python versions
         for each in required:
             if "extra ==" not in each and (match := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", each)):
                 wanted.append(match.group())

@@ -1,6 +1,6 @@
-"""``StreamClient``: rows straight into an operator, with latency in milliseconds and without Spark.
+"""``StreamClient`` sends rows straight into an operator, with latency in milliseconds and without Spark.
 
-Other clients share its parts: checks of what callers pass, the sorting of rows by partition, and questions to all
+Other clients share this module's functions, which check what callers pass, sort rows by partition, and ask all
 partitions of an operator about its sources. Partitions that are moving, or have no owner, are asked again until they
 answer. :mod:`~stateflow.client.delivery` decides what the client sends, and this module performs its steps.
 """
@@ -39,7 +39,8 @@ from stateflow.types import LABEL, SEQUENCE_MAX, OperatorSpec, check_name, shown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: largest number that a caller may pass, so that as many numbers follow it. Microseconds since 1970 are far below
+#: largest batch number that a caller may pass; as many greater numbers remain for later batches. Microseconds since
+#: 1970 are far below it
 GIVEN_MAX = SEQUENCE_MAX // 2
 
 
@@ -108,11 +109,11 @@ def by_partition(spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mappin
 def numbered(
     spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mapping[str, Any]]
 ) -> tuple[pa.RecordBatch, list[int]]:
-    """Returns the rows, at least one, in one schema, and the partition of each.
+    """Returns the rows (at least one) as a record batch, and the partition of each row.
 
-    Clients and the test harness both convert rows to batches here. Without a schema, the batch has all columns that
-    occur in any row. A column that a row lacks is null; values are taken exactly as they are, or refused. Arguments and
-    errors as with :func:`by_partition`.
+    Both clients and the test harness use it. Without a schema, the batch has all columns that occur in any row. A
+    column that a row lacks is null; a value is stored exactly as it is, or refused. Arguments and errors are those of
+    :func:`by_partition`.
     """
     for index, row in enumerate(rows):
         if missing := [column for column in spec.key if column not in row]:
@@ -133,7 +134,7 @@ def numbered(
         except Misfit as misfit:
             raise _refused(spec, name, misfit, schema is not None) from misfit
     table = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields) if schema is None else schema)
-    # from the keys as the replica will see them: an int in a double column is a double
+    # computed from the keys as the replica will see them: an int in a double column is a double
     keys = zip(*(table.column(column).to_pylist() for column in spec.key), strict=True)
     return table, [partition_of(values, spec.partitions) for values in keys]
 
@@ -171,7 +172,7 @@ def _no_key(spec: OperatorSpec, what: str) -> KeyColumnMissing:
 
 
 def positions(router: Router, source: str) -> dict[int, int]:
-    """Returns partition → the last batch of ``source`` that it contains; partitions without any are left out."""
+    """Returns partition → the newest batch of ``source`` that it contains; partitions without one are left out."""
     return {partition: position.batch for partition, position in look(router, source).items()}
 
 
@@ -181,7 +182,7 @@ def look(router: Router, source: str) -> dict[int, Position]:
 
 
 def open_source(router: Router, source: str, session: Session, settled: int | None = None) -> dict[int, Position]:
-    """Makes all partitions refuse older clients of the source from now on, and returns its position, by partition.
+    """Makes all partitions refuse older clients of a source from now on. Returns the source's position by partition.
 
     Args:
         settled: see :meth:`~stateflow.rpc.clients.ReplicaClient.open_source`.
@@ -207,7 +208,10 @@ def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int
 
 
 def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
-    """Asks the owner of a partition until an owner that may answer does, and returns the answer. Raises Unavailable."""
+    """Asks the owner of a partition, and asks again while the partition moves or has no owner. Returns the answer.
+
+    Raises Unavailable, or the refusal of the owner that was asked last, if no owner answers in time.
+    """
     for pause in backoff(router.settings.unavailable_timeout_s, router.clock):
         try:
             return ask()
@@ -217,7 +221,7 @@ def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
                     raise why from None
                 raise
             sleep(pause)
-            with suppress(Unavailable):  # go on with the known owners
+            with suppress(Unavailable):  # continue with the known owners
                 router.refresh()
     raise AssertionError
 
@@ -248,10 +252,14 @@ def _everywhere(router: Router, ask: Callable[[ReplicaClient, list[int]], dict[i
 class SourceReport(Report):
     """Data that an operator's partitions keep for a source.
 
-    ``batch``: the newest batch that any partition contains, -1: none. ``at_us``: time of its last batch, µs.
-    ``partitions``: number of partitions that contain a batch of it. ``retired``: no partition has more of it than a
-    tombstone. ``watermark_us``: its least watermark over the partitions; None: none that counts. ``holds``: it holds
-    back the watermark of some partition.
+    Attributes:
+        batch: newest batch of the source that any partition contains; -1: none.
+        at_us: time of the source's last batch, µs.
+        partitions: number of partitions that contain a batch of the source.
+        bytes: size of the data that is kept for the source.
+        watermark_us: the source's least watermark over the partitions; None: no watermark of the source counts.
+        retired: no partition keeps more than a tombstone of the source.
+        holds: the source holds back the watermark of some partition.
 
     Example: ``[each.source for each in cluster.sources("Count") if each.holds]``
     """
@@ -268,10 +276,10 @@ class SourceReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class OutputDropReport(Report):
-    """Stored output of one batch of a source that is dropped, or would be.
+    """Stored output of one batch of a source, which was dropped or would be.
 
-    ``sizes``: partition → bytes of its output; partitions that keep none are left out. ``applied``: False: only
-    reported.
+    ``sizes``: partition → bytes of its output; partitions that keep none are left out. ``applied``: True: the output
+    was dropped, False: it was only reported.
 
     Example: ``cluster.drop_output("Count", source, 12, apply=True).sizes``
     """
@@ -284,7 +292,8 @@ class OutputDropReport(Report):
 
 
 def list_sources(router: Router) -> list[SourceReport]:
-    """Returns the sources that have sent to the operator; the last senders come last. Raises Unavailable."""
+    """Returns the sources that have sent to the operator, sorted by the time of their last batch. Raises
+    Unavailable."""
     found: dict[str, list[SourceView]] = {}
     holders: set[str] = set()
     for views in _of_each_partition(router, lambda replica, partition: replica.sources(router.operator, partition)):
@@ -317,16 +326,19 @@ def _source_report(source: str, views: list[SourceView], holds: bool) -> SourceR
 
 
 def retire_source(router: Router, source: str) -> int:
-    """Makes all partitions keep only a tombstone of a source; returns the number of partitions that had more.
+    """Makes all partitions keep only a tombstone of a source; returns the number of partitions that kept more.
 
-    Raises InvalidArgument for a source that is not known, Unavailable.
+    Raises InvalidArgument for a source that no partition knows, Unavailable.
     """
     _known_source(router, source)
     return sum(_of_each_partition(router, lambda replica, p: replica.retire_source(router.operator, source, p)))
 
 
 def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputDropReport:
-    """Makes all partitions drop the output of a batch. Raises InvalidArgument if none keeps any, Unavailable."""
+    """Makes all partitions drop the output of a batch.
+
+    Raises InvalidArgument if no partition keeps output of the batch, Unavailable.
+    """
     known = _known_source(router, source)
     found = _of_each_partition(router, lambda replica, p: replica.drop_output(router.operator, source, batch, p, apply))
     sizes = {partition: size for partition, size in enumerate(found) if size}
@@ -363,7 +375,7 @@ def _of_each_partition(router: Router, ask: Callable[[ReplicaClient, int], T]) -
                 if pause is None:
                     raise
                 sleep(pause)
-                with suppress(Unavailable):  # go on with the known owners
+                with suppress(Unavailable):  # continue with the known owners
                     router.refresh()
     return found
 
@@ -375,36 +387,36 @@ def _of_each_partition(router: Router, ask: Callable[[ReplicaClient, int], T]) -
 class StreamClient:
     """Sends batches of rows under one source name, and returns the operator's output rows.
 
-    Thread-safe: one batch is under way at a time, in the order in which threads get hold of the client.
+    Thread-safe: threads wait for each other, so that one batch is under way at a time.
 
-    Batches are numbered 0, 1, 2, …. A number that was sent before changes nothing and returns the stored outputs; with
-    other rows it is refused (BatchChanged).
+    Batches are numbered 0, 1, 2, …. A batch that is sent again under its number changes nothing, and returns the stored
+    outputs; other rows under that number are refused (BatchChanged).
 
     A source belongs to its newest client. A new client takes the source over: from then on every partition refuses
-    older ones (SourceTaken). The new client continues behind the newest number that any partition contains
-    (:attr:`position`). If its predecessor may have died in the middle of a batch, send that batch once more with
-    ``sequence=client.position``: partitions that contain it skip it.
+    older clients (SourceTaken). The new client continues behind the newest number that any partition contains
+    (:attr:`position`). If its predecessor may have died in the middle of a batch, send that batch again with
+    ``sequence=client.position``: partitions that contain the batch skip it.
 
-    A failed batch may have been applied to some partitions. Sent again with the same rows it keeps its number, and
-    those partitions skip it. Other rows are another batch and get the next number; :meth:`send` says which batch goes
-    first. To send the batch with corrected rows, pass its number.
+    A failed batch may have been applied to some partitions. If it is sent again with the same rows, it keeps its
+    number, and those partitions skip it. Other rows are another batch and get the next number; :meth:`send` says which
+    batch goes first. To send the batch with corrected rows, pass its number.
 
-    A partition may lose batches that it had acknowledged, when its owner died and an older checkpoint was restored. The
-    client notices, asks all partitions what they contain, and sends them again what they lack, from the batches it
-    keeps (``STATEFLOW_ROUTER_REWIND_BUFFER_BYTES``). For batches that it no longer keeps, or that a predecessor sent,
-    it raises PositionGap: send every batch from the named one on again, in order, with ``rewind=True``. Their outputs
-    were returned the first time.
+    A partition may lose batches that it had acknowledged, if its owner dies and an older checkpoint is restored. The
+    client then asks all partitions what they contain, and sends again the missing batches that it keeps
+    (``STATEFLOW_ROUTER_REWIND_BUFFER_BYTES``). For batches that it no longer keeps, or that a predecessor sent, it
+    raises PositionGap: send every batch from the named one on again, in order, with ``rewind=True``. Their outputs were
+    returned the first time.
 
     Args:
-        schema: Spark DDL or Arrow schema of the rows; None: types are inferred, batch by batch. Either way a value is
-            taken exactly as it is, or refused (InvalidArgument). A column that a row lacks is null, and one that the
-            schema does not name is refused.
-        acknowledged: the newest batch that, as the application knows, was acknowledged to a predecessor; or a function
-            that looks it up, called when this client has the source, because a predecessor may get acknowledgements
-            until then. Partitions know of each other's losses; but if all partitions that knew of a batch lost it, only
-            the application can tell.
+        schema: Spark DDL or Arrow schema of the rows; None: types are inferred, batch by batch. In both cases a value
+            is stored exactly as it is, or refused (InvalidArgument). A column that a row lacks is null, and a column
+            that the schema does not name is refused.
+        acknowledged: the newest batch that was acknowledged to a predecessor, as far as the application knows; or a
+            function that returns it. The function is called after this client has taken the source over, because a
+            predecessor may receive acknowledgements until then. Partitions know of each other's batches; but if all
+            partitions that knew of a batch lost it, only the application can tell that it was acknowledged.
         site: site that the rows come from, so that ``autopilot`` may bring their state there.
-        addresses: replicas' advertised addresses → addresses as seen from here, behind NAT or a tunnel.
+        addresses: advertised address of a replica → address to use from here, for replicas behind NAT or a tunnel.
 
     Example: ``StreamClient("ctl:7070", "Count", source="gateway-7").send([{"k": "a"}])``
     """
@@ -443,7 +455,7 @@ class StreamClient:
 
     @property
     def position(self) -> int:
-        """The newest number that was used, -1 for none."""
+        """The newest batch number that was used; -1: none."""
         return self._delivery.history.position
 
     @property
@@ -460,20 +472,23 @@ class StreamClient:
         The rows are grouped by partition, in order per key.
 
         Args:
-            sequence: the batch's number; None: the next one.
-            rewind: an older batch, ``sequence``, is sent again: partitions that contain it skip it, and give no output.
+            sequence: the batch's number; None: the next number.
+            rewind: True sends the older batch ``sequence`` again; partitions that contain it skip it, without output.
 
         Raises KeyColumnMissing, NullKey, OperatorFailed, PositionGap, …. A partition that failed has applied nothing.
-        The same call can be made again, also after other batches: rows are not applied twice.
+        The failed call can be repeated, also after other batches: no row is applied twice.
 
-        If it is unknown how far a batch came (Unavailable, Ctrl-C), the next call, from any thread, finishes it first.
-        If that is not possible yet, that call fails for the same reason (``unfinished_batch``), and its own rows are
-        not sent. Repeating the failed call then returns the outputs, and applies nothing. A batch that is refused for
-        its content (OperatorFailed, EncodeError, …) does not hold up others. If its rows are sent again after other
-        batches, they are a new batch, provided that no partition contains any of them. Otherwise partitions that have
-        newer rows raise StaleBatch, and the caller has to send the rows that the state lacks. For up to 1,000 batches,
-        equal rows are taken for the failed batch. With ``sequence``, that batch goes first, whatever failed before, and
-        failed rows are applied once more if they are sent under another number.
+        If it is unknown which partitions have applied a batch (Unavailable, Ctrl-C), the next call, from any thread,
+        first finishes that batch. If it cannot, it raises the same error with ``unfinished_batch``, and does not send
+        its own rows. Once the batch is finished, repeating the failed call returns the outputs and applies nothing.
+
+        A batch that is refused for its content (OperatorFailed, EncodeError, …) does not hold up others. If its rows
+        are sent again after other batches, they are a new batch, provided that no partition contains any of them.
+        Otherwise partitions that have newer rows raise StaleBatch, and the caller has to send the rows that the state
+        lacks. Equal rows count as the failed batch for up to 1,000 further batches.
+
+        With ``sequence``, that batch is sent first, whatever failed before. Failed rows that are sent under another
+        number are applied a second time.
         """
         if sequence is not None:
             number_given(sequence)
@@ -485,12 +500,12 @@ class StreamClient:
     def advance_watermark(
         self, watermark: datetime | int, *, sequence: int | None = None, rewind: bool = False
     ) -> list[dict[str, Any]]:
-        """Promises every partition that no older rows follow from this source; returns what timers produced.
+        """Promises every partition that no older rows follow from this source; returns the output rows of timers.
 
         Args:
             watermark: an aware datetime, or microseconds since 1970. A watermark older than the last one changes
                 nothing.
-            sequence: as with :meth:`send`; this is a batch like others.
+            sequence: as with :meth:`send`, because a watermark is a batch like others.
             rewind: as with :meth:`send`.
         """
         if sequence is not None:
@@ -501,16 +516,16 @@ class StreamClient:
             return self._run(steps)
 
     def verify(self) -> None:
-        """Asks every partition whether it still contains all batches that it acknowledged, and sends lost ones again.
+        """Asks every partition whether it still contains all batches that it acknowledged, and resends lost batches.
 
-        A partition also reports a loss when the next rows arrive; this method asks without rows. Raises SourceTaken
-        if a newer client has the source, PositionGap if lost batches are no longer kept.
+        A partition also reports a loss when the next rows arrive; this method needs no rows. Raises SourceTaken if a
+        newer client has the source, PositionGap if lost batches are no longer kept.
         """
         with self._lock:
             self._run(self._delivery.verify())
 
     def accept_loss(self) -> None:
-        """Gives up the batches that partitions lost and no client can send again."""
+        """Gives up the batches that partitions lost and that no client can send again."""
         with self._lock:
             oldest = self._run(self._delivery.accept_loss())
         if oldest is not None:
@@ -519,7 +534,7 @@ class StreamClient:
     def close(self) -> None:
         """Closes the client: waits for a batch under way, refuses later ones, and drops the rows kept for resending.
 
-        The source stays this client's until another client takes it.
+        The source belongs to this client until another client takes it over.
         """
         with self._lock:
             self._closed = True

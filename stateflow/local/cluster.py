@@ -34,7 +34,7 @@ from stateflow.types import check_name, worker_name
 
 
 class Certificates:
-    """A certificate authority in ``directory``, and beside it a directory for each identity that has a certificate."""
+    """A certificate authority in a folder of ``directory``, with a folder beside it for each certificate."""
 
     def __init__(self, directory: Path) -> None:
         from stateflow.security.authority import Authority
@@ -45,7 +45,7 @@ class Certificates:
         self._own = ExitStack()
 
     def issue(self, name: str, role: str, host: str = "", operators: tuple[str, ...] = ()) -> Mapping[str, str]:
-        """Issues a certificate, unless there is one. Returns the variables that name its files."""
+        """Issues a certificate, unless there is one. Returns the environment variables that name its files."""
         out = self._directory / f"{role}-{name}"
         if not (out / OWN_CERT).exists():
             self.authority.issue(Identity.of(role, name, operators), [host] if host else [], out)
@@ -57,7 +57,7 @@ class Certificates:
             self.authority.renew(out)
 
     def revoke(self, who: str) -> None:
-        """Revokes a certificate, and gives all identities the new revocation list."""
+        """Revokes the certificate of ``who``, and gives all identities the new revocation list."""
         self.authority.revoke(who)
         for out in self._issued():
             write_durably(out / CRL, self.authority.crl.read_bytes(), 0o644)
@@ -76,12 +76,12 @@ class Certificates:
 
 log = logging.getLogger(__name__)
 CONTROLLERS_MAX = 9
-#: overrides settings in files or variables, which are meant for one process and not for each of these
+#: arguments that override addresses in the settings file and the environment, which are meant for a single process
 _NOWHERE = ("--advertise", "", "--metrics", "")
 
 
 def _checked_sites(sites: object) -> dict[str, int]:
-    """Returns the sites with their numbers of replicas. Raises InvalidArgument for anything else."""
+    """Returns ``sites`` as site → number of replicas. Raises InvalidArgument if it is not valid."""
     if not isinstance(sites, Mapping):
         raise InvalidArgument(
             f"sites={sites!r} does not map sites to replica counts", remedy="pass sites={'cloud': 1, …}"
@@ -98,9 +98,9 @@ def _checked_sites(sites: object) -> dict[str, int]:
 
 
 class LocalCluster:
-    """A cluster of real processes on this machine, as a context manager: controllers, replicas, deployed operators.
+    """A context manager that runs controllers, and replicas with deployed operators, as processes of this machine.
 
-    The replicas are ``<site>-0``, ``<site>-1``, …. The processes have this process's environment;
+    The replicas are named ``<site>-0``, ``<site>-1``, …. The processes inherit this process's environment, so
     ``STATEFLOW_REPLICA_*`` settings apply.
 
     Args:
@@ -110,11 +110,11 @@ class LocalCluster:
         data_dir: data directory, which is kept; None: a temporary directory that ``stop`` removes.
         deploy_to: sites that get the partitions at first; empty: all sites.
         checkpoint_interval_s: seconds between two rounds of checkpoints.
-        workers: processes of each replica.
-        controllers: number of controllers, ``controller``, ``controller-1``, …; the first one leads, and another one
-            takes over when it is gone.
-        tls: the cluster has its own certificate authority and certificates for its processes; this process is ``admin``
-            while the cluster runs.
+        workers: number of worker processes of each replica.
+        controllers: number of controllers, named ``controller``, ``controller-1``, …. The first one leads; if it ends,
+            another one takes over.
+        tls: True gives the cluster its own certificate authority, and certificates to its processes. This process has
+            an administrator's certificate while the cluster runs.
 
     Raises InvalidArgument inside a replica, and while an operator's code is being loaded.
 
@@ -180,12 +180,12 @@ class LocalCluster:
             self._process(name, self._replica_arguments(name)).start()
         for name in names:
             self.processes[name].wait_ready()
-            if self._workers == 1:  # with more, the following ports may be taken when it is started again
+            if self._workers == 1:  # with several workers, their consecutive ports may be in use at a restart
                 self._stay(name)
         self._wait_for_members({worker_name(name, number) for name in names for number in range(self._workers)})
         for operator in self._operators:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
-            if self._deploy_to:  # only at first: the partitions may go to all sites afterwards
+            if self._deploy_to:  # confined only at first: the partitions may move to all sites afterwards
                 self.cluster.deploy(operator, self._partitions, sites=())
 
     def _start_controller(self, name: str) -> str:
@@ -195,13 +195,13 @@ class LocalCluster:
         return self._stay(name)
 
     def _stay(self, name: str) -> str:
-        """Arranges that a process listens at the same address after a restart. Returns the address."""
+        """Makes a process listen at the same address after a restart. Returns the address."""
         process = self.processes[name]
         process._arguments[process._arguments.index(self._listen(name))] = process.address
         return process.address
 
     def _process(self, name: str, arguments: list[str]) -> Process:
-        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # it can import what this process can
+        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # so that it can import what this process can
         environment: Mapping[str, str] = {}
         if self.certificates is not None:
             role = "controller" if name in self.controllers else "node"
@@ -211,11 +211,12 @@ class LocalCluster:
         return process
 
     def _listen(self, name: str) -> str:
-        """Returns the address at which a process should listen. Subclasses use other networks than loopback."""
+        """Returns the address at which a process listens. Subclasses may use another network than loopback."""
         return "127.0.0.1:0"
 
     def _within(self, name: str) -> Sequence[str]:
-        """Returns the command within which a process starts; empty: none. Subclasses override it."""
+        """Returns the command that starts a process, such as ``ip netns exec NAME``; empty: none. Subclasses may
+        override it."""
         return ()
 
     def _replica_arguments(self, name: str) -> list[str]:
@@ -241,7 +242,8 @@ class LocalCluster:
                     return
                 time.sleep(0.05)
         raise Unavailable(
-            f"some replicas did not start within {START_TIMEOUT_S:.0f} s", remedy=f"see logs in {self.data_dir}"
+            f"some replicas did not start within {START_TIMEOUT_S:.0f} s",
+            remedy=f"find the cause in the logs in {self.data_dir}",
         )
 
     def stop(self) -> None:
@@ -257,7 +259,7 @@ class LocalCluster:
                 if (self.data_dir / process.name / WORKERS).is_dir():
                     with self._nobody_in(process.name):
                         pass
-        except StateflowError as error:  # must not hide the error with which the caller fails
+        except StateflowError as error:  # it must not hide an error that the caller is raising
             log.warning("data directory %s is kept: %s", self.data_dir, error)
             return
         if self._temporary:
@@ -279,7 +281,7 @@ class LocalCluster:
         self._named(name).kill()
 
     def restart(self, name: str) -> None:
-        """Starts a killed process again on the same data, and at the same address where it has one worker."""
+        """Starts a killed process again on the same data, and at the same address unless it has several workers."""
         process = self._named(name)
         if process.running:
             raise InvalidArgument(f"{name} is running", remedy="kill it first")
@@ -289,7 +291,7 @@ class LocalCluster:
     def replace(self, name: str) -> None:
         """Starts a killed replica again with an empty data directory, and makes the cluster accept it.
 
-        What the former replica had is lost. Raises DataDirLocked, with nothing lost, if workers of the former
+        The former replica's state is lost. Raises DataDirLocked, before anything is lost, if workers of the former
         replica do not end.
         """
         process = self._named(name)
@@ -305,11 +307,11 @@ class LocalCluster:
                 try:
                     self.cluster.replace(worker)
                     break
-                except (InvalidArgument, NameTaken):  # it has not asked yet, or the former one's lease still runs
+                except (InvalidArgument, NameTaken):  # it has not asked yet, or its predecessor's lease still runs
                     if SYSTEM_CLOCK.monotonic() > deadline:
                         raise
                 time.sleep(0.05)
-        self._wait_for_members(set(workers))  # each asks again after a while
+        self._wait_for_members(set(workers))  # each worker asks for its name again after a while
 
     def _is_in(self, name: str) -> bool:
         """Tells whether a worker was admitted without a command because its predecessor had no partitions."""
@@ -320,11 +322,11 @@ class LocalCluster:
         return not refused and any(each.name == name and each.alive for each in status.replicas)
 
     def freeze(self, name: str) -> None:
-        """Freezes a process with SIGSTOP: it does nothing, and cannot notice that."""
+        """Freezes a process with SIGSTOP. It does nothing until :meth:`thaw`, and cannot notice the pause."""
         os.kill(self._named(name).pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Lets a frozen process go on, with SIGCONT."""
+        """Continues a frozen process, with SIGCONT."""
         os.kill(self._named(name).pid, signal.SIGCONT)
 
     def _named(self, name: str) -> Process:

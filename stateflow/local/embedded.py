@@ -1,8 +1,10 @@
-"""The cluster of a program that names none: a controller, and a replica for each core, as processes of their own.
+"""The embedded cluster, which a program runs if it names no other. It is a controller, and a replica for each core, in
+processes of their own.
 
-One directory holds the ledger and all state. The processes end with the program, and its next run finds everything
-again. One program at a time uses a directory; it holds the directory's lock, ``EMBEDDED``, until its processes have
-ended. The file ``embedded.json`` in the directory says which program runs the cluster, and where its controller is.
+One directory contains the ledger and all state. The processes end with the program, and the next run uses the same
+state. One program at a time uses a directory, and holds the directory's lock ``EMBEDDED`` until its processes have
+ended. The file ``embedded.json`` in the directory names the program that runs the cluster, and the controller's
+address.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from stateflow.settings import EmbeddedSettings, ReplicaSettings
 
 LOCK, FILE = "EMBEDDED", "embedded.json"
 SITE = "local"
-#: how long the processes of a program that has just ended are waited for, in seconds
+#: maximum wait for the processes of a program that has just ended, in seconds
 ENDING_S = 20.0
 _LOOK_S = 0.1
 _REPLICAS_MAX = 64
 
 
 class Embedded(LocalCluster):
-    """A program's own cluster, as returned by :func:`embedded`. ``cluster``: a client of it."""
+    """A program's own cluster, as returned by :func:`embedded`. ``cluster``: a client of the cluster."""
 
     def __init__(self, directory: Path, replicas: int, lock: TextIO) -> None:
         super().__init__(sites={SITE: replicas}, data_dir=directory)
@@ -62,7 +64,7 @@ class Embedded(LocalCluster):
 
 
 _MUTEX = threading.Lock()
-#: running clusters of this process, by its number and their directories; a forked process has none of them
+#: running clusters by process id and directory; a forked process has another id, and so has none of them
 _RUNNING: dict[tuple[int, Path], Embedded] = {}
 
 
@@ -72,13 +74,14 @@ def embedded(directory: str | Path | None = None, replicas: int | None = None, *
     Further calls return the same cluster.
 
     Args:
-        directory: made if need be; None: ``STATEFLOW_EMBEDDED_DIRECTORY``, or ``./stateflow-data``.
-        replicas: number of replicas; None: ``STATEFLOW_EMBEDDED_REPLICAS``; without that, as many as the cluster had
-            before, or one for each core for a new cluster.
-        create: False: makes no cluster where there is none, for callers that only read.
+        directory: directory of the cluster, created if missing; None: ``STATEFLOW_EMBEDDED_DIRECTORY``, or
+            ``./stateflow-data``.
+        replicas: number of replicas; None: ``STATEFLOW_EMBEDDED_REPLICAS``, or if that is not set, as many as the
+            cluster had before, and one for each core in a new cluster.
+        create: False creates no cluster if the directory has none, for callers that only read.
 
     Raises DataDirLocked if another program uses the directory; InvalidArgument if the directory contains other
-    files, if the cluster has another number of replicas, or if there is none and ``create`` is False; Unavailable where
+    files, if the cluster has another number of replicas, or if there is none and ``create`` is False; Unavailable if
     the cluster cannot be started.
 
     Example: ``embedded("stateflow-data").address``
@@ -119,13 +122,15 @@ def _end(pid: int, place: Path) -> None:
 
 
 def _check_place(place: Path, create: bool) -> None:
-    """Checks that the directory may be used: it contains nothing else, and callers that only read do not create it.
+    """Checks that the directory contains a cluster, or may get one.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument if it contains other files, or no cluster and ``create`` is False.
     """
     if not create and not (place / LOCK).exists():
         raise InvalidArgument(
-            "no program's own cluster has run here", remedy="pass its directory, or a cluster's address", path=place
+            "no embedded cluster has run in this directory",
+            remedy="pass the directory of one, or the address of a cluster",
+            path=place,
         )
     if place.is_dir() and not (place / LOCK).exists() and any(place.iterdir()):
         raise InvalidArgument(
@@ -185,14 +190,14 @@ def _check_count(place: Path, known: int, wanted: int | None) -> None:
         )
 
 
-# -- What a directory says of its cluster ----------------------------------------------------------------------------
+# -- The file embedded.json ------------------------------------------------------------------------------------------
 
 
 def said_in(place: Path) -> dict[str, Any]:
-    """Returns what a directory says of its cluster; empty: nothing.
+    """Returns the contents of a directory's ``embedded.json``; empty: there is none.
 
-    ``replicas``: their number. ``pid``, ``program``: program that ran the cluster last. ``address``: address of its
-    controller.
+    The keys are ``replicas`` (number of replicas), ``pid`` and ``program`` (the program that ran the cluster last), and
+    ``address`` (of its controller).
     """
     try:
         found = json.loads((place / FILE).read_text())
@@ -202,7 +207,7 @@ def said_in(place: Path) -> dict[str, Any]:
 
 
 def running_in(directory: str | Path | None = None) -> str | None:
-    """Returns the address of the controller that a program runs in a directory now; None: no program does.
+    """Returns the address of the controller that a program now runs in a directory; None: no program does.
 
     Args:
         directory: see :func:`embedded`.

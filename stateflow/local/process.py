@@ -1,22 +1,21 @@
 """One process of a cluster on this machine, and the fork server that starts such processes quickly.
 
-:class:`Process` starts a process, waits until it listens, and ends it. On Linux it has the process forked, unless it
-must start within another command.
+:class:`Process` starts a process, waits until it listens, and ends it. On Linux the fork server forks the process,
+unless another command must start it.
 
-Most of the time in which a cluster starts goes into imports, repeated in every process. :class:`ForkServer` imports
-once, and forks processes from the one that has done all their imports. It resembles :mod:`multiprocessing.forkserver`,
-but does not run the caller's main module again in every process, so a script that starts a cluster need not guard its
-``__main__``. A forked process is a real process with its own memory; it is killed, stopped and waited for like any
-other.
+A cluster spends most of its start on imports, which every process repeats. :class:`ForkServer` starts one process that
+imports everything once, and forks the others from it. It resembles :mod:`multiprocessing.forkserver`, but does not run
+the caller's main module again in every process, so a script that starts a cluster need not guard its ``__main__``. A
+forked process is a real process with its own memory; it is killed, stopped and waited for like any other.
 
 The fork server has one thread, and only imports; a child is forked before any other code has run. The fork server ends
 when the process that started it and all forked processes have ended. Forked processes have the limits, priority and
 processors that the starting process had when it started the fork server.
 
-A request is its length (``!I``) and a :class:`Request` as JSON, sent through a socket pair. Four files go with it: the
-process's standard input, output and error, and the writing end of its *life* pipe. The fork server writes the process
-id (``!i``) into the life pipe, and the exit code (``!i``) when the process has ended. A life pipe that ends without an
-exit code means that the fork server is gone; the process is then killed.
+A request is a length (``!I``) and a :class:`Request` of that length as JSON, sent through a socket pair. Four file
+descriptors are sent with it: the process's standard input, output and error, and the writing end of its *life* pipe.
+The fork server writes the process id (``!i``) into the life pipe, and the exit code (``!i``) when the process has
+ended. A life pipe that ends without an exit code means that the fork server has died; the process is then killed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.fleet import Command, Launcher, Listening, Started, heard
 from stateflow.fleet import Process as Child
 
-#: prefixes of variables that a process reads late; any other variable may be needed when the process begins
+#: prefixes of variables that are read only after the fork; any other variable may affect what is imported before it
 _READ_LATER = ("STATEFLOW_", "PYTEST_")
 _LENGTH = struct.Struct("!I")
 _EXIT = struct.Struct("!i")
@@ -143,11 +142,11 @@ class ForkServer:
         return Forked(_EXIT.unpack(pid)[0], life, stdin, stdout)
 
     def close(self) -> None:
-        """Ends the fork server once its processes have ended. Running processes go on, but no new one can start."""
+        """Ends the fork server once its processes have ended. They keep running, but no new process can start."""
         self._socket.close()
 
     def _gone(self) -> Unavailable:
-        return Unavailable("the fork server has ended", remedy="see its standard error")
+        return Unavailable("the fork server has ended", remedy="retry; this program's standard error has the cause")
 
 
 _fork_server: ForkServer | None = None
@@ -157,7 +156,7 @@ _lock = threading.Lock()
 def fork_server() -> ForkServer:
     """Returns this process's fork server.
 
-    It is replaced if environment variables have changed that a process may need at its start.
+    It is replaced if it has ended, or if environment variables have changed that may affect imports.
     """
     global _fork_server  # noqa: PLW0603 - one for all clusters of a process
     with _lock:
@@ -192,10 +191,9 @@ def _from_the_beginning() -> dict[str, str]:
 
 
 def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
-    """Returns the files that can be read without blocking, which includes files at their end; empty: none within the
-    timeout.
+    """Returns the files that can be read without blocking, including files at their end.
 
-    ``timeout_s``: None: waits for ever.
+    Returns an empty set if there are none within ``timeout_s``; None: waits without a limit.
     """
     waiting = select.poll()  # select() supports no file descriptor above 1023
     for file in files:
@@ -204,7 +202,7 @@ def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
 
 
 def _read(file: int, size: int) -> bytes:
-    """Reads ``size`` bytes, or fewer where the file ends before."""
+    """Reads ``size`` bytes, or fewer if the file ends before."""
     data = b""
     while len(data) < size and (more := os.read(file, size - len(data))):
         data += more
@@ -215,7 +213,8 @@ def _read(file: int, size: int) -> bytes:
 
 
 def _serve(requests: socket.socket) -> Request | None:
-    """Forks processes on request. Returns the request in each forked process, and None in the server at the end."""
+    """Forks processes on request. Returns the request in each forked process, and None in the fork server itself at its
+    end."""
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -286,13 +285,14 @@ def _directories(environment: Mapping[str, str]) -> list[str]:
 
 
 def _import_all() -> None:
-    """Imports what a controller and a replica import. Calls nothing: a library's threads would not survive a fork."""
+    """Imports what a controller and a replica import. It calls no library function, because threads that a library
+    starts would not survive a fork."""
     import gc
     import importlib
 
     for module in ("stateflow.cli.app", "stateflow.cli.processes", "reconfig.controller.server", "stateflow.ledger"):
         importlib.import_module(module)
-    with contextlib.suppress(ImportError):  # pyarrow imports it for the first array that it makes of Python objects
+    with contextlib.suppress(ImportError):  # pyarrow imports it when it first makes an array of Python objects
         importlib.import_module("pandas")
     gc.freeze()
 
@@ -326,10 +326,10 @@ def python_path(paths: Iterable[str]) -> str:
 
 
 class Process:
-    """One stateflow process. Its log goes to a file; its first line of output says where it listens.
+    """One stateflow process. It logs to a file; its first line of output contains its address.
 
     Args:
-        within: command that starts the process, such as ``ip netns exec NAME``.
+        within: command that starts the process, such as ``ip netns exec NAME``; empty: none.
         environment: variables in addition to those of this process.
     """
 
@@ -383,14 +383,14 @@ class Process:
         self.stop()
         if said is not None:
             raise said
-        raise Unavailable(f"{self.name} did not start: {self._tail()}", remedy="see its log", log=self._log)
+        raise Unavailable(f"{self.name} did not start: {self._tail()}", remedy="read its log", log=self._log)
 
     def _tail(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "no output"
 
     def kill(self) -> None:
-        """Kills the process with SIGKILL: it flushes nothing and tells no other process."""
+        """Kills the process with SIGKILL, so that it can neither flush data nor notify others."""
         if self._started is not None:
             self._launcher.kill(self._started)
         self._wait_for_end(None)

@@ -1,4 +1,4 @@
-"""Decides, for a node's workers, when one is restarted, which partitions move between them, and when one can be
+"""Decides when a node's workers are restarted, which partitions move between them, and when a surplus worker can be
 removed.
 
 Sans-io.
@@ -15,23 +15,23 @@ from stateflow.partition.lifecycle import State as Kept
 from stateflow.reports import PartitionReport
 from stateflow.types import PartitionId
 
-#: a worker that was ready for this many seconds is healthy: it is restarted at once
+#: a worker that was ready for this many seconds counts as healthy, and is restarted at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-#: deaths in a row, without having been healthy, after which a worker is said to die at every start
+#: deaths in a row, without having been healthy in between, after which a worker counts as dying at every start
 HOPELESS = 5
-#: least share by which a move must relieve the busier of two workers
+#: least difference between the loads of two workers, as a share of the greater, at which partitions move
 GAIN = 0.2
-#: share of a core below which a worker gives nothing away, as it keeps no caller waiting
+#: share of a core below which a worker keeps all its partitions, because it keeps no caller waiting
 BUSY = 0.2
-#: least and greatest time over which loads are compared, in seconds; moves double it, and no moves halve it
+#: least and greatest time over which loads are measured, in seconds; a round with moves doubles it, else it is halved
 COMPARE_S, COMPARE_S_MAX = 10.0, 320.0
 
 
 class State(StrEnum):
     RUNS = "RUNS"
-    WAITS = "WAITS"  # until it is started again
-    LEAVES = "LEAVES"  # it runs until it owns nothing
+    WAITS = "WAITS"  # it waits for its next start
+    LEAVES = "LEAVES"  # it runs until it owns no partition
     ENDED = "ENDED"
 
 
@@ -60,11 +60,11 @@ class Supervision:
         self._workers[number] = _Worker(state, known.deaths if known is not None else 0)
 
     def ready(self, number: int, now: float) -> None:
-        """Notes that a worker has opened its directory and answers, which may have taken minutes."""
+        """Records that a worker has opened its directory and answers, which may have taken minutes."""
         self._workers[number].ready_at = now
 
     def died(self, number: int, now: float) -> float:
-        """Notes that a worker ended unexpectedly. Returns the seconds until it is started again."""
+        """Records that a worker ended unexpectedly. Returns the seconds until it is started again."""
         worker = self._workers[number]
         was_well = worker.ready_at is not None and now - worker.ready_at >= WELL_S
         worker.deaths = 1 if was_well else worker.deaths + 1
@@ -73,7 +73,7 @@ class Supervision:
         return pause
 
     def ended(self, number: int) -> None:
-        """Notes that a worker which owned no more partitions has left."""
+        """Records that a surplus worker was ended, because it owned no partition any more."""
         self._workers[number].state = State.ENDED
 
     def due(self, now: float) -> list[int]:
@@ -81,11 +81,11 @@ class Supervision:
         return [n for n, worker in self._workers.items() if worker.state is State.WAITS and worker.again_at <= now]
 
     def leaving(self) -> list[int]:
-        """Returns the surplus workers, which run until they own nothing."""
+        """Returns the surplus workers, which run until they own no partition."""
         return [number for number, worker in self._workers.items() if worker.state is State.LEAVES]
 
     def gone(self) -> list[int]:
-        """Returns the workers that have left."""
+        """Returns the surplus workers that were ended."""
         return [number for number, worker in self._workers.items() if worker.state is State.ENDED]
 
     def dies_at_every_start(self, number: int) -> bool:
@@ -97,7 +97,7 @@ class Supervision:
         return bool(wanted) and all(w.state is State.WAITS and w.deaths >= HOPELESS for w in wanted)
 
 
-# -- which worker has what ----------------------------------------------------------------------------------
+# -- which worker owns which partitions ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class Seen:
 
     Args:
         at: monotonic seconds.
-        committed: worker → partition that it owns → its last commit; 0: nothing was committed there yet.
-        used_s: worker → CPU seconds that it has used; absent: unknown.
+        committed: worker → partition that it owns → number of the partition's last commit; 0: none yet.
+        used_s: worker → CPU seconds that it has used; a worker without an entry: unknown.
     """
 
     at: float
@@ -127,8 +127,8 @@ class Seen:
     def loads(self, before: Seen) -> dict[str, dict[PartitionId, float]]:
         """Returns worker → partition → cores that the partition has used since ``before``.
 
-        A worker's CPU time is shared among its partitions by their batches. Where it is unknown, a batch counts as a
-        fiftieth of a second.
+        A worker's CPU time is divided among its partitions by their numbers of batches. If it is unknown, a batch
+        counts as a fiftieth of a second.
         """
         seconds = self.at - before.at
         loads: dict[str, dict[PartitionId, float]] = {}
@@ -144,19 +144,19 @@ class Seen:
 class Balance:
     """Keeps a node's workers about equally busy.
 
-    After each round in a row that moved partitions, it measures longer before the next one, so that it does not follow
-    short-lived loads.
+    After each round that moved partitions, loads are measured for longer before the next round, so that moves do not
+    follow short-lived loads.
     """
 
     _before: Seen | None = None
     _compare_s: float = COMPARE_S
     _rounds: int = 0
-    _handed_on: dict[PartitionId, int] = field(default_factory=dict)  # round in which each was moved last
+    _handed_on: dict[PartitionId, int] = field(default_factory=dict)  # partition → round in which it was moved last
 
     def look(self, seen: Seen) -> dict[PartitionId, str]:
         """Returns the partitions to move now: partition → worker. Do not call it while partitions of the node are
         moving."""
-        if not all(seen.committed.values()):  # a worker owns nothing: it gets some by number, and at once
+        if not all(seen.committed.values()):  # a worker owns no partition: it gets some at once, without measuring
             self._before = None
             return self._moves({worker: dict.fromkeys(owned, 0.0) for worker, owned in seen.committed.items()})
         before = self._before
@@ -185,12 +185,13 @@ def spread(
 ) -> dict[PartitionId, str]:
     """Returns the moves within a node that make its workers about equally busy: partition → worker.
 
-    They are as few as possible, and none where the gain would be small.
+    There are as few moves as possible, and none between workers where the gain would be small.
 
     Args:
-        loads: worker → its partitions and the load of each, in any unit; those without load are spread by number.
-        handed_on: partition → when it was moved last, in any unit. Among equal loads, one that was not moved goes
-            first: if one partition makes its worker busy and cannot be identified, the others move away from it.
+        loads: worker → partition → load, in any unit; partitions without load are spread by their number.
+        handed_on: partition → when it was moved last, in any unit. Among partitions of equal load, the one that has not
+            moved, or not for longest, moves first. So if one partition makes its worker busy and the loads do not show
+            which, the worker's other partitions move away one after another.
     """
     floor = max((load for each in loads.values() for load in each.values()), default=0.0) / 100 or 1.0
     left = {worker: {p: max(load, floor) for p, load in each.items()} for worker, each in loads.items()}
@@ -212,17 +213,17 @@ def spread(
     return moves
 
 
-# -- what a worker leaves behind ----------------------------------------------------------------------------
+# -- directories of surplus workers -------------------------------------------------------------------------
 
 
 def is_spare(partitions: Iterable[PartitionReport], epochs: Mapping[PartitionId, int]) -> bool:
-    """Tells whether the directory of a leaving worker may be deleted.
+    """Tells whether the directory of a surplus worker may be deleted.
 
     It may not while the worker serves a partition, or has a copy that it sealed for an owner that the ledger does not
-    know yet: that copy may be the newest.
+    contain yet, because that copy may be the newest.
 
     Args:
-        partitions: the partitions that the worker has.
+        partitions: the partitions of which the worker has a copy.
         epochs: epoch at which each partition is owned, according to the ledger.
     """
     for each in partitions:

@@ -1,11 +1,11 @@
 """Runs a node of several replicas: starts, watches, restarts and stops their processes.
 
-Each worker is a replica with a part of the node's data directory. The first worker has the directory itself, like a
-single replica; the others have ``workers/<number>`` in it. When a node is started with fewer workers than before, the
-surplus workers run on until they own nothing.
+Each worker is a replica with a part of the node's data directory. The first worker uses the directory itself, like a
+single replica; the others use ``workers/<number>`` in it. When a node is started with fewer workers than before, the
+surplus workers keep running until they own no partition.
 
-The process that runs a node, or a single replica, claims the file ``NODE`` in the directory. Workers hold its
-``workers/LOCK`` from the start of their processes to their end, which may come after the end of the node's process.
+The process that runs a node, or a single replica, claims the file ``NODE`` in the directory. Worker processes hold
+``workers/LOCK`` for as long as they run, which may be longer than the node's own process runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WORKERS = "workers"
 ENDED_LOOK_S = 0.05
 #: seconds between two checks whether partitions should move between workers
 LOOK_S = 5.0
-#: seconds beyond the stop timeout after which a worker is killed; longer than a replica takes by itself
+#: seconds beyond the stop timeout after which a worker is killed; a replica needs less to end by itself
 KILL_AFTER_S = 5.0
 
 
@@ -57,9 +57,10 @@ KILL_AFTER_S = 5.0
 class Node:
     """The settings of a node.
 
-    ``listen``, ``advertise`` and ``metrics``: addresses of the first worker; empty ``metrics``: none are served.
-    ``arguments``: returns the arguments of a worker, given its number, where it listens, what it advertises, and where
-    its metrics are served.
+    Attributes:
+        listen, advertise, metrics: addresses of the first worker; empty ``metrics``: no metrics are served.
+        arguments: returns the command-line arguments of a worker, given its number, its listen address, its advertised
+            address, and the address of its metrics.
     """
 
     name: str
@@ -77,14 +78,14 @@ def directory_of(data_dir: Path, number: int) -> Path:
 
 
 def left_behind(data_dir: Path, count: int) -> list[int]:
-    """Returns the numbers of surplus workers, which the node had in an earlier run, that may own partitions."""
+    """Returns the numbers of surplus workers: workers of an earlier run, from ``count`` on, that may own partitions."""
     folder = data_dir / WORKERS
     found = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
     return sorted(number for number in found if number >= count)
 
 
 def claim_node(data_dir: Path) -> TextIO:
-    """Claims a directory: until the result is closed, no other process runs a node or replica there.
+    """Claims a directory, so that no other process runs a node or replica there until the result is closed.
 
     Raises DataDirLocked, InvalidArgument.
     """
@@ -92,10 +93,10 @@ def claim_node(data_dir: Path) -> TextIO:
 
 
 def claim_workers(data_dir: Path) -> TextIO:
-    """Claims the workers of a node. The claim proves that no worker of a former run is alive, or just starting.
+    """Claims the workers of a node. The claim proves that no worker of a former run is running or starting.
 
-    Callers have claimed the node, and pass this claim on to each process that they start. Raises DataDirLocked,
-    InvalidArgument.
+    A caller has claimed the node before, and passes this claim on to each worker process that it starts. Raises
+    DataDirLocked while workers of a former run are alive, InvalidArgument.
     """
     try:
         return claim(data_dir / WORKERS, "LOCK")
@@ -109,7 +110,7 @@ def claim_workers(data_dir: Path) -> TextIO:
 
 
 def _holders(data_dir: Path) -> str | None:
-    """Returns the numbers of the processes that have claimed a worker's directory; None: none has.
+    """Returns the ids of the processes that have claimed a worker's directory; None: no process has.
 
     A process that has just started may not have claimed it yet.
     """
@@ -129,7 +130,7 @@ def _holders(data_dir: Path) -> str | None:
 def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
     """Keeps all processes of a node or replica out of a directory, so that it can be wiped.
 
-    Waits for those that are still ending. Raises DataDirLocked, InvalidArgument.
+    Waits for processes that are still ending. Raises DataDirLocked if they do not end, InvalidArgument.
     """
     until = clock.monotonic() + stop_timeout_s + KILL_AFTER_S
     with contextlib.ExitStack() as claims:
@@ -146,7 +147,7 @@ def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK
 
 
 def behind(address: str, number: int) -> str:
-    """Returns the address of the worker ``number``, given that of the first one: the port is higher by ``number``.
+    """Returns the address of worker ``number``: the first worker's ``address`` with its port increased by ``number``.
 
     An address without a port, or with port 0, stays unchanged. Raises InvalidArgument if there is no such port.
     """
@@ -156,13 +157,13 @@ def behind(address: str, number: int) -> str:
     if int(port) + number > PORT_MAX:
         raise InvalidArgument(
             f"no port is left for worker {number} after {address}",
-            remedy=f"choose a port up to {PORT_MAX - number}: a node takes one port after another for its workers",
+            remedy=f"choose a port up to {PORT_MAX - number}: the workers of a node use consecutive ports",
         )
     return f"{host}:{int(port) + number}"
 
 
 class Workers:
-    """The workers of one node. Raises InvalidArgument.
+    """The workers of one node. Raises InvalidArgument if there are not enough ports for them.
 
     Args:
         count: number of workers that are wanted.
@@ -176,7 +177,7 @@ class Workers:
         self._supervision, self._balance = Supervision(count), Balance()
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._addresses: dict[int, str] = {}
-        self._pages: dict[int, str] = {}  # where its metrics are served
+        self._pages: dict[int, str] = {}  # worker → address of its metrics
         self._errors: dict[int, StateflowError] = {}  # error with which a worker ended last
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._tried: set[int] = set()
@@ -188,8 +189,8 @@ class Workers:
         """Runs the workers until ``stop``. Callers have claimed the node.
 
         Args:
-            ready: called with the first worker's address when that worker is ready and every other one was tried, and
-                again when metrics are served elsewhere.
+            ready: called with the first worker's address when that worker is ready and the start of every other worker
+                was attempted, and again when addresses of metrics have changed.
 
         Raises DataDirLocked if workers of a former node do not end, and Unavailable if every worker dies at every
         start.
@@ -227,7 +228,7 @@ class Workers:
     async def _wait_for_former(self, stop: asyncio.Event) -> bool:
         """Waits for workers of a node that was killed, which end by themselves, but not at once.
 
-        Returns False if this node is asked to stop meanwhile. Raises DataDirLocked if they do not end.
+        Returns False if this node is asked to stop before they have ended. Raises DataDirLocked if they do not end.
         """
         until = self._clock.monotonic() + self._node.stop_timeout_s + KILL_AFTER_S
         while not stop.is_set():
@@ -265,7 +266,7 @@ class Workers:
         self._tried.add(number)
         pause = self._supervision.died(number, self._clock.monotonic())
         if self._supervision.dies_at_every_start(number):
-            why = self._errors.get(number, "see above")
+            why = self._errors.get(number, "see its log lines above")
             log.error("worker %s fails at every start (status %d), restarting in %.0f s: %s", name, status, pause, why)
         else:
             log.warning("worker %s ended (status %d), restarting in %.1f s", name, status, pause)
@@ -279,9 +280,9 @@ class Workers:
         lock = self._lock.fileno()
         process = self._processes[number] = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stateflow", *arguments, "--json", "--stop-with-parent", "--lock", str(lock)),
-            pass_fds=(lock,),  # a claim of its own would come only after its start
+            pass_fds=(lock,),  # the worker could claim the lock itself only some time after its start
             stdin=asyncio.subprocess.PIPE,  # it closes when this process ends in any way, and the worker notices
-            stdout=asyncio.subprocess.PIPE,  # one line; what an operator prints goes to standard error
+            stdout=asyncio.subprocess.PIPE,  # one line; output of operators goes to standard error
             start_new_session=True,  # signals of a terminal reach it only through this process
         )
         assert process.stdout is not None
@@ -300,10 +301,10 @@ class Workers:
             self._changed.set()
         elif said is not None:
             self._errors[number] = said
-            if isinstance(said, PortInUse):  # the free ports that it had before are taken: others will do
+            if isinstance(said, PortInUse):  # the ports that it had before are in use: it may get others
                 self._addresses.pop(number, None)
                 self._pages.pop(number, None)
-            log.error("worker %s: %s", name, said)
+            log.error("worker %s cannot start: %s", name, said)
 
     async def _stop(self, number: int) -> None:
         process = self._processes.get(number)
@@ -314,16 +315,16 @@ class Workers:
         try:
             await asyncio.wait_for(process.wait(), self._node.stop_timeout_s + KILL_AFTER_S)
         except TimeoutError:
-            log.error("worker %s did not stop and is killed", worker_name(self._node.name, number))
+            log.error("worker %s did not stop in time and is killed", worker_name(self._node.name, number))
             process.kill()
             await process.wait()
 
     # -- partitions ---------------------------------------------------------------------------------------
 
     async def _look_again_and_again(self) -> None:
-        """Moves partitions from busy workers to others, and away from leaving workers, every ``LOOK_S``.
+        """Moves partitions from busy workers to others, and away from surplus workers, every ``LOOK_S`` seconds.
 
-        Moves that cannot be made now are tried again at the next look.
+        Moves that cannot be made now are tried again the next time.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -332,7 +333,7 @@ class Workers:
 
     @contextlib.contextmanager
     def _tolerant(self, name: str) -> Iterator[None]:
-        """Logs the error of work that is tried again later, once per error.
+        """Logs the error of work that is tried again later; the same error in succession is logged once.
 
         Args:
             name: worker concerned; empty: the whole node.
@@ -343,22 +344,22 @@ class Workers:
         except StateflowError as error:
             said = str(error)
         except Exception:
-            log.exception("partitions of %s stay in place for now", name or self._node.name)
+            log.exception("moving partitions of %s failed, retrying later", name or self._node.name)
         if said and said != self._said.get(name):
-            log.info("partitions of %s stay in place for now: %s", name or self._node.name, said)
+            log.info("partitions of %s are not moved now, retrying later: %s", name or self._node.name, said)
         self._said[name] = said
 
     async def _look(self, cluster: Cluster) -> None:
         status = await aside(cluster.status)
         if status.follower is not None:
-            raise Unavailable("no controller leads", remedy="wait for one; this is then tried again")
+            raise Unavailable("no controller leads", remedy="start one if none runs; the node retries by itself")
         mine = {worker_of(each.name): each for each in status.replicas if self._is_mine(each)}
         for number in self._supervision.leaving():
             if number in mine:
                 with self._tolerant(mine[number].name):
                     await self._leave(cluster, mine[number], status)
         for name in self._forgettable(status):
-            with contextlib.suppress(StateflowError):  # partitions may still move from or to it: tried again later
+            with contextlib.suppress(StateflowError):  # partitions may still be moving from or to it: retried later
                 await aside(partial(cluster.forget, name))
         await aside(partial(self._spread, cluster, [mine[n] for n in range(self._count) if n in mine], status))
 
@@ -366,7 +367,7 @@ class Workers:
         return behind(self._node.advertise, number) if self._node.advertise else None
 
     def _is_mine(self, replica: ReplicaStatus) -> bool:
-        """Tells whether a replica is a live worker of this node, and not of another node with its name."""
+        """Tells whether a replica is a live worker of this node, and not of another node with the same name."""
         number = worker_of(replica.name)
         where = reached_at(self._advertised(number), self._addresses.get(number, ""))
         return node_of(replica.name) == self._node.name and replica.address == where and bool(replica.alive)
@@ -385,7 +386,7 @@ class Workers:
         }
         if not is_spare(has.partitions, epochs):
             raise Unavailable(
-                "it has partitions that the ledger does not place elsewhere", remedy="see `stateflow status`"
+                "the ledger has no newer owner for some of the worker's partitions", remedy="see `stateflow status`"
             )
         number = worker_of(worker.name)
         self._lives[number].cancel()
@@ -395,12 +396,12 @@ class Workers:
         log.warning("worker %s no longer owns partitions and has stopped", worker.name)
         directory = directory_of(self._node.data_dir, number)
         if (directory / "evidence").exists():
-            log.warning("%s is kept: it holds quarantined copies", directory)
+            log.warning("data directory %s is kept: it contains quarantined copies", directory)
         else:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def _forgettable(self, status: ClusterStatus) -> list[str]:
-        """Returns the workers that have left, also before this process was started, and whose lease has lapsed."""
+        """Returns the surplus workers that were ended, in this run or before, and whose lease has lapsed."""
         running, gone = set(self._numbers), set(self._supervision.gone())
         return [
             each.name
@@ -458,10 +459,8 @@ def processor_s(pid: int) -> float | None:
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Runs work in a daemon thread, which does not delay this process's end.
-
-    A stopped controller or worker may leave the work without an answer for long.
-    """
+    """Runs work in a daemon thread, so that work that waits long for an answer does not delay the end of this
+    process."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

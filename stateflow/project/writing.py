@@ -22,8 +22,14 @@ EXAMPLES_DIR = Path(stateflow.__file__).parent / "examples"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example. ``shows``: what it shows, in a few words. ``uses``: states and other features of operators. ``run``:
-    the first command to run, in the project's directory. ``files``: all files of the folder."""
+    """An example project.
+
+    Attributes:
+        shows: what the example shows, in a few words.
+        uses: states and other features of operators that it uses.
+        run: the first command to run, in the project's directory.
+        files: all files of the folder.
+    """
 
     name: str
     shows: str
@@ -133,18 +139,18 @@ def example_named(name: str) -> Example:
 
 # -- Writing ---------------------------------------------------------------------------------------------------------
 
-#: files of the project, in which ``NAME`` stands for the project's name
+#: files of the default project; ``NAME`` in their text is replaced by the project's name
 FILES = ("README.md", "ops.py", "pipeline.yml", "readings.csv", "test_ops.py")
 HERE = Path(__file__).parent / "files"
 
 
 def write_project(folder: Path, example: Example | None = None) -> list[Path]:
-    """Writes a project into a new or an empty directory, whose name is the project's.
+    """Writes a project into a new or an empty directory. The project gets the directory's name.
 
     Args:
         example: the example to write; None: the default project.
 
-    Raises InvalidArgument if the directory is not empty, or cannot be written.
+    Raises InvalidArgument if the directory is not empty, cannot be written, or has a name that a project cannot have.
     """
     name = folder.resolve().name
     check_name("project", name)

@@ -1,12 +1,12 @@
-"""The base of all models of settings: the sources of their values, and reports of wrong ones.
+"""The base of all models of settings: where their values are read from, and how wrong values are reported.
 
-A field's value comes from the program's argument or a flag, else from the environment, else from the settings file,
-else from the field's default (:class:`Settings`).
+A field's value is the program's argument or a flag, else the environment's, else the settings file's, else the field's
+default (:class:`Settings`).
 
-*The file* is TOML, read whole and once. Every key is checked before any value is used.
+*The file* is TOML, read completely and once. Every key is checked before any value is used.
 
-*Variables.* A process looks once for variables ``STATEFLOW_…`` that are set but that no process reads. It warns of
-them, or refuses them if ``STATEFLOW_STRICT`` is set.
+*Variables.* A process checks once whether variables ``STATEFLOW_…`` are set that no process reads. It warns of them, or
+refuses them if ``STATEFLOW_STRICT`` is set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # -- The file of settings --------------------------------------------------------------------------------------------
 
-#: larger files are refused: the path is most likely wrong
+#: maximum size of the file: a larger one is most likely not a settings file
 BYTES_MAX = 1 << 20
 #: least similarity of a name that is suggested for a misspelt one
 ALIKE = 0.6
@@ -44,17 +44,17 @@ Sections = Mapping[str, Sequence[type[BaseModel]]]
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationFile:
-    """A file of settings that was read. ``values``: by section and key."""
+    """A settings file that was read. ``values``: section → key → value."""
 
     path: Path
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def read(path: Path, sections: Sections) -> ConfigurationFile:
-    """Reads a file of settings. Raises InvalidArgument.
+    """Reads a settings file. Raises InvalidArgument if it is not valid, or if other users can read a secret in it.
 
     Args:
-        sections: sections that a file may have; the keys of one are the fields of its models.
+        sections: section that a file may have → its models, whose fields are the section's keys.
     """
     text, readable_by_others = _text(path)
     file = ConfigurationFile(path, checked(_parsed(text, path), sections, text, path))
@@ -67,15 +67,15 @@ def read(path: Path, sections: Sections) -> ConfigurationFile:
 
 
 def _text(path: Path) -> tuple[str, bool]:
-    """Returns the text, and whether users besides the owner and the group can read the file. The group does not count,
-    because Kubernetes hands files to a group."""
+    """Returns the text, and whether users other than the owner and the group can read the file. The group may read it,
+    because Kubernetes gives files to a group."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise InvalidArgument("a directory is not a settings file", remedy="name a file in it", file=path)
         if not stat.S_ISREG(mode):
             raise InvalidArgument(
-                "the settings file is not a regular file, so that processes started from here could not read it again",
+                "the settings file is not a regular file, so processes that are started from here cannot read it again",
                 remedy="write the settings into a regular file",
                 file=path,
             )
@@ -89,8 +89,8 @@ def _text(path: Path) -> tuple[str, bool]:
         ) from None
     if len(data) > BYTES_MAX:
         raise InvalidArgument(
-            f"a settings file may have at most {BYTES_MAX >> 20} MiB",
-            remedy="check the path",
+            f"the settings file is larger than {BYTES_MAX >> 20} MiB",
+            remedy="check whether the path names another file",
             file=path,
         )
     try:
@@ -115,8 +115,8 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path) -> dict[str, dict[str, Any]]:
-    """Checks that every section and key is known, and every value of the right type and in its range. Returns the
-    values by section and key. Raises InvalidArgument, which names the line of ``text`` if it is found."""
+    """Checks that every section and key is known, and that every value has the right type and is in its range. Returns
+    the values by section and key. Raises InvalidArgument, which names the line of ``text`` if it is found."""
     for section, values in found.items():
         where: dict[str, Any] = {"file": path, "line": line_of(text, section)}
         if section not in sections:
@@ -141,7 +141,7 @@ def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path)
 def _check_value(name: str, info: FieldInfo, value: Any, where: Mapping[str, Any]) -> None:
     """Checks a value strictly: TOML has types, so no string is converted."""
     try:
-        # Annotated needs at least one of these
+        # Annotated needs at least one argument after the type, hence the description
         kind: Any = Annotated[info.annotation, info.description, *info.metadata]
         TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
@@ -184,7 +184,7 @@ def _key_meant(section: str, key: str, sections: Sections) -> str:
 
 
 def line_of(text: str, section: str, key: str | None = None) -> int | None:
-    """Returns the line number of a section or key in its usual notation; None: it is written in another way."""
+    """Returns the line number of a section or key; None: it is written in an unusual notation."""
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         table, pair = _TABLE.match(line), _KEY.match(line)
@@ -200,7 +200,7 @@ def line_of(text: str, section: str, key: str | None = None) -> int | None:
 
 
 def _secrets(file: ConfigurationFile, sections: Sections) -> list[tuple[str, str]]:
-    """Returns section and key of each secret in the file, also of URLs that have a password."""
+    """Returns section and key of each secret in the file, including URLs that contain a password."""
     return [
         (section, key)
         for section, values in file.values.items()
@@ -216,7 +216,7 @@ def _has_password(value: Any) -> bool:
 # -- Models ----------------------------------------------------------------------------------------------------------
 
 NO_TOKEN = SecretStr("")
-#: environment variable that names the file
+#: environment variable that contains the path of the settings file
 CONFIG = "STATEFLOW_CONFIG"
 #: models by their section of the file
 SECTIONS: dict[str, list[type[Settings]]] = {}
@@ -230,9 +230,10 @@ class Flag:
 
 
 class Settings(BaseSettings):
-    """Base of all models. A program's argument or a flag comes before the environment, then the file, then the default.
+    """Base of all models. A program's argument or a flag takes precedence over the environment, the environment over
+    the settings file, and the file over the default.
 
-    Raises InvalidArgument, which names the source of a value that is not valid.
+    Raises InvalidArgument, which names the source of the value that is not valid.
     """
 
     #: section of the file; several models may share one
@@ -296,7 +297,8 @@ class Settings(BaseSettings):
 
     @classmethod
     def said_as(cls, name: str) -> str:
-        """Returns the source of a field's value if the program gave none; for a default, the field's variable."""
+        """Returns the source of a field's value, apart from the program's arguments; for a default, the field's
+        variable."""
         found = cls.origin(name, {})
         return cls.variable(name) if found == "default" else found
 
@@ -320,7 +322,7 @@ class _Layers(PydanticBaseSettingsSource):
         self._sources = sources
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError  # all at once, below
+        raise NotImplementedError  # __call__ returns all fields at once
 
     def __call__(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -330,10 +332,10 @@ class _Layers(PydanticBaseSettingsSource):
 
 
 class _FileSource(PydanticBaseSettingsSource):
-    """The section of a model in the file that this process was given."""
+    """The section of a model in the settings file of this process."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError  # all at once, below
+        raise NotImplementedError  # __call__ returns all fields at once
 
     def __call__(self) -> dict[str, Any]:
         kind, said = self.settings_cls, configured_by()
@@ -348,7 +350,7 @@ class _FileSource(PydanticBaseSettingsSource):
 
 
 def configured_by() -> ConfigurationFile | None:
-    """Returns this process's settings file, as it was when first read; None: none is named. Raises
+    """Returns this process's settings file, as it was when first read; None: no file is named. Raises
     InvalidArgument."""
     named = os.environ.get(CONFIG, "")
     return _read(Path(named).expanduser()) if named else None
@@ -359,19 +361,20 @@ def _read(path: Path) -> ConfigurationFile:
     return read(path, SECTIONS)
 
 
-#: ids of processes that have looked for unread variables; a forked child looks again
+#: ids of processes that have checked for unread variables; a forked child checks again
 _looked: set[int] = set()
 
 
 def check_once() -> None:
-    """Looks for variables that no process reads, once per process, with its first settings. Raises InvalidArgument."""
+    """Checks for variables that no process reads, once per process, with its first settings. Raises
+    InvalidArgument."""
     if os.getpid() not in _looked:
         check_variables()
         leave_unchecked()
 
 
 def leave_unchecked() -> None:
-    """Keeps :func:`check_once` from looking in this process, which either reports such variables itself or need not."""
+    """Makes :func:`check_once` do nothing in this process, which reports such variables itself or need not."""
     _looked.add(os.getpid())
 
 
@@ -389,7 +392,7 @@ STRICT = "STATEFLOW_STRICT"
 #: variables that are not settings, with their purpose
 OTHERS = {
     CONFIG: "path of the settings file, like `--config`",
-    STRICT: "1: refuse variables `STATEFLOW_…` that nothing reads, like `--strict`; else warn of them",
+    STRICT: "1: refuse variables `STATEFLOW_…` that nothing reads, like `--strict`; otherwise warn of them",
     "STATEFLOW_TRACEBACKS": "1: show errors with their full tracebacks",
     "STATEFLOW_INSIDE": "set by stateflow in processes that run operators; do not set it yourself",
 }
@@ -407,7 +410,7 @@ def known_variables() -> set[str]:
 
 
 def own_variables(environment: Mapping[str, str]) -> list[str]:
-    """Returns the variables that are set and are meant for stateflow, sorted."""
+    """Returns the names of the variables that are set and meant for stateflow, sorted."""
     return sorted(
         name
         for name in environment
@@ -434,11 +437,11 @@ def is_strict(environment: Mapping[str, str]) -> bool:
 
 def check_variables(say: Callable[[str], None] | None = None) -> None:
     """Reports the variables of stateflow that no process reads, each with the name that may have been meant. Raises
-    InvalidArgument instead if STRICT is set. Otherwise they are no error, because a variable may be for another release
-    of the fleet.
+    InvalidArgument instead if STRICT is set. By default such a variable is no error, because it may be meant for
+    another release in the fleet.
 
     Args:
-        say: called with a line; by default it is logged as a warning.
+        say: called with each line; None: the line is logged as a warning.
     """
     unknown = unknown_variables(os.environ)
     for name, meant in unknown.items():

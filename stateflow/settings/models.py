@@ -1,7 +1,7 @@
-"""The models: one for each section of the file, or for a part of one that only one process reads.
+"""The models of settings: one for each section of the file, or for the part of a section that one process reads.
 
-An empty string means not set; the description states the effect. Descriptions are the texts of docs/settings.md and of
-``--print-config``.
+An empty string means that a setting is not set; the description states the effect. Descriptions are the texts of
+docs/settings.md and of ``--print-config``.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ def _of(prefix: str) -> SettingsConfigDict:
     """Returns the configuration of a model.
 
     Args:
-        prefix: prefix of its variables. An empty variable counts as not set.
+        prefix: prefix of the model's environment variables. An empty variable counts as not set.
     """
     return SettingsConfigDict(env_prefix=prefix, env_ignore_empty=True, frozen=True, populate_by_name=True)
 
 
 class ConnectionSettings(Settings):
-    """Settings of every process and client; Spark executors take them from their environment. They are paths of files,
-    and at most one secret, which is never displayed."""
+    """Settings with which every process and client connects. Spark executors read them from their environment. The
+    token is the only secret among them, and is never displayed."""
 
     section: ClassVar[str] = "connection"
     model_config = _of("STATEFLOW_")
 
     controller: Annotated[str, Flag("--controller")] = Field(
         default="",
-        description="host:port of the controller, or several: a:7070,b:7070; empty: that of the cluster that a program"
-        " runs in this directory, else 127.0.0.1:7070",
+        description="host:port of the controller, or of several, as in a:7070,b:7070; empty: the controller that a"
+        " program runs in this directory, else 127.0.0.1:7070",
     )
-    tls_ca: str = Field(default="", description="PEM file of the certificate authorities that are trusted")
+    tls_ca: str = Field(default="", description="PEM file of the trusted certificate authorities")
     tls_cert: str = Field(default="", description="PEM file of this process's certificate")
     tls_key: str = Field(
         default="", description="PEM file of the certificate's private key, not readable by other users"
@@ -49,8 +49,8 @@ class ConnectionSettings(Settings):
     )
     http_proxy: bool = Field(
         default=False,
-        description="whether members are reached through the proxy that http_proxy or https_proxy of the environment"
-        " names, except hosts in no_proxy; false: directly",
+        description="whether members are reached through the proxy that the environment variable http_proxy or"
+        " https_proxy names, except hosts in no_proxy; false: directly",
     )
 
     def model_post_init(self, _: Any) -> None:
@@ -96,7 +96,8 @@ class ServerSettings(Settings):
     calls_per_caller_max: int = Field(
         default=1024,
         ge=4,
-        description="maximum number of concurrent calls of one caller: a certificate's name, in plain text a host",
+        description="maximum number of concurrent calls of one caller, which is identified by the name in its"
+        " certificate, or without TLS by its host",
     )
 
 
@@ -149,8 +150,8 @@ class CodeSettings(Settings):
 
     key: SecretStr = Field(
         default=NO_TOKEN,
-        description="key that signs the code of operators; controllers refuse code signed with another; empty: the"
-        " current user's key file",
+        description="key that signs the code of operators; controllers refuse code that is signed with another key;"
+        " empty: the current user's key file",
     )
 
 
@@ -183,7 +184,7 @@ class ControllerProcess(Settings):
         default="", description="host:port of the live page, on this machine; empty: none"
     )
     jobs: Annotated[bool, Flag("--jobs")] = Field(
-        default=True, description="whether the controller coordinates jobs; false: they wait for another controller"
+        default=True, description="whether the controller coordinates jobs; false: jobs wait for another controller"
     )
 
 
@@ -224,7 +225,8 @@ class ControllerSettings(CheckedSettings):
     )
     labels: dict[str, str] = Field(
         default_factory=dict,
-        description='labels of the controller, for jobs that ask for one; {"jobs": "no"}: it coordinates no jobs',
+        description="labels of the controller, for jobs that ask for a controller with a label; with"
+        ' {"jobs": "no"} it coordinates no jobs',
     )
     concurrent_moves: int = Field(default=4, ge=1, description="maximum number of partitions that move at a time")
     moves_per_node: int = Field(
@@ -238,7 +240,7 @@ class ControllerSettings(CheckedSettings):
     patience_s: float = Field(
         default=30.0,
         gt=0,
-        description="time for which a pause budget may be out of reach before the move is refused, in seconds",
+        description="time for which a move may wait for a pause within its budget before it is refused, in seconds",
     )
     lease_s: float = Field(
         default=10.0,
@@ -254,19 +256,18 @@ class ControllerSettings(CheckedSettings):
     opening_timeout_s: float = Field(
         default=300.0,
         ge=0,
-        description="maximum wait for a replica that has restarted and is opening its partitions, in seconds; 0: its"
-        " lease only",
+        description="maximum wait for a replica that has restarted and is opening its partitions, in seconds; 0: no"
+        " longer than its lease",
     )
     hold_s: float = Field(
         default=10.0,
         gt=0,
-        description="leader lease: time for which a controller decides after its last renewal in the ledger, in"
-        " seconds",
+        description="leader lease: time for which a controller leads after its last renewal in the ledger, in seconds",
     )
     notice_gone: bool = Field(
         default=True,
-        description="whether to take over at once from a leader on this machine whose process has ended, before its"
-        " leader lease lapses",
+        description="whether to take over at once from a leader on this machine if its process has ended, without"
+        " waiting for its leader lease to lapse",
     )
     follow_interval_s: float = Field(
         default=0.5,
@@ -289,8 +290,8 @@ class ControllerSettings(CheckedSettings):
     auto_rebalance_after_s: float = Field(
         default=5.0,
         ge=0,
-        description="time without moves for which a replica must have been present before it is given its share, in"
-        " seconds",
+        description="time for which a replica must have been present, and no partition moved, before it is given its"
+        " share, in seconds",
     )
     spawn_worker_bytes: int = Field(
         default=256 << 20,
@@ -381,7 +382,7 @@ class ReplicaSettings(CheckedSettings):
     checkpoint_keep: int = Field(
         default=3,
         ge=0,
-        description="number of newest checkpoints kept of each partition; 0: all, until `checkpoint gc`",
+        description="number of newest checkpoints kept of each partition; 0: all are kept until `checkpoint gc`",
     )
     checkpoint_keep_s: float = Field(
         default=3600.0, ge=0, description="age up to which all checkpoints are kept, in seconds"
@@ -405,7 +406,8 @@ class ReplicaSettings(CheckedSettings):
     verify_bytes_per_s: int = Field(
         default=32 << 20,
         ge=0,
-        description="rate limit at which `stateflow verify` reads state here, in bytes per second; 0: no limit",
+        description="rate limit at which `stateflow verify` reads the replica's state, in bytes per second; 0: no"
+        " limit",
     )
     heartbeat_interval_s: float = Field(
         default=1.0,
@@ -415,8 +417,8 @@ class ReplicaSettings(CheckedSettings):
     batch_timeout_s: float = Field(
         default=300.0,
         ge=0,
-        description="maximum time of an operator for one partition's batch slice before it is interrupted, in seconds;"
-        " 0: no limit",
+        description="maximum time for which an operator may process one partition's part of a batch before it is"
+        " interrupted, in seconds; 0: no limit",
     )
     stop_timeout_s: float = Field(
         default=10.0, gt=0, description="maximum time from SIGTERM to the end of the process, in seconds"
@@ -430,8 +432,8 @@ class ReplicaSettings(CheckedSettings):
     commit_log_bytes_max: int = Field(
         default=128 << 20,
         ge=4096,
-        description="maximum size of the log that makes commits durable, in bytes; beyond it they wait until databases"
-        " are synced",
+        description="maximum size of the log that makes commits durable, in bytes; beyond it commits wait until"
+        " databases are synced",
     )
     change_log_bytes_max: int = Field(
         default=256 << 20,
@@ -441,8 +443,8 @@ class ReplicaSettings(CheckedSettings):
     return_log_bytes_max: int = Field(
         default=4 << 20,
         ge=0,
-        description="maximum size of the changes kept of each partition that moved in, in bytes; within it a move back"
-        " sends nothing else",
+        description="maximum size of the changes kept for each partition that moved in, in bytes; while they fit, a"
+        " move back sends only them",
     )
     chunk_bytes: int = Field(
         default=1 << 20, ge=4096, le=3 << 20, description="size of one message of a transfer, in bytes"
@@ -450,13 +452,14 @@ class ReplicaSettings(CheckedSettings):
     waiting_bytes_max: int = Field(
         default=512 << 20,
         ge=8 << 20,
-        description="memory for rows that are incomplete or wait for their partition, over all callers, in bytes; one"
-        " caller may use half",
+        description="memory for rows that have not arrived completely or wait for their partition, over all callers,"
+        " in bytes; one caller may use half of it",
     )
     hold_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="maximum time for which an early request waits for a move to end here, in seconds",
+        description="maximum time for which a request that arrives before its partition waits for the move to end, in"
+        " seconds",
     )
     transfer_timeout_s: float = Field(
         default=60.0, gt=0, description="time without progress after which a transfer fails, in seconds"
@@ -467,13 +470,13 @@ class ReplicaSettings(CheckedSettings):
     source_idle_s: float = Field(
         default=7 * 86_400.0,
         ge=0,
-        description="time without a batch after which a source is retired, in seconds; 0: never for that reason",
+        description="time without a batch after which a source is retired, in seconds; 0: silence retires no source",
     )
     watermark_idle_s: float = Field(
         default=86_400.0,
         ge=0,
-        description="silence, while others send, after which a source no longer holds the watermark back, in seconds;"
-        " 0: it always does",
+        description="time without a batch, while other sources send, after which a source no longer holds the"
+        " watermark back, in seconds; 0: it always holds it back",
     )
     sources_max: int = Field(
         default=64,
@@ -483,7 +486,7 @@ class ReplicaSettings(CheckedSettings):
     sources_retired_max: int = Field(
         default=1000,
         ge=1,
-        description="maximum number of retired sources remembered per partition; older ones are forgotten",
+        description="maximum number of retired sources remembered per partition; the oldest are forgotten",
     )
     disk_reserve_bytes: int = Field(
         default=64 << 20, ge=0, description="disk space that a move must leave free, in bytes"
@@ -519,7 +522,7 @@ class AgentProcess(Settings):
         description="host:port to listen on; port 0: any free port. Its replicas listen at other ports of this host",
     )
     advertise: Annotated[str, Flag("--advertise")] = Field(
-        default="", description="host at which others reach the agent and its replicas; empty: that of listen"
+        default="", description="host at which others reach the agent and its replicas; empty: the host of listen"
     )
     metrics: Annotated[str, Flag("--metrics")] = Field(
         default="",
@@ -540,12 +543,12 @@ class ClientSettings(Settings):
     model_config = _of("STATEFLOW_CLIENT_")
 
     connect_timeout_s: float = Field(
-        default=5.0, ge=0, description="maximum wait for a controller where none listens or none leads, in seconds"
+        default=5.0, ge=0, description="maximum wait for a controller if none listens or none leads, in seconds"
     )
 
 
 class EmbeddedSettings(Settings):
-    """The cluster of a program that names none."""
+    """The cluster that a program runs for itself if it names no other."""
 
     section: ClassVar[str] = "embedded"
     model_config = _of("STATEFLOW_EMBEDDED_")
@@ -588,7 +591,7 @@ class RouterSettings(Settings):
     chunk_bytes: int = Field(
         default=1 << 20, ge=4096, le=3 << 20, description="size of one message of a batch, in bytes"
     )
-    site: str = Field(default="", description="site that the rows come from; empty: not given")
+    site: str = Field(default="", description="site that the rows come from; empty: unknown")
 
 
 class NatsSettings(Settings):

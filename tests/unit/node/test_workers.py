@@ -97,7 +97,7 @@ def test_a_node_without_a_worker_that_starts_ends_and_says_why(
     monkeypatch.setattr(some, "_run_process", dies)
     with pytest.raises(Unavailable, match="no worker of n starts: invalid_argument: the data directory cannot be used"):
         asyncio.run(some.run(asyncio.Event(), lambda _: pytest.fail("none listens")))
-    assert "worker n~1: invalid_argument: the data" in caplog.text, "who said what"
+    assert "worker n~1 cannot start: invalid_argument: the data" in caplog.text, "who said what"
     assert "worker n~1 fails at every start (status 1)" in caplog.text
 
 

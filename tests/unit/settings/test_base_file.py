@@ -66,7 +66,10 @@ def said_of(tmp_path: Path, text: str | bytes) -> str:
         ("[replica]\nsite = 'a'\nsite = 'b'\n", "the settings file is not TOML: "),
         ("a = " + "[" * 5000, "the settings file is not TOML: "),
         (b"[replica]\nsite = '\xff'\n", "the settings file is not UTF-8 (file=FILE line=2): save it as UTF-8"),
-        (b"#" * (BYTES_MAX + 1), "a settings file may have at most 1 MiB (file=FILE): check the path"),
+        (
+            b"#" * (BYTES_MAX + 1),
+            "the settings file is larger than 1 MiB (file=FILE): check whether the path names another file",
+        ),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
