@@ -95,8 +95,8 @@ class Leading:
         # until then a former holder that did not give its lease back may grant leases; kept across terms of this
         # controller
         self._predecessor_until = -math.inf
-        # lease of the holder from whom it is being taken, in seconds, until the outcome is known; 0: it cannot grant
-        # any
+        # while the leader lease is being taken from another holder: duration of that holder's lease, in seconds; 0:
+        # that holder cannot grant leases any more
         self._taking_from_s = 0.0
         self._said = ""
         self._waits_for: StateflowError | None = None  # why the ledger cannot be used
@@ -113,7 +113,8 @@ class Leading:
         return self.serving is not None and self._leadership.left_s(self._clock.monotonic()) > 0
 
     def who(self) -> tuple[str, str]:
-        """Returns the addresses of this controller and of the leader; empty: another leader is not known."""
+        """Returns the addresses of this controller and of the leader. The second is empty if no other leader is
+        known."""
         return self._me.address, "" if self._leader is None else self._leader.holder.address
 
     def leader(self) -> Controller:
@@ -155,7 +156,7 @@ class Leading:
         lease at once, and so learns from the ledger whether it still leads.
         """
         if self.serving is not None and ledger == self._ledger.id and term > self._leadership.term:
-            self._say(f"{who} has heard of term {term} of this ledger, this controller is at {self._leadership.term}")
+            self._say(f"{who} knows term {term} of this ledger, this controller is in term {self._leadership.term}")
             self._renew_now.set()
 
     # -- terms --------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Leading:
             await self._end()
 
     async def _wait(self) -> None:
-        """Waits for the next try. A holder on this machine that has ended is noticed earlier, without the ledger."""
+        """Waits for the next try, or until the process of a holder on this machine has ended."""
         left_s = self._wait_s()
         while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
             await asyncio.sleep(min(left_s, self._settings.retry_interval_s))
@@ -239,7 +240,7 @@ class Leading:
         self._said, self._waits_for = "", None
         log.info("now leading, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
-        # divided by this, as Members multiplies by it
+        # divided by the margin, because Members multiplies by it
         self.serving = self._make(self._leadership, writer, left_s / (1 + self._settings.lease_margin))
         self.serving.resume()
         return True
