@@ -35,11 +35,10 @@ from stateflow.errors import BudgetUnreachable
 
 #: fixed cost until it has been measured: one durable write and one thread hand-over on each side
 FIXED_MS_DEFAULT = 8.0
-#: fixed costs that stand in for moves until enough were seen on this machine
+#: fixed costs, in milliseconds, that are assumed until enough moves were seen on this machine
 PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
 MOVES_ENOUGH = 20
-#: the least fixed cost of a move: if less than this remains of a pause after subtracting the delta, the fixed cost is
-#: unknown
+#: if less than this many milliseconds of a pause remain after subtracting the delta, the move shows no fixed cost
 LEAST_MS = 0.5
 #: number of standard deviations that a promise allows for. 99 of 100 moves should keep their budget, which is 2.33; but
 #: the deviation is estimated from few moves, and latencies have longer tails than a log-normal distribution. On a busy
@@ -86,7 +85,7 @@ class Measured:
 
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
-    """Predicts the pause, in milliseconds. Infinite if changes come faster than they can cross."""
+    """Predicts the pause, in milliseconds. Returns infinity if changes are written faster than they can cross."""
     latency = measured.rtt_ms / 2 + max(fixed_ms, measured.sync_ms)
     if measured.bandwidth <= 0:  # nothing had to cross yet, so that only latency counts
         return latency
@@ -125,8 +124,8 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     missing ones, so that the first moves promise little.
 
     A promise must hold on a busy machine too, so it exceeds the expected cost. Latencies are assumed to be distributed
-    log-normally. Their deviation is estimated from the median absolute deviation, so that the tail is known before a
-    move has met it, and one move at a bad moment does not keep out all later ones.
+    log-normally. Their deviation is estimated from the median absolute deviation, so that a tail is assumed before a
+    slow move was seen, and one slow move does not keep out all later ones.
 
     On a busy machine the distribution has two humps instead: a process gets the processor at once, or when others have
     used up their time slices. The estimated deviation is then that of the first hump, or the distance between both. So
@@ -219,7 +218,7 @@ class Links:
 
         Args:
             source, target: sites.
-            bytes_per_s: 0: too few bytes crossed to tell.
+            bytes_per_s: bandwidth of the move; 0: too few bytes crossed to tell.
         """
         if source != target and bytes_per_s > 0:
             self._moves.setdefault((source, target), deque(maxlen=MOVES_KEPT)).append((now_s, bytes_per_s))
@@ -230,8 +229,8 @@ class Links:
         return {pair: max(rates) for pair, rates in found.items() if rates}
 
     def due(self, now_s: float, wanted: Iterable[Pair]) -> dict[str, list[str]]:
-        """Returns, for each site to ask now, the other sites to which it should measure round trips. The pairs count as
-        asked, whether the site answers or not."""
+        """Returns, for each site to ask now, the other sites to which it should measure round trips. Counts the pairs
+        as asked, whether the site answers or not."""
         self._asked_at = {pair: at for pair, at in self._asked_at.items() if now_s - at < RTT_ASKED_S}
         self._rtts = {pair: seen for pair, seen in self._rtts.items() if now_s - seen[0] < RTT_KEPT_S}
         found: dict[str, list[str]] = {}

@@ -364,7 +364,7 @@ class Takeover:
         return [order.make(self) for order in orders]
 
     def validate(self) -> None:
-        """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken, with the story so far, if one is violated by a bug."""
         for words in self.table.broken(self):
             raise InvariantBroken(
                 f"an invariant is broken in {self.phase}: {words}",
@@ -533,7 +533,7 @@ def _find(claims: Sequence[Claim], operator: str) -> Found:
     if len({spec.partitions for spec in specs}) > 1:
         found.conflicts.append("replicas disagree on the number of partitions")
         return found
-    # the newest; among specs without an order, the one that most replicas have
+    # the newest spec; among specs without a recorded time, the one that most replicas have
     spec = max(specs, key=lambda each: (each.recorded_us, specs[each], each.target, each.state_schema))
     newest = max(held.epoch for claim in claims for p, held in claim.held.items() if p.operator == operator)
     for number in range(spec.partitions):

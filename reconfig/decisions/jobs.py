@@ -33,7 +33,7 @@ FALLBACK_MAX_S = 1e9
 WORKERS_AT_MOST = 1_000_000
 #: the label of a node that takes no jobs; ``--no-jobs`` sets it
 NO_JOBS = ("jobs", "no")
-#: the most runs of a job that are remembered
+#: maximum number of runs of a job that are remembered
 RUNS_MAX = 100
 _REMEDY = "write hard site edge-1, soft:30 node gw-1, or label disk=ssd:2-4 (at least 2 nodes, at most 4)"
 _COUNTS = re.compile(r"(?P<rest>.+?)(?::(?P<least>\d{1,6})(?:-(?P<most>\d{1,6}))?)?")

@@ -40,7 +40,7 @@ from stateflow.transitions import Guard, Ignored, Impossible, Order, Refused, Ro
 
 #: a move without a budget is cut over once its lag takes at most this many milliseconds to cross
 LAG_MS_SMALL = 10.0
-#: the most steps that a machine remembers, for its errors
+#: maximum number of steps that a machine remembers, for its errors
 STORY_KEPT = 40
 
 
@@ -708,7 +708,7 @@ class Move:
         return self.granted and self.phase in (*BEFORE_FENCE, Phase.FENCED)
 
     def validate(self) -> None:
-        """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken, with the story so far, if one is violated by a bug."""
         for words in self.table.broken(self):
             raise InvariantBroken(
                 f"an invariant is broken in {self.phase}: {words}",

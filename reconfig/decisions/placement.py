@@ -11,11 +11,11 @@ decision                    never at                        preferred, the most 
 takeover                    weight 0                        nodes not in maintenance; allowed sites; the fewest failed
                                                             attempts; the former owner's site
 restore, its owner silent   maintenance, unless all are     allowed sites
-:func:`spread_standbys`     weight 0, other sites than      the site with the fewest copies; former copies' replicas
+:func:`spread_standbys`     weight 0, other sites than      the site with the fewest copies; replicas that had a copy
                             allowed, nodes with a copy
 :func:`replan`, of a move   weight 0, other sites than      the source's site
-that waits                  allowed, what was not named
-:func:`spread`, by command  maintenance, what was not named
+that waits                  allowed, others than named
+:func:`spread`, by command  maintenance, others than named
 ==========================  ==============================  ===========================================================
 
 :mod:`stateflow.ring` gives nodes their shares by number, with as few moves as that takes: for deployments, rebalances,
@@ -310,7 +310,7 @@ class View:
         return lacking(((target, self.takes(partition, target)) for partition, target in moves.items()), self.room)
 
     def fitted(self, choice: Choice) -> dict[PartitionId, str]:
-        """Returns the target of each partition, changed if the target lacks room for it. Large partitions choose first.
+        """Returns the target of each partition, changed if the target lacks room for it. Larger partitions come first.
 
         The new target is the replica with most room left, in the first group of ``instead`` where the partition fits. A
         partition that fits nowhere keeps its target.
@@ -339,7 +339,7 @@ class Terms:
         sites: sites that are preferred to all others; empty: none.
         tried: failed attempts by replica.
         at_site: cost of a site, in any unit; a site that is missing costs 0.
-        near: replicas that have most of its data, the best first.
+        near: replicas that have most data of the partition, the best first.
     """
 
     cordoned: Collection[str] = ()
@@ -386,7 +386,7 @@ def spread(partitions: Iterable[PartitionId], able: Collection[ReplicaInfo], own
     """Spreads partitions over replicas, each of which may take any of them instead.
 
     Args:
-        able: at least one replica.
+        able: the replicas that may receive partitions, at least one.
         owned: number of partitions by replica.
     """
     load, moves = Counter(owned), dict[PartitionId, str]()

@@ -23,7 +23,7 @@ strategy              copies      at a time      pauses
 ``batched``           fenced      a matching     as fluid, one per pair of source and target at a time
 ``on-demand``         fenced      as requested   each moving partition, from its first batch until it is copied
 ``warm-up``           serving     a few          each moving partition, while its last changes cross
-``auto``              warm-up, but pause-and-copy where changes come faster than they can cross
+``auto``              warm-up, but pause-and-copy if changes are written faster than they can cross
 ====================  ==========  =============  ==============================================================
 
 Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019). On-demand is the fetching of Meces (Gu et al., ATC
@@ -52,7 +52,7 @@ from stateflow.types import (
     node_of,
 )
 
-#: bytes a second, until a move has measured the bandwidth
+#: bandwidth, in bytes a second, that is assumed until a move has measured it
 BANDWIDTH_GUESS = 100e6
 #: seconds that a copy behind the fence takes apart from transferring bytes: a snapshot, round trips, opening a database
 COLD_FIXED_S = 0.05

@@ -218,8 +218,8 @@ class _Evening:
                 heapq.heappush(givers, (-self._most(node)[0], node))
 
     def _give(self, node: str, measure: str, uneven: float) -> bool:
-        """Moves one partition away from ``node``, so that both nodes end up more even than ``node`` was. Returns False
-        if no partition does that."""
+        """Moves one partition away from ``node``, if then neither node is as uneven as ``node`` was. Returns False if
+        there is no such partition."""
         have, fair, partitions = self._nodes.have[measure], self._nodes.fair[measure], self._by(node, measure)
         too_much = have[node] - UNEVEN_MAX * fair[node]
         looked_at = self._least()
@@ -239,8 +239,8 @@ class _Evening:
         return False
 
     def _least(self) -> list[tuple[float, str]]:
-        """Takes the least loaded nodes out of the heap. Entries that are out of date are put back with their current
-        load."""
+        """Removes the least loaded nodes from the heap, and returns them. Puts entries that are out of date back with
+        their current load."""
         found: list[tuple[float, str]] = []
         while self._takers and len(found) < _LOOKED_AT:
             said, node = heapq.heappop(self._takers)
@@ -483,9 +483,9 @@ class AutopilotSettings:
         policies: the policies that propose moves, in order of precedence; empty: the autopilot is off.
         max_pause_ms: pause budget of each move; None: no budget.
         cool_down_s: seconds for which a partition that has moved is not moved again.
-        moves_per_minute: the most moves that begin in a minute.
+        moves_per_minute: maximum number of moves that begin in a minute.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument for a number that is not positive and finite.
     """
 
     policies: tuple[PolicyName, ...] = ()
@@ -538,7 +538,7 @@ class Autopilot:
 
     @property
     def _most(self) -> float:
-        """The most moves that may begin at once: ten seconds' worth of ``moves_per_minute``, at least one."""
+        """Maximum number of moves that may begin at once: ``moves_per_minute`` for ten seconds, at least one."""
         return max(1.0, self.orders.moves_per_minute / 6)
 
     def step(self, now_s: float, view: View, busy: Collection[PartitionId] = frozenset()) -> list[MoveProposal]:
