@@ -88,7 +88,7 @@ class Authority:
 
     @classmethod
     def init(cls, directory: Path, name: str, clock: Clock = SYSTEM_CLOCK, days: int = AUTHORITY_DAYS) -> Authority:
-        """Makes an authority. Raises BadCertificate if there is one already."""
+        """Makes an authority in a directory. Raises BadCertificate if the directory contains one already."""
         if (directory / KEY).exists() or (directory / CA).exists():
             raise BadCertificate(
                 "an authority already exists", remedy="use it, or pass another directory with --dir", dir=directory

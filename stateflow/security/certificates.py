@@ -214,7 +214,7 @@ PREFIX: Final = "sftoken1_"
 #: maximum length of a token's text; tokens of stateflow have about 1,600 characters
 LENGTH_MAX = 64 << 10
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=31)
-#: roles that tokens may have; members that listen stay at their hosts, and have certificates
+#: roles that tokens may have; members that listen need certificates, which name their hosts
 ROLES = frozenset({Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN})
 _ANOTHER = "issue another one: `stateflow token issue`"
 
