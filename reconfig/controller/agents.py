@@ -115,11 +115,11 @@ def lacks(offer: Offer, asked: Spawned | Request, coming: int, worker_bytes: int
 
 
 def place(offers: Sequence[Offer], request: Request, worker_bytes: int, disk_bytes: int) -> list[str]:
-    """Places replicas, each at the agent with the most cores left of those with room, and returns the agents' names.
-    Raises NoRoom unless all replicas fit.
+    """Places replicas, each at the agent with most cores left among those with room. Returns the agents' names. Raises
+    NoRoom unless all replicas fit.
 
     Args:
-        offers: changed in place: placed replicas are added.
+        offers: agents that may run the replicas; each placed replica is added to its offer.
     """
     placed: list[str] = []
     coming = dict.fromkeys((offer.agent.name for offer in offers), 0)
@@ -336,7 +336,7 @@ class Agents:
 
     async def stop(self, replica: str, force: bool) -> Spawned:
         """Stops a replica; its data directory stays. Raises InvalidArgument if no agent started it, and unless
-        ``force``, PartitionsLive while it owns partitions or MoveConflict while some move; then nothing changes.
+        ``force``, PartitionsLive while it owns partitions or MoveConflict while they move; then nothing changes.
 
         Args:
             force: stop it even while it owns partitions, which no replica serves until they are taken over.

@@ -1,8 +1,8 @@
 """The controller's durable state: a fold over the ledger's records.
 
-There is one fold, :data:`EVENTS`: at the start, while leading and in a follower, a record changes the state as the
-table says for the kind of its item, and nothing else does. What is recorded is decided in
-:mod:`reconfig.controller.steps`. The module does no I/O.
+There is one fold, :data:`EVENTS`, for the start, for the leader and for followers: a record changes the state as the
+table says for the kind of its item. Nothing else changes the state. :mod:`reconfig.controller.steps` decides what is
+recorded. The module does no I/O.
 
 ==============================  ============================================================================
 item                            records
@@ -47,7 +47,7 @@ item                            records
 ``controller/<name>/<n>``       NEW {site, labels}: a controller led; only earlier versions record it, without effect
 ``stood/<id>``                  NEW {ms}: how long the operator was stopped while the moves of a reconfiguration ran
 ``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
-``dismiss/<name>/<n>``          NEW {}: the agent is forgotten, with the replicas that it should have
+``dismiss/<name>/<n>``          NEW {}: the agent is forgotten, with the replicas that it should run
 ``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: the agent should run
                                 the replica like this from now on, until the replica is forgotten
 ``roll/<id>``                   a batch of the board, {site, limit}: replicas are restarted, a few at a time

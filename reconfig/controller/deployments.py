@@ -66,8 +66,8 @@ class Trial:
 class Deployments:
     """Creates, tries and upgrades operators.
 
-    ``created``: partitions that each deployment under way has created so far, by operator. ``trials``: trials under
-    way, by operator.
+    ``created`` has, by operator, the number of partitions that a deployment under way has created so far; ``trials``
+    the trials under way.
 
     Args:
         drop: deletes what the replicas have of an operator whose deployment failed.
@@ -91,7 +91,7 @@ class Deployments:
                 no change for a deployed one.
 
         Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or the error by which a replica refuses the operator;
-        nothing is deployed then.
+        then nothing is deployed.
         """
         async with self._context.deploying:
             allowed = tuple(sorted(set(sites or ())))
@@ -205,7 +205,7 @@ class Deployments:
     async def _former_owners(self, operator: str) -> None:
         """Waits until no replica can still serve an earlier deployment of the operator.
 
-        A replica that has not heard of its end may serve it until the replica's lease lapses.
+        A replica that does not know of the undeployment may serve the operator until the replica's lease lapses.
         """
         while operator in self._cluster.undeployed:
             untold = [name for name in self._cluster.roster.replicas if not self._members.alive(name)]

@@ -3,9 +3,9 @@
 :class:`RunRegistry` knows all reconfigurations, as callers see them: it finds, watches, pauses and cancels them, and
 remembers those that are over. :class:`MoveQueue` holds the moves that wait, and lets them begin in the order that
 :mod:`reconfig.decisions.plan` decides. A move's begin is recorded before the move begins. :class:`Executor` runs the
-moves to their end, and learns how long later ones will take. A move that breaks off begins again from its records in
-the ledger, as after a restart of the controller. :class:`Replanning` records another target for a waiting move, which
-cannot begin meanwhile. The move then leaves the queue and begins again from its records.
+moves to their end, and learns how long later ones will take. A move that fails unexpectedly begins again from its
+records in the ledger, as after a restart of the controller. :class:`Replanning` records another target for a waiting
+move, which cannot begin during that. The move then leaves the queue and begins again from its records.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The records tell what was decided: which operators there are, which replica owns
 begun and how it ended. Only the leader knows which replicas are alive, how far a move has come, and which processes are
 refused; the reports (:class:`FollowerReports`) mark these facts as unknown.
 
-A caller's question makes the controller read on at once from the newest record that it has. It also reads on every
-``follow_interval_s``, so that a question has little left to read, and answers exist while the ledger is unavailable.
+When a caller asks, the controller at once reads the records that are newer than those it has. It also reads them every
+``follow_interval_s``, so that few are left when a caller asks, and answers exist while the ledger is unavailable.
 Each reading checks that the newest known record is still in the ledger. If it is not, for example because the database
 was restored to an earlier day, the whole ledger is read afresh. While this process leads, it does not follow: its term
 has a state of its own.

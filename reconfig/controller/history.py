@@ -141,8 +141,8 @@ class Recorded:
 
 
 def because(planned: PlannedMove, reason: str) -> str:
-    """Joins the reason of a move and the reason of its target. The move's reason comes first, because it identifies the
-    moves of a job's run."""
+    """Joins the reason of a move and the reason of its new target. The move's reason is first, because it identifies
+    the moves of a job's run."""
     return f"{planned.reason}; {reason}" if planned.reason else reason
 
 

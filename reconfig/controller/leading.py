@@ -92,7 +92,7 @@ class Leading:
         self._leadership = Leadership(0, settings.hold_s, 0.0)
         self._leader: LeaderLease | None = None  # leader lease of another controller
         self._unrenewed = Unrenewed(settings.lease_margin)
-        # until then a former holder that did not give its lease back may grant leases; kept across terms of this
+        # time until which a former holder that did not give its lease back may grant leases; kept across terms of this
         # controller
         self._predecessor_until = -math.inf
         # while the leader lease is being taken from another holder: duration of that holder's lease, in seconds; 0:
@@ -190,8 +190,8 @@ class Leading:
     def _wait_s(self) -> float:
         """Returns the seconds until the next try.
 
-        That is when the other leader's lease lapses, because decisions wait for a leader, but at most ``renew_s``,
-        because the lease may be renewed or given back before.
+        The next try is due when the other leader's lease lapses, because decisions wait for a leader, but not later
+        than after ``renew_s``, because the lease may be renewed or given back before.
         """
         left_s = self._leader.left_s if self._leader is not None else 0.0
         return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._leadership.renew_s)
@@ -248,8 +248,8 @@ class Leading:
     def _note_predecessor(self, grace_s: float) -> None:
         """Remembers for how long a predecessor may still grant leases, given its grace in seconds.
 
-        The ledger reports the grace once, to the term that took the lease. That term may end before it begins, and the
-        ledger's answer may be lost; hence the predecessor's lease counts as well.
+        The ledger reports the grace once, to the term that took the lease. That term may end before its controller
+        serves, and the ledger's answer may be lost; hence the duration of the predecessor's lease counts as well.
         """
         grace_s = max(grace_s, self._taking_from_s)
         self._taking_from_s = 0.0

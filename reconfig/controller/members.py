@@ -46,7 +46,7 @@ _STOP_ONE = "stop one of the two; if the other one has ended, this one is admitt
 @dataclass(slots=True)
 class _Member:
     lease_from: float
-    heard_at: float | None = None  # None: not since the controller started
+    heard_at: float | None = None  # None: no heartbeat since the controller started
     incarnation: str = ""
     session: str = ""
     opening_from: float | None = None  # when it first said that it is opening, since it last registered

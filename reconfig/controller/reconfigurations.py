@@ -507,7 +507,7 @@ class Reconfigurations:
         if not running.over or not failed:
             cancelled = running.over and bool(self._runs.failed(reconfiguration))
             raise MoveConflict(
-                "none of its moves has failed" if running.over else "the reconfiguration is not over",
+                "no move of the reconfiguration has failed" if running.over else "the reconfiguration is not over",
                 remedy="pass --cancelled to retry cancelled moves"
                 if cancelled
                 else "see its moves with `stateflow reconfig info`",
@@ -528,7 +528,9 @@ class Reconfigurations:
         }
         if not moves:
             raise AlreadyThere(
-                "its partitions are already at their targets", remedy="no retry is needed", id=running.told.id
+                "the partitions of the failed moves are already at their targets",
+                remedy="no retry is needed",
+                id=running.told.id,
             )
         for target in sorted(set(moves.values())):
             if not self._context.members.alive(target):

@@ -92,7 +92,7 @@ class Sweeps:
         await self._context.acquainted()
         async with self._context.planning:
             if not 0 < limit <= 256:
-                raise InvalidArgument(f"a sweep cannot take {limit} nodes at a time", remedy="give 1 to 256")
+                raise InvalidArgument(f"a sweep cannot process {limit} nodes at a time", remedy="give 1 to 256")
             if under_way := self._book.under_way(chore):
                 raise MoveConflict(
                     _GOING[chore], remedy="wait until that has ended, or cancel it", batch=self._named(under_way[0])

@@ -221,7 +221,7 @@ class Takeovers:
         elif view is not None and view.state in SERVED and view.epoch == epoch:
             self._orphans.pop(partition, None)
         else:
-            log.error("state_missing: %s is assigned at epoch %d, its owner registered without it", partition, epoch)
+            log.error("state_missing: partition %s, epoch %d: its owner registered without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
             for runner in self._runs.moving():  # the source cannot say whether it sealed, and its lease does not lapse
                 if (runner.planned.partition, runner.planned.source) == (partition, name):
@@ -486,7 +486,7 @@ class Takeovers:
             if not deployed.may_be_at(target):
                 where = ", ".join(deployed.sites)
                 log.warning(
-                    "%s goes to %s at %s, outside the operator's sites (%s)", partition, target.name, target.site, where
+                    "takeover of %s by %s at %s, outside allowed sites (%s)", partition, target.name, target.site, where
                 )
             planned = PlannedTakeover(
                 self._context.new_id(),
