@@ -109,8 +109,8 @@ class Writer:
 
     @classmethod
     def read(cls, ledger: Ledger, term: int | None = None, validated: bool = False) -> Writer:
-        """Reads the ledger. The writer then writes in ``term``, so that the ledger refuses late writes of earlier
-        terms."""
+        """Reads the ledger, and returns a writer for ``term``. Once another term has begun, the ledger refuses the
+        records of this writer."""
         cluster = ClusterState(ledger.clock.now_us, validated=validated)
         for record in ledger.records(archived=True):
             cluster.fold(record)

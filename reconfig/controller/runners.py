@@ -315,7 +315,7 @@ class MoveRunner(Runner):
     cost: Callable[[], FixedCost] | None = None  # expected cost of a cutover, as recent moves show it
     standby_move: Callable[[], str] = lambda: ""  # move id of the standby that follows at the target now
     _joined: str = ""  # move id of the standby whose copy this move uses; empty: none
-    _joined_s: float = 0.0  # seconds for which the standby's base copy had been complete before
+    _joined_s: float = 0.0  # seconds for which the base copy was complete before this move used it
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
     _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # the call to fence has ended
