@@ -46,8 +46,13 @@ DEATHS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """An agent's state, as last reported. ``last_heartbeat_s``: seconds since its last heartbeat; -1: not heard since
-    the controller started. ``wanted``: replicas that it should have; ``children``: replicas that it reports."""
+    """An agent's state, as last reported.
+
+    Attributes:
+        last_heartbeat_s: seconds since its last heartbeat; -1: none since the controller started.
+        wanted: replicas that it should run.
+        children: replicas that it reports.
+    """
 
     agent: AgentInfo
     alive: bool
@@ -62,10 +67,11 @@ class AgentState:
 
 @dataclass(slots=True)
 class Offer:
-    """An agent that answers. ``has``: the replicas that it is ordered to run already.
+    """An agent that answers. ``has`` are the replicas that it is ordered to run already.
 
     A replica takes a core for each of its workers, and the memory that it is limited to, or else a minimum for each
-    worker. A stopped replica takes neither. Disk counts as free now: what replicas have written is subtracted already.
+    worker. A stopped replica takes neither. Free disk is as last reported, so data that replicas have written is not
+    counted twice.
     """
 
     agent: AgentInfo
@@ -109,11 +115,11 @@ def lacks(offer: Offer, asked: Spawned | Request, coming: int, worker_bytes: int
 
 
 def place(offers: Sequence[Offer], request: Request, worker_bytes: int, disk_bytes: int) -> list[str]:
-    """Places replicas, each at the agent with the most cores left of those with room, and returns the agents' names.
-    Raises NoRoom unless all replicas fit.
+    """Places replicas, each at the agent with most cores left among those with room. Returns the agents' names. Raises
+    NoRoom unless all replicas fit.
 
     Args:
-        offers: changed in place: placed replicas are added.
+        offers: agents that may run the replicas; each placed replica is added to its offer.
     """
     placed: list[str] = []
     coming = dict.fromkeys((offer.agent.name for offer in offers), 0)
@@ -151,7 +157,7 @@ class Agents:
     # -- membership ---------------------------------------------------------------------------------------
 
     async def heard(self, beat: Beat) -> DesiredState:
-        """Takes in a heartbeat, registers the agent if it is new or has changed, and returns the replicas that it
+        """Processes a heartbeat, registers the agent if it is new or has changed, and returns the replicas that it
         should run.
 
         Raises NameTaken, ForeignLedger, HoldLost.
@@ -185,7 +191,7 @@ class Agents:
         self._check_name(name, home)
         await self._context.record(steps.register_agent, beat.agent, home)
         self._context.check_leads()
-        if adopted:  # replicas that the lost ledger wanted there go on
+        if adopted:  # replicas that the lost ledger wanted there continue
             known = self._cluster.roster.spawned
             mine = [child.spawned for child in beat.children if child.spawned.replica not in known]
             if mine:
@@ -199,7 +205,9 @@ class Agents:
     def _check_name(self, name: str, home: Home) -> None:
         known = self._cluster.roster.agent_homes.get(name)
         if not home.directory:
-            raise InvalidArgument("the agent does not name its data directory", remedy="run the controller's version")
+            raise InvalidArgument(
+                "the agent does not name its data directory", remedy="run it with the controller's stateflow version"
+            )
         if known is None or known == home:
             return
         there = self._cluster.roster.agents[name]
@@ -221,7 +229,7 @@ class Agents:
             )
 
     def child(self, replica: str) -> Child | None:
-        """Returns a replica's state, as its agent last reported it; None: no agent has."""
+        """Returns a replica's state, as its agent last reported it; None: no agent has reported it."""
         spawned = self._cluster.roster.spawned.get(replica)
         beat = None if spawned is None else self._beats.get(spawned.agent)
         return None if beat is None else next((c for c in beat.children if c.spawned.replica == replica), None)
@@ -242,8 +250,8 @@ class Agents:
         )
 
     async def forget(self, name: str) -> None:
-        """Forgets an agent and the replicas that it should have. Raises InvalidArgument, NameTaken while the agent may
-        run, PartitionsLive; nothing is changed then."""
+        """Forgets an agent and the replicas that it should run. Raises InvalidArgument if there is no such agent,
+        NameTaken while the agent may run, and PartitionsLive while a replica owns partitions; then nothing changes."""
         async with self._context.planning:
             if name not in self._cluster.roster.agents:
                 raise InvalidArgument(f"there is no agent {name!r}", remedy=f"use one of {self._named()}")
@@ -272,7 +280,7 @@ class Agents:
 
     async def spawn(self, request: Request) -> list[Spawned]:
         """Places new replicas and records that their agents should run them. Raises UnknownSite, Unavailable if no
-        agent there answers, NoRoom; nothing is started then."""
+        agent there answers, or NoRoom; then nothing is started."""
         settings = self._context.settings
         async with self._context.planning:
             offers = [self._offer(name) for name in self._asked(request)]
@@ -327,8 +335,8 @@ class Agents:
         return f"{agent}-{number}"
 
     async def stop(self, replica: str, force: bool) -> Spawned:
-        """Stops a replica; its data directory stays. Raises InvalidArgument, PartitionsLive, MoveConflict; nothing is
-        changed then.
+        """Stops a replica; its data directory stays. Raises InvalidArgument if no agent started it, and unless
+        ``force``, PartitionsLive while it owns partitions or MoveConflict while they move; then nothing changes.
 
         Args:
             force: stop it even while it owns partitions, which no replica serves until they are taken over.
@@ -412,10 +420,10 @@ class Agents:
 class Restarting:
     """Restarts one node of a rolling restart, the chore ``restart`` of a sweep.
 
-    The node's agent restarts it. The next node follows when this one serves again what it owns.
+    The node's agent restarts it. The next node follows when this node serves all its partitions again.
     """
 
-    #: pause before the next node, in seconds, in which this one serves what waited for it
+    #: pause before the next node, in seconds, in which this node serves the batches that waited for it
     settle_s = 1.0
 
     def __init__(self, context: ControllerContext, agents: Agents, takeovers: Takeovers) -> None:
@@ -432,12 +440,11 @@ class Restarting:
         return Plan(Chore.RESTART, tuple(nodes), site, limit)
 
     async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
-        """Restarts a node, and waits until it serves again: see :class:`~reconfig.controller.sweeping.ChoreWork`."""
+        """Restarts a node, and waits until it serves again, see :class:`~reconfig.controller.sweeping.ChoreWork`."""
         members, cluster = self._context.members, self._context.cluster
         before: dict[str, str] = {}
         if begin is not None:
-            # a node that does not serve now is not restarted: that might make it worse, and waiting for it would be in
-            # vain
+            # a node that does not serve now is not restarted: a restart might make it worse, and it might never serve
             await self._serves(node, {}, None)
             before = {name: members.session(name) for name in self._workers(node)}
             if not await begin():
@@ -458,9 +465,9 @@ class Restarting:
             await asyncio.sleep(LOOK_S)
 
     def _lacks(self, node: str, before: dict[str, str], wanted: Spawned | None) -> str | None:
-        """Returns what a node still lacks before it serves; None: nothing.
+        """Returns what a node still lacks before it serves; None: it serves.
 
-        Raises MoveConflict if another command came, and the error by which the node fails to start.
+        Raises MoveConflict if another command has replaced this one, and the error by which the node fails to start.
         """
         cluster, members = self._context.cluster, self._context.members
         now = cluster.roster.spawned.get(node)

@@ -1,8 +1,8 @@
 """The controller's durable state: a fold over the ledger's records.
 
-There is one fold, :data:`EVENTS`: at the start, while leading and in a follower, a record changes the state as the
-table says for the kind of its item, and nothing else does. What is recorded is decided in
-:mod:`reconfig.controller.steps`. The module does no I/O.
+There is one fold, :data:`EVENTS`, for the start, for the leader and for followers: a record changes the state as the
+table says for the kind of its item. Nothing else changes the state. :mod:`reconfig.controller.steps` decides what is
+recorded. The module does no I/O.
 
 ==============================  ============================================================================
 item                            records
@@ -10,12 +10,12 @@ item                            records
 ``replica/<name>/<n>``          NEW {site, address, weight, directory, place}: a replica registered, from this data
                                 directory at this place; records of earlier versions have neither of the two
 ``directory/<name>/<n>``        NEW {directory}: the name belongs to this data directory; the former one's data is lost
-``forget/<name>/<n>``           NEW {}: the replica is forgotten; a replica that comes under the name is a new one
+``forget/<name>/<n>``           NEW {}: the replica is forgotten; one that registers under the name is a new one
 ``operator/<name>``             NEW {spec, owners, sites}, PROCESSING, PROCESSED (every partition was created) |
-                                FAILED {error} (what was created is deleted);
-                                ``operator/<name>/<epoch>`` once it was undeployed: its first epoch
+                                FAILED {error} (what was created is deleted). If the operator was undeployed
+                                before, the item is ``operator/<name>/<epoch>``, with its first epoch
 ``upgrade/<name>/<n>``          NEW {spec}: another version of a deployed operator, for all its partitions
-``sites/<operator>/<n>``        NEW {sites}: from now on, only replicas at these sites may have it; empty: all replicas.
+``sites/<operator>/<n>``        NEW {sites}: from now on, only replicas at these sites may own it; empty: all replicas.
                                 Partitions elsewhere stay until they move. Operators of earlier versions name no sites
 ``undeploy/<name>/<epoch>``     NEW {}: the operator is undeployed, with all its state at this epoch or an older one
 ``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING (its turn has come),
@@ -33,29 +33,29 @@ item                            records
                                 and takeovers begin only by command; or ``automatic``
 ``standbys/<operator>/<n>``     NEW {count}: number of standbys of each partition wanted from now on
 ``reconfiguration/<id>``        a batch of the board, see docs/ledger.md, whose entities are its moves
-``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on. Only for
-                                reconfigurations that an earlier version began
+``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait, or no longer wait.
+                                Only for reconfigurations that an earlier version began
 ``edit/<id>/<n>``               NEW {limit, per_node, per_link}: limits on its moves at a time, from now on
 ``cancel/<id>``                 NEW {}: moves of the reconfiguration that are not fenced yet are rolled back
-``maintenance/<node>/<n>``      NEW {since_us, until_us, one_of}: the node is in maintenance; {}: not any more
+``maintenance/<node>/<n>``      NEW {since_us, until_us, one_of}: the node is in maintenance; {}: no longer
 ``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: from now on these policies
                                 move partitions; no policies: the autopilot is off
 ``job/<name>/<n>``              NEW {schedule, do, …, paused}: the job's definition from now on; {}: it is deleted
 ``run/<job>/<µs>``              NEW {operators}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: a run for
                                 that time; records of earlier versions name no operators
 ``stage/<job>/<µs>/<operator>``  NEW {reconfigurations, error}: what that run began for an operator, or why it did not
-``controller/<name>/<n>``       NEW {site, labels}: a controller that led, of earlier versions; without effect
+``controller/<name>/<n>``       NEW {site, labels}: a controller led; only earlier versions record it, without effect
 ``stood/<id>``                  NEW {ms}: how long the operator was stopped while the moves of a reconfiguration ran
 ``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
-``dismiss/<name>/<n>``          NEW {}: the agent is forgotten, with the replicas that it should have
-``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: the agent should have
+``dismiss/<name>/<n>``          NEW {}: the agent is forgotten, with the replicas that it should run
+``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: the agent should run
                                 the replica like this from now on, until the replica is forgotten
 ``roll/<id>``                   a batch of the board, {site, limit}: replicas are restarted, a few at a time
 ``rolled/<id>/<node>``          an entity of a roll
 ``unroll/<id>``                 NEW {}: restarts of the roll that have not begun are cancelled
 ``sweep/<id>``                  a batch of the board, {chore, site, limit, operator, scope}: the chore is done at each
                                 node, until the partitions of the scope are done
-``swept/<id>/<node>``           an entity of a sweep; the last one, ``(moved)``, has the partitions that moved meanwhile
+``swept/<id>/<node>``           an entity of a sweep; the last one, ``(moved)``, is for partitions that moved since
 ``unsweep/<id>``                NEW {}: nodes of the sweep that have not begun are cancelled
 ==============================  ============================================================================
 """
@@ -84,8 +84,10 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 class Deployed:
     """A deployed operator.
 
-    ``first_epoch``: the first epoch of this deployment; older ones belong to a former operator of the same name.
-    ``sites``: the sites at which it is allowed; empty: all. ``versions``: oldest first, the last one serves.
+    Attributes:
+        first_epoch: the first epoch of this deployment; older ones belong to a former operator of the same name.
+        sites: the sites at which the operator is allowed; empty: all.
+        versions: the deployed versions, oldest first; the last one serves.
     """
 
     spec: OperatorSpec
@@ -117,8 +119,8 @@ class OpenMove:
 class ClusterState:
     """The cluster's state, folded from the ledger. Not thread-safe.
 
-    ``now_us``: the ledger's clock. ``numbers``: number of the newest item of each series, such as those of one replica,
-    see :class:`Event`.
+    ``now_us`` is the ledger's clock. ``numbers`` has the number of the newest item of each series, such as the
+    registrations of one replica, see :class:`Event`.
     """
 
     now_us: Callable[[], int]
@@ -158,7 +160,7 @@ class ClusterState:
         if event.series:
             name, _, number = rest.rpartition("/")
             series = event.series_of(name)
-            # counted, as registrations of early versions end in a random word
+            # counted, because registrations of early versions end in a random word
             self.numbers[series] = max(self.numbers.get(series, 0) + 1, int(number) if number.isdecimal() else 0)
         event.fold(self, rest, record)
         if self.validated:
@@ -283,8 +285,8 @@ class ClusterState:
 
     def _spec_of(self, name: str, record: Record) -> OperatorSpec:
         """Returns the spec of a record, with a recording time later than that of every earlier version, whatever the
-        clocks say. Where possible the time is the clock's. Then the spec is also newer than specs that replicas know
-        from another ledger, or from a later state of this ledger that a restore has undone."""
+        clocks say. If possible, it is the clock's time. Then the spec is also newer than specs that replicas know from
+        another ledger, or from a later state of this ledger that a restore has undone."""
         spec = OperatorSpec.from_json({"name": name, **record.payload["spec"]})
         newest_us = max(spec.recorded_us, self.versions_us.get(name, 0))
         self.versions_us[name] = max(record.timestamp_us, newest_us + 1)
@@ -478,11 +480,13 @@ class ClusterState:
 
 
 class Event(NamedTuple):
-    """A kind of item: the fold of its records, and the numbers of its items.
+    """A kind of item: the fold of its records, and how its items are numbered.
 
-    ``series``: items of the kind end in a number, by which a later one has another name; kinds of one series are
-    numbered together. Empty: they are not numbered. ``of_each``: each name has numbers of its own; otherwise all names
-    of the series are numbered together.
+    Attributes:
+        fold: changes the state by a record.
+        series: the kinds of one series are numbered together, by the number in which their items end; empty: the items
+            of this kind have no numbers.
+        of_each: each name of the series is numbered separately, rather than all names together.
     """
 
     fold: Callable[[ClusterState, str, Record], None]

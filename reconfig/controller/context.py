@@ -43,7 +43,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 #: how many times a leader lease is renewed within its duration
 RENEWALS = 3
-#: the most characters of an author
+#: maximum number of characters in the name of an author
 AUTHOR_MAX = 128
 #: seconds between looks, while replicas are waited for
 LOOK_S = 0.05
@@ -57,7 +57,8 @@ FOLDED_AT_ONCE = 100
 class Leadership:
     """The right of this controller to decide, by its leader lease; see :mod:`reconfig.controller.leading`.
 
-    ``until``: end of the lease, in monotonic seconds. Default: never expires (single controller, tests).
+    ``until`` is the end of the lease, in monotonic seconds. By default the lease never expires, for a single controller
+    and for tests.
     """
 
     term: int = 1
@@ -108,7 +109,8 @@ class Writer:
 
     @classmethod
     def read(cls, ledger: Ledger, term: int | None = None, validated: bool = False) -> Writer:
-        """Reads the ledger. ``term``: this controller's term; a write of an earlier term may still be on its way."""
+        """Reads the ledger, and returns a writer for ``term``. Once another term has begun, the ledger refuses the
+        records of this writer."""
         cluster = ClusterState(ledger.clock.now_us, validated=validated)
         for record in ledger.records(archived=True):
             cluster.fold(record)
@@ -119,7 +121,7 @@ class Writer:
         known, and on every later call.
 
         Args:
-            author: who asked for it; empty: this controller decided.
+            author: the caller that asked for the step; empty: this controller decided it.
         """
         if isinstance(step, Ending):
             try:
@@ -149,10 +151,10 @@ class ControllerContext:
     """The shared context of one term.
 
     Only the event loop changes ``cluster``, by folding records. A step is decided and appended to the ledger in a
-    thread, as a large plan takes seconds; its records are folded before the next step is decided, and before the caller
-    that asked for it goes on.
+    thread, because a large plan takes seconds. Its records are folded before the next step is decided, and before the
+    caller that asked for the step continues.
 
-    ``over`` becomes done, with the reason, if the term ends early; from then on nothing can be recorded.
+    If the term ends early, the future ``over`` is done, with the reason; from then on nothing can be recorded.
     """
 
     def __init__(
@@ -187,13 +189,13 @@ class ControllerContext:
     async def record(
         self, decide: Callable[Concatenate[ClusterState, P], Step], *arguments: P.args, **_: P.kwargs
     ) -> list[Record]:
-        """Takes one durable step, e.g. ``record(steps.grant, move)``, and returns its records, which are folded; none:
-        there was nothing to change. Steps are taken one after another, and to their end even if the caller is
+        """Decides, writes and folds one step, e.g. ``record(steps.grant, move)``. Returns its records; an empty list:
+        there was nothing to change. Steps are taken one after another, and each is completed even if the caller is
         cancelled.
 
         A step waits while the ledger is unavailable or read-only, e.g. during a failover of its database, for as long
-        as this controller leads. Leading ends in time too, as renewing the lease is also a write. Raises the error that
-        ends the term.
+        as this controller leads. The wait is bounded, because renewing the leader lease needs the ledger, too. Raises
+        the error that ends the term.
         """
         return await asyncio.shield(self.spawn(self._record(decide, *arguments)))
 
@@ -219,7 +221,7 @@ class ControllerContext:
             await asyncio.sleep(self.settings.retry_interval_s)
 
     def _take(self, author: str, decide: Callable[..., Step], *arguments: Any) -> list[Record]:
-        """Decides a step and appends its records, in the thread. Nothing changes the state meanwhile."""
+        """Decides a step and appends its records, in the thread. Callers hold ``_writing``, so the state is fixed."""
         return self._writer.append(decide(self.cluster, *arguments), author)
 
     async def knows_what_it_wrote(self) -> None:
@@ -249,7 +251,7 @@ class ControllerContext:
             self.over.set_result(error)
 
     async def aside(self, work: Callable[P, T], *arguments: P.args, **_: P.kwargs) -> T:
-        """Runs long work, which must not use the context, in a thread, so that leases are renewed meanwhile."""
+        """Runs long work, which must not use the context, in a thread, so that the event loop can renew leases."""
         return await self._loop.run_in_executor(self._planner, work, *arguments)
 
     # -- replicas -----------------------------------------------------------------------------------------
@@ -260,15 +262,15 @@ class ControllerContext:
         self.check_leads()
         session = self.members.session(name)
         if not session:
-            raise Unavailable(f"{name} has not registered yet", remedy="check that it runs; it registers on its own")
+            raise Unavailable(f"{name} has not registered yet", remedy="check that it runs; it registers by itself")
         return Command(self.ledger_id, self.term, session)
 
     def _refused(self, error: StateflowError) -> None:
-        if isinstance(error, StaleTerm):  # the replica has heard a controller of a later term
+        if isinstance(error, StaleTerm):  # the replica knows a controller of a later term
             self._end_term(error)
 
     def alive(self) -> dict[str, ReplicaInfo]:
-        """Returns the replicas to plan with: those that were heard lately and that no agent was told to stop."""
+        """Returns the replicas to plan with: those that send heartbeats and that no agent was told to stop."""
         return {
             name: info
             for name, info in self.cluster.roster.replicas.items()
@@ -290,8 +292,8 @@ class ControllerContext:
                 log.exception("%s", instead)
 
     async def acquainted(self) -> None:
-        """Waits until every replica known before this term has sent a heartbeat, or has been silent for the usual
-        limit. Without that, a new leader would find that no replica answers."""
+        """Waits until every replica known before this term has sent a heartbeat, or has been silent for
+        ``members.silence_s``. Without this wait, a new leader would find that no replica answers."""
         while self.members.expects():  # noqa: ASYNC110 - the wait ends with time, too
             await asyncio.sleep(LOOK_S)
 
@@ -327,14 +329,14 @@ class ControllerContext:
 
     async def learnt(self, pairs: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         """Tells replicas to load operators; a replica that lacks the code fetches it. Returns the (replica, operator)
-        pairs for which that worked. Callers must not hold ``planning``, as fetching may take minutes."""
+        pairs for which this succeeded. Callers must not hold ``planning``, because fetching may take minutes."""
         able = set()
         for name, operator in sorted(pairs):
             try:
                 await self.replicas.learn(name, self.cluster.operator(operator).spec)
                 able.add((name, operator))
             except StateflowError as error:
-                log.warning("replica %s did not learn operator %s: %s", name, operator, error)
+                log.warning("replica %s did not load operator %s: %s", name, operator, error)
         return able
 
     # -- tasks --------------------------------------------------------------------------------------------

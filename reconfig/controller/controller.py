@@ -151,14 +151,15 @@ class StatusReporter:
 
 
 class Controller:
-    """A controller for one term; it decides while its ``leadership`` lasts. ``over`` becomes done if the term ends
-    early.
+    """A controller for one term; it decides while its ``leadership`` lasts. The future ``over`` is done when the term
+    ends early.
 
     Args:
-        leadership: default: never expires (single controller, tests).
-        writer: the writer of the term, which has read the ledger; None: the controller reads it, and has no term.
+        leadership: None: one that never expires, for a single controller and for tests.
+        writer: the writer of the term, which has read the ledger; None: the controller reads the ledger, and has no
+            term.
         grace_s: seconds from now for which a predecessor may still grant leases.
-        address: where it listens; also its name, if the settings give it none.
+        address: the address at which it listens, which is also its name if the settings give it none.
     """
 
     def __init__(
@@ -302,13 +303,13 @@ class Controller:
         return self.runs.found(reconfiguration).report()
 
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
-        """Yields reports on reconfigurations, newest first. ``limit``: at most so many; 0: all."""
+        """Yields reports on reconfigurations, newest first, at most ``limit`` of them; 0: all."""
         return self.runs.history(limit)
 
     # -- life ---------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Resumes the work that the ledger has as under way, and starts to watch leases, placement and jobs."""
+        """Resumes the work that is under way in the ledger, and starts to watch leases, placement and jobs."""
         self.deployments.resume_all()
         self.standbys.resume_all()
         self.takeovers.resume_all()

@@ -1,10 +1,10 @@
 """Deploys, upgrades and undeploys operators, keeps the bundles of their code, and forgets replicas.
 
-A deployment is recorded with its owners; then these create the partitions; then its end is recorded. Creating can be
-repeated: the next controller resumes a deployment that was interrupted. A failed deployment is recorded as failed, and
-the partitions that it created are deleted. A new version is tried on all stored state before its upgrade is recorded;
-then the controller tells every replica. An undeployment is recorded first; then the controller tells the replicas to
-delete the state. Replicas that do not answer must register again, and are told then.
+A deployment is recorded with its owners; then the owners create the partitions; then its end is recorded. Creating can
+be repeated, so the next controller resumes a deployment that was interrupted. A failed deployment is recorded as
+failed, and the partitions that it created are deleted. A new version is tried on all stored state before its upgrade is
+recorded; then the controller tells every replica. An undeployment is recorded first; then the controller tells the
+replicas to delete the state. A replica that does not answer must register again, and learns then what it missed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stateflow.types import BUNDLE_PART, OperatorSpec, PartitionId, node_of, ran
 log = logging.getLogger(__name__)
 #: partitions per request: each takes several durable writes, which are slow on an SD card
 CREATED_AT_ONCE = 32
-#: a trial ends after so many rounds in a row without progress
+#: number of rounds in a row without progress after which a trial ends
 IDLE_ROUNDS = 2
 #: delay after the expected end of a lease before it is checked, in seconds
 LAPSING_S = 0.05
@@ -66,8 +66,8 @@ class Trial:
 class Deployments:
     """Creates, tries and upgrades operators.
 
-    ``created``: partitions that each deployment under way has created so far, by operator. ``trials``: trials under
-    way, by operator.
+    ``created`` has, by operator, the number of partitions that a deployment under way has created so far; ``trials``
+    the trials under way.
 
     Args:
         drop: deletes what the replicas have of an operator whose deployment failed.
@@ -91,7 +91,7 @@ class Deployments:
                 no change for a deployed one.
 
         Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or the error by which a replica refuses the operator;
-        nothing is deployed then.
+        then nothing is deployed.
         """
         async with self._context.deploying:
             allowed = tuple(sorted(set(sites or ())))
@@ -104,7 +104,7 @@ class Deployments:
             return deployed
 
     async def try_out(self, spec: OperatorSpec) -> None:
-        """Tries a new version of a deployed operator on all stored state, before anything is decided.
+        """Tries a new version of a deployed operator on all stored state, before the upgrade is decided.
 
         Deploying the version afterwards does not try it again. Unlike a deployment, a trial can be cancelled, and no
         other command waits for it.
@@ -144,10 +144,11 @@ class Deployments:
             idle = idle + 1 if len(trial.left) == before else 0
         if trial.left:
             left = ranges(sorted(trial.left))
-            log.warning("new version of %s not tried on partitions %s", spec.name, left)
+            log.warning("new version of operator %s not tried on partitions %s", spec.name, left)
 
     async def _try_at_owners(self, spec: OperatorSpec, left: set[int]) -> None:
-        """Tries a version at all owners, and removes tried partitions from ``left``; those that moved away stay."""
+        """Tries a version at all owners, and removes the tried partitions from ``left``, but not those that moved
+        away."""
         owners, by_owner = self._cluster.operator(spec.name).assignment.owners, defaultdict[str, list[int]](list)
         for number in left:
             by_owner[owners[number]].append(number)
@@ -165,7 +166,7 @@ class Deployments:
             async for number in self._context.replicas.try_out(owner, spec, numbers):
                 left.discard(number)
         except (Unavailable, ReleaseMismatch, LeaseLost) as error:  # these say nothing about the version
-            log.warning("replica %s did not try the new version of %s: %s", owner, spec.name, error)
+            log.warning("replica %s did not try the new version of operator %s: %s", owner, spec.name, error)
 
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         planned = self._cluster.planned.get(spec.name)
@@ -204,7 +205,7 @@ class Deployments:
     async def _former_owners(self, operator: str) -> None:
         """Waits until no replica can still serve an earlier deployment of the operator.
 
-        A replica that has not heard of its end may serve it until the replica's lease lapses.
+        A replica that does not know of the undeployment may serve the operator until the replica's lease lapses.
         """
         while operator in self._cluster.undeployed:
             untold = [name for name in self._cluster.roster.replicas if not self._members.alive(name)]
@@ -233,13 +234,13 @@ class Deployments:
     async def _tell(self, name: str, spec: OperatorSpec) -> None:
         """Tells a replica to run this version from its next batch on.
 
-        A replica that cannot run it answers so, and stops serving older versions. A replica that does not answer must
-        register again, and learns of the version when it does.
+        A replica that cannot run this version says so, and stops serving older versions. A replica that does not answer
+        must register again, and learns of the version then.
         """
         try:
             await self._context.replicas.learn(name, spec)
         except StateflowError as error:
-            log.warning("replica %s does not run the new version of %s yet: %s", name, spec.name, error)
+            log.warning("replica %s does not run the new version of operator %s yet: %s", name, spec.name, error)
             if error.retryable:
                 self._members.expel(name)
 
@@ -252,7 +253,7 @@ class Deployments:
             await self._context.replicas.check(name, spec, count)
 
     async def _create_or_take_back(self, deployed: Deployed, record: Any) -> None:
-        """Creates the partitions; if that fails, records the failure and drops what was created.
+        """Creates the partitions; if that fails, records the failure and drops the partitions that were created.
 
         The record keeps a later controller from resuming a deployment that was reported as failed.
         """
@@ -299,13 +300,13 @@ class Deployments:
         while True:
             try:
                 async with self._context.deploying:
-                    if deployed.spec.name in self._cluster.planned:  # otherwise it was deployed again meanwhile
+                    if deployed.spec.name in self._cluster.planned:  # otherwise a later deployment has completed it
                         await self._create(deployed, record)
                     return
             except StateflowError as error:
-                log.warning("deployment of %s failed, will be retried: %s", deployed.spec.name, error)
+                log.warning("deployment of operator %s failed, will be retried: %s", deployed.spec.name, error)
             except Exception:  # no other task would resume it
-                log.exception("deployment of %s failed, will be retried", deployed.spec.name)
+                log.exception("deployment of operator %s failed, will be retried", deployed.spec.name)
             await asyncio.sleep(self._context.settings.heartbeat_interval_s)
 
 
@@ -326,17 +327,17 @@ def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
 class Versions:
     """Stores bundles of operators' code, which replicas fetch, and deploys earlier versions again.
 
-    The ledger's database keeps the bundles. Methods raise Unavailable where the ledger does not answer.
+    The ledger's database keeps the bundles. Methods raise Unavailable if the ledger does not answer.
     """
 
     def __init__(self, context: ControllerContext, deployments: Deployments) -> None:
         self._context, self._deployments = context, deployments
 
     async def put(self, digest: str, number: int, count: int, data: bytes) -> None:
-        """Stores a part of a bundle. Raises InvalidArgument if the part is not one."""
+        """Stores a part of a bundle. Raises InvalidArgument if its number or size is not valid."""
         if not (number < count <= -(-PACKED_MAX // BUNDLE_PART) and 0 < len(data) <= BUNDLE_PART):
             raise InvalidArgument(
-                f"a bundle has {PACKED_MAX >> 20} parts of 1 MB at most",
+                f"the bundle or a part of it is too large: at most {PACKED_MAX >> 20} parts of 1 MB are allowed",
                 remedy="install large dependencies at the sites",
             )
         await self._context.aside(self._context.ledger.put_bundle_part, digest, number, count, data)
@@ -350,7 +351,8 @@ class Versions:
         return body, count
 
     async def check_here(self, spec: OperatorSpec) -> None:
-        """Checks, before anything is decided, that a version's bundle is here. Raises BundleMissing, BundleDamaged."""
+        """Checks, before anything is decided, that the ledger has a version's bundle. Raises BundleMissing,
+        BundleDamaged."""
         if spec.bundle:
             await self._context.aside(self._check, spec.bundle)
 
@@ -369,10 +371,10 @@ class Versions:
         return list(self._context.cluster.operator(operator).versions)
 
     async def upgrade(self, operator: str, number: int) -> Deployed:
-        """Deploys an earlier version again, which becomes the newest one. ``number``: counted from 1.
+        """Deploys the version with this ``number``, counted from 1, again as the newest one.
 
-        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and the error by which a replica refuses the version;
-        nothing is changed then.
+        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, or the error by which a replica refuses the version;
+        then nothing is changed.
         """
         spec = self.version(operator, number)
         await self.check_here(spec)
@@ -425,7 +427,8 @@ class Leaving:
         register again.
 
         Returns the number of the operator's partitions, and the replicas that did not answer. Raises
-        OperatorNotDeployed, MoveConflict, PartitionsLive, also without ``delete_state``; nothing is changed then.
+        OperatorNotDeployed, MoveConflict while a partition moves or is restored, and PartitionsLive without
+        ``delete_state``, or while a silent owner may be serving alone; then nothing is changed.
         """
         async with self._context.deploying:
             return await self._undeploy(operator, delete_state)
@@ -438,7 +441,8 @@ class Leaving:
             if not delete_state:
                 raise PartitionsLive(
                     f"its {deployed.spec.partitions} partitions are live, and their state would be deleted",
-                    remedy="take a savepoint if it may be needed again, and pass --delete-state (delete_state=True)",
+                    remedy="take a savepoint if the state may be needed again, and pass --delete-state "
+                    "(delete_state=True)",
                     operator=operator,
                     replicas=" ".join(sorted(set(deployed.assignment.owners))),
                 )
@@ -470,8 +474,8 @@ class Leaving:
         for planned in self._context.cluster.changes():
             if planned.partition.operator == operator:
                 raise MoveConflict(
-                    "one of its partitions is moving",
-                    remedy="wait until the move ends, or cancel it: `stateflow reconfig cancel "
+                    "one of the operator's partitions is moving",
+                    remedy="wait until the move ends, or cancel it with `stateflow reconfig cancel "
                     f"{planned.reconfiguration}`",
                     partition=planned.partition,
                     reconfiguration=planned.reconfiguration,
@@ -483,8 +487,8 @@ class Leaving:
     async def drop(self, operator: str) -> list[str]:
         """Tells replicas to delete what they have of an undeployed operator. Returns the replicas that did not answer.
 
-        They must register again, and are told then. A replica that has been silent for a while must also register
-        again: its lease may still run, and a heartbeat would renew it without telling the replica to delete.
+        Those replicas must register again, and are told to delete then. So must a replica that has been silent for a
+        while: its lease may still run, and a heartbeat would renew the lease without telling the replica to delete.
         """
         alive = self._context.alive()
         for silent in self._context.cluster.roster.replicas.keys() - alive.keys():
@@ -495,7 +499,7 @@ class Leaving:
         for name, result in results.items():
             if isinstance(result, StateflowError):
                 log.warning(
-                    "replica %s will delete its state of %s when it registers again: %s", name, operator, result
+                    "replica %s deletes its state of operator %s when it registers again: %s", name, operator, result
                 )
                 self._context.members.expel(name)
             elif isinstance(result, BaseException):
@@ -511,7 +515,9 @@ class Leaving:
     async def forget(self, replica: str) -> None:
         """Forgets a replica, or all workers of a node.
 
-        Raises InvalidArgument, NameTaken while one may serve, PartitionsLive, MoveConflict; nothing is changed then.
+        Raises InvalidArgument if there is no such replica, NameTaken while one of them may serve or an agent keeps it
+        running, PartitionsLive if one owns partitions, and MoveConflict while partitions move to or from one; then
+        nothing is changed.
         """
         cluster, members = self._context.cluster, self._context.members
         async with self._context.planning:
@@ -534,7 +540,7 @@ class Leaving:
         log.warning("replica %s forgotten; a replica of that name is a new one from now on", " ".join(names))
 
     def _check_not_started_again(self, replica: str) -> None:
-        """Checks that no agent should run the replica: it would start the replica again. Raises NameTaken."""
+        """Checks that no agent is to run the replica, because it would start the replica again. Raises NameTaken."""
         spawned = self._context.cluster.roster.spawned.get(replica)
         if spawned is not None and spawned.running:
             raise NameTaken(

@@ -3,9 +3,9 @@
 :class:`RunRegistry` knows all reconfigurations, as callers see them: it finds, watches, pauses and cancels them, and
 remembers those that are over. :class:`MoveQueue` holds the moves that wait, and lets them begin in the order that
 :mod:`reconfig.decisions.plan` decides. A move's begin is recorded before the move begins. :class:`Executor` runs the
-moves to their end, and learns how long later ones will take. A move that breaks off begins again from its records in
-the ledger, as after a restart of the controller. :class:`Replanning` records another target for a waiting move, which
-cannot begin meanwhile. The move then leaves the queue and begins again from its records.
+moves to their end, and learns how long later ones will take. A move that fails unexpectedly begins again from its
+records in the ledger, as after a restart of the controller. :class:`Replanning` records another target for a waiting
+move, which cannot begin during that. The move then leaves the queue and begins again from its records.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOLD_S = 3.0
 #: seconds between two reports to a watcher: the least, and the most
 WATCH_INTERVAL_S = 0.1
 WATCH_IDLE_S = 10.0
-#: reconfigurations that are over and stay in memory
+#: maximum number of ended reconfigurations that stay in memory
 FINISHED_KEPT = 1000
 
 
@@ -56,8 +56,8 @@ FINISHED_KEPT = 1000
 class Running:
     """A reconfiguration with its moves, and the event that wakes its watchers.
 
-    ``told``: report of the reconfiguration, containing only moves that ended under an earlier controller. ``order``:
-    positions in the plan, by move id.
+    ``told`` is the report of the reconfiguration, containing only moves that ended under an earlier controller.
+    ``order`` maps move ids to positions in the plan.
     """
 
     told: Reconfiguration
@@ -119,14 +119,14 @@ class RunRegistry:
         self.withdraw: Callable[[str], None] = lambda _: None
         #: moves that have ended since this controller began, by kind and state
         self.ended: Counter[tuple[str, str]] = Counter()
-        #: pauses of the completed ones in seconds, by kind
+        #: pauses of completed moves in seconds, by kind
         self.pauses: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(PAUSE_BUCKETS))
 
     def goes_on(self, reconfiguration: str) -> bool:
         return self.running[reconfiguration].state is ReconfigurationState.RUNNING
 
     def keep(self, running: Running) -> None:
-        """Remembers a reconfiguration; of those that are over, only the newest ``FINISHED_KEPT``."""
+        """Remembers a reconfiguration, and forgets ended ones beyond the newest ``FINISHED_KEPT``."""
         self.running[running.id] = running
         running.progress = partial(self._progress, running.id)
         over = [key for key, each in self.running.items() if each.over]
@@ -159,7 +159,7 @@ class RunRegistry:
         """Returns the failed moves of a reconfiguration, whichever process began them.
 
         Args:
-            allow_cancelled: includes those that were cancelled by command.
+            allow_cancelled: include moves that were cancelled by command.
         """
         recorded = self._cluster.history.get(reconfiguration)
         if recorded is None:
@@ -168,7 +168,7 @@ class RunRegistry:
         return [move for move in recorded.failed if isinstance(move, PlannedMove) and move not in left]
 
     def cancel(self, reconfiguration: str) -> Reconfiguration:
-        """Cancels a reconfiguration: waiting moves do not begin; others roll back, where it is not too late."""
+        """Cancels a reconfiguration. Waiting moves do not begin; moves that are not past their fence roll back."""
         running = self.found(reconfiguration)
         running.cancelled = True
         for runner in running.runners:
@@ -189,14 +189,14 @@ class RunRegistry:
         ]
         if not found:
             raise MoveConflict(
-                "none of its moves is past its fence",
-                remedy="cancel it, or wait until it has ended",
+                "no move of the reconfiguration is past its fence",
+                remedy="cancel the reconfiguration, or wait until it has ended",
                 reconfiguration=reconfiguration,
             )
         return found
 
     def pause(self, running: Running) -> Reconfiguration:
-        """Pauses a reconfiguration: moves that have not begun wait; those under way complete."""
+        """Pauses a reconfiguration. Moves that have not begun wait; moves under way complete."""
         if not running.over:
             running.state = ReconfigurationState.PAUSED
             running.wake()
@@ -217,8 +217,8 @@ class RunRegistry:
         running = self.found(reconfiguration)
         if running.over:
             raise MoveConflict(
-                f"the reconfiguration is {running.state}",
-                remedy="retry it if it failed",
+                f"the reconfiguration has already ended, and is {running.state}",
+                remedy="if it failed, retry it with `stateflow reconfig retry`",
                 reconfiguration=reconfiguration,
             )
         return running
@@ -248,9 +248,10 @@ class RunRegistry:
         ]
 
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
-        """Yields reports, newest first: of reconfigurations that this process knows, then of others in the ledger.
+        """Yields reports of reconfigurations: first those that this process knows, then others in the ledger, newest
+        first, and at most ``limit`` of them; 0: all.
 
-        The call fixes which ones; each report is made when it is taken. ``limit``: 0: all.
+        The call decides which reconfigurations are reported; each report is made when it is yielded.
         """
         known = list(reversed(self.running.values()))
         names = {running.id for running in known}
@@ -277,7 +278,7 @@ class MoveQueue:
         limits: returns the limits of a batch, by its id.
         of_all: limits over all batches together.
         goes_on: tells whether a batch is running, and not paused or over.
-        begin: records that moves begin; done when that is durable.
+        begin: records that moves begin, and returns when the record is durable.
     """
 
     def __init__(
@@ -292,13 +293,13 @@ class MoveQueue:
         self._begin, self._spawn = begin, spawn
         self._waiting: dict[str, _Ticket] = {}  # by ledger item, in the order of their arrival
         self._under_way: dict[str, _Ticket] = {}
-        self._looks = False  # a look is scheduled, after all that comes or ends in this pass of the event loop
+        self._looks = False  # a look is scheduled for the end of this pass of the event loop
 
     @asynccontextmanager
     async def turn(self, part: Part, planned: Planned) -> AsyncIterator[bool]:
         """Waits for the turn of a move, and holds it to the end of the block.
 
-        Yields False if the move was withdrawn and must not begin. Raises the error of recording.
+        Yields False if the move was withdrawn and must not begin. Raises the error if its begin cannot be recorded.
         """
         ticket = _Ticket(part, planned)
         self._waiting[planned.item_id] = ticket
@@ -322,7 +323,7 @@ class MoveQueue:
         return self._ticket(planned) is not None
 
     def _ticket(self, planned: Planned) -> _Ticket | None:
-        """Returns the ticket of a waiting move; None: the move does not wait, or has its answer already."""
+        """Returns the ticket of a waiting move; None: the move does not wait, or its turn is already decided."""
         ticket = self._waiting.get(planned.item_id)
         return ticket if ticket is not None and ticket.planned == planned and not ticket.turn.done() else None
 
@@ -380,7 +381,7 @@ class MoveQueue:
         """Records in one step that the chosen moves begin, and wakes the tasks that wait for their turns."""
         try:
             await self._begin([each.planned for each in chosen])
-        except Exception as error:  # noqa: BLE001 - each is told
+        except Exception as error:  # noqa: BLE001 - each waiting task raises it
             for ticket in chosen:
                 if not ticket.turn.done():
                     ticket.turn.set_exception(error)
@@ -413,8 +414,8 @@ def reconfiguring(reconfiguration: str, operator: str, kind: str) -> Iterator[No
 class Executor:
     """Runs the moves of reconfigurations.
 
-    ``bandwidth``: bytes a second, measured by the last completed move; 0: not measured yet. ``change_rates``: bytes a
-    second, by partition.
+    ``bandwidth`` is in bytes a second, measured by the last completed move; 0: not measured yet. ``change_rates`` are
+    the bytes written a second, by partition.
     """
 
     def __init__(self, context: ControllerContext, runs: RunRegistry) -> None:
@@ -549,7 +550,7 @@ class Executor:
         if open_move.record.state is RecordState.NEW:
             await runner.withdraw()
         else:
-            await runner.run()  # it had begun before this controller led: its target must be told of the end
+            await runner.run()  # it began before this controller led: its target must be told of the end
         return True
 
     def _learn(self, runner: MoveRunner) -> None:
@@ -560,7 +561,7 @@ class Executor:
             return
         self.bandwidth = report.bandwidth or self.bandwidth
         replicas, planned = self._context.cluster.roster.replicas, runner.planned
-        if planned.source in replicas and planned.target in replicas:  # otherwise one was forgotten meanwhile
+        if planned.source in replicas and planned.target in replicas:  # unless one was forgotten
             sites = replicas[planned.source].site, replicas[planned.target].site
             self.links.moved(self._context.clock.monotonic(), *sites, report.bandwidth)
         self.change_rates[runner.planned.partition] = report.change_rate
@@ -572,7 +573,7 @@ class Executor:
     async def _run_stopped(self, running: Running, first: dict[str, list[m.Instruction]]) -> None:
         """Runs a reconfiguration during which no partition of the operator is served.
 
-        It corresponds to stopping a job, restoring its state elsewhere, and starting it again.
+        This corresponds to stopping a job, restoring its state elsewhere, and starting the job again.
         """
         operator = running.told.operator
         moves = [runner for round_ in running.rounds for runner in round_]
@@ -613,7 +614,7 @@ class Executor:
         results = await asyncio.gather(*calls, return_exceptions=True)
         for name, result in zip(names, results, strict=True):
             if isinstance(result, StateflowError):  # a hold ends by itself
-                log.warning("replica %s could not be told to hold batches of %s: %s", name, operator, result)
+                log.warning("replica %s could not be told to hold batches of operator %s: %s", name, operator, result)
 
 
 # -- Other targets ---------------------------------------------------------------------------------------------------
@@ -645,7 +646,7 @@ class Replanning:
                     continue
                 with self._executor.queue.withheld(each.move) as waits:
                     if not (waits and self._waits(each.move)):
-                        continue  # its turn has come meanwhile
+                        continue  # its turn came first
                     await self._context.record(steps.retarget, each.move, each.target, each.reason)
                     log.warning("move %s retargeted to %s: %s", each.move.move_id, each.target, each.reason)
                     self._executor.queue.leave(each.move)

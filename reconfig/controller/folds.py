@@ -1,13 +1,13 @@
 """Folds of the ledger's records of members, jobs, restores and sweeps.
 
-Each book holds the state that follows from the records, and takes in further records by its ``fold_…`` methods. The
+Each book holds the state that follows from the records; its ``fold_…`` methods update the state by further records. The
 books are part of :mod:`reconfig.controller.cluster_state`, which has the table of records.
 
 The restores of one command are a batch of the board, whose entities are its partitions. The cluster state derives
 owners and epochs from them.
 
 A sweep is long work on many nodes: a batch of the board, whose entities are the nodes. Restarts are ``roll/…`` items,
-as they were before there were other chores; all other sweeps are ``sweep/…`` items.
+because versions without other chores recorded them so; all other sweeps are ``sweep/…`` items.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 NOTHING: Mapping[str, str] = MappingProxyType({})
 #: sweeps of each chore that are kept after their end
 KEPT = 20
-#: last entity of a sweep over partitions, for partitions that moved meanwhile. No node has such a name
+#: last entity of a sweep for partitions: the ones that moved during the sweep. No node has such a name
 MOVED = "(moved)"
 
 
@@ -51,7 +51,7 @@ MOVED = "(moved)"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A data directory: its id, and its place (empty: not seen yet)."""
+    """A data directory, by its id and its place. The place is empty until the directory has been seen."""
 
     directory: str = ""
     place: str = ""
@@ -62,7 +62,7 @@ class Roster:
     """Replicas, agents and nodes of the cluster."""
 
     replicas: dict[str, ReplicaInfo] = field(default_factory=dict)
-    homes: dict[str, Home] = field(default_factory=dict)  # by replica; absent where only an earlier version knew it
+    homes: dict[str, Home] = field(default_factory=dict)  # by replica; absent if only an earlier version recorded it
     agents: dict[str, AgentInfo] = field(default_factory=dict)
     agent_homes: dict[str, Home] = field(default_factory=dict)
     spawned: dict[str, Spawned] = field(default_factory=dict)  # wanted state at its agent, by replica
@@ -117,7 +117,7 @@ class Roster:
     # -- nodes --------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[str, Node]:
-        """Returns the nodes that have replicas, by name, with what their agents say of them."""
+        """Returns the nodes that have replicas, by name, with their agents' names and labels."""
         found: dict[str, Node] = {}
         for info in self.replicas.values():
             name = node_of(info.name)
@@ -142,8 +142,11 @@ class Roster:
 class JobBook:
     """All jobs, and their newest runs.
 
-    ``there``: existing jobs, by name. ``unreadable``: jobs whose record cannot be read. ``runs``: newest runs of each
-    job, oldest first. ``records``: newest record of each run under way, by item.
+    Attributes:
+        there: existing jobs, by name.
+        unreadable: jobs whose record cannot be read, by name.
+        runs: newest runs of each job, oldest first.
+        records: newest record of each run under way, by item.
     """
 
     there: dict[str, Job] = field(default_factory=dict)
@@ -255,7 +258,7 @@ class JobBook:
 def _unread(
     job: Unreadable, runs: Sequence[Run], waits: Mapping[str, str], follower: FollowerReport | None
 ) -> JobReport:
-    """Returns the report of a job whose record cannot be read: as much of it as is known."""
+    """Returns the report of a job whose record cannot be read, as far as its fields can be read."""
     do = job.payload.get("do", "")
     return JobReport(
         job.name,
@@ -299,9 +302,11 @@ def told(run: Run, waits: Mapping[str, str] = NOTHING, follower: FollowerReport 
 class RestoreBook:
     """Restores under way, and failed ones.
 
-    ``records``: newest record of each restore under way, by item. ``batches``: batches under way, by restore id.
-    ``failed``: failed restores for which the owner may have stopped. ``cancelled``: ids of cancelled restores, whose
-    waiting partitions do not begin.
+    Attributes:
+        records: newest record of each restore under way, by item.
+        batches: batches under way, by restore id.
+        failed: failed restores of partitions that their owner may have stopped serving.
+        cancelled: ids of cancelled restores, whose waiting partitions do not begin.
     """
 
     records: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)
@@ -346,9 +351,12 @@ class RestoreBook:
 class Outcome:
     """The result of a sweep at one node.
 
-    ``error``: why the node failed; empty: it did not. ``done``: partitions that the node completed, also if it failed
-    later. ``counts``: figures for reports. ``faults``: faults found in partitions of ``done``, or reasons why other
-    partitions were not processed. ``cancelled``: the node did not finish, because the sweep was cancelled.
+    Attributes:
+        error: why the node failed; empty: it did not fail.
+        done: partitions that the node completed, even if it failed later.
+        counts: figures for reports.
+        faults: faults found in partitions of ``done``, or reasons why other partitions were not processed.
+        cancelled: the node did not finish, because the sweep was cancelled.
     """
 
     error: str = ""
@@ -375,7 +383,7 @@ class Outcome:
 
 
 def _kept(fault: PartitionFault) -> dict[str, Any]:
-    """Returns the fields of a fault to record: only those of release 0.1, which reads no others.
+    """Returns the fields of a fault that are recorded. These are the fields of release 0.1, which reads no others.
 
     ``undone`` is left out, because it follows from the partitions that were done.
     """
@@ -401,7 +409,7 @@ class Task:
 
 @dataclass(slots=True)
 class RecordedSweep:
-    """A sweep, as recorded. ``tasks``: by node, in their order."""
+    """A sweep, as recorded. ``tasks`` are keyed by node, in the order in which they begin."""
 
     batch: Batch
     chore: Chore
@@ -440,8 +448,10 @@ class RecordedSweep:
 class SweepBook:
     """Sweeps, and facts that remain known after their sweeps are dropped.
 
-    ``there``: sweeps by id, the newest last. ``whole_us``: by chore, start time of the newest sweep of the whole
-    cluster. ``wrong``: by partition, faults that its newest verification found.
+    Attributes:
+        there: sweeps by id, the newest last.
+        whole_us: by chore, start time of the newest sweep of the whole cluster.
+        wrong: by partition, faults that its newest verification found.
     """
 
     there: dict[str, RecordedSweep] = field(default_factory=dict)
@@ -478,7 +488,7 @@ class SweepBook:
         return Rolling(sweep_id, str(known.batch.status), known.site, known.limit, nodes)
 
     def fold_sweep(self, sweep_id: str, record: Record) -> None:
-        """Takes in a record of a sweep. Records of restarts name no chore."""
+        """Updates a sweep by a record. Records of restarts name no chore."""
         known = self.there.get(sweep_id)
         if known is None:
             first = record.payload

@@ -1,12 +1,12 @@
 """Following: a controller that does not lead reads the ledger, and answers from its records.
 
-These tell what was decided: which operators there are, which replica owns a partition at which epoch, what was begun
-and how it ended. Only the leader knows which replicas are alive, how far a move has come, and which processes are
-refused; the reports (:class:`FollowerReports`) mark that as unknown.
+The records tell what was decided: which operators there are, which replica owns a partition at which epoch, what was
+begun and how it ended. Only the leader knows which replicas are alive, how far a move has come, and which processes are
+refused; the reports (:class:`FollowerReports`) mark these facts as unknown.
 
-A caller's question makes the controller read on at once from the newest record that it has. It also reads on every
-``follow_interval_s``, so that a question has little left to read, and answers exist while the ledger is unavailable.
-Each reading checks that the newest known record is still in the ledger. Where it is not, for example after the database
+When a caller asks, the controller at once reads the records that are newer than those it has. It also reads them every
+``follow_interval_s``, so that few are left when a caller asks, and answers exist while the ledger is unavailable.
+Each reading checks that the newest known record is still in the ledger. If it is not, for example because the database
 was restored to an earlier day, the whole ledger is read afresh. While this process leads, it does not follow: its term
 has a state of its own.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: seconds for which a caller waits for the ledger before it gets the previous answer
 ASKED_S = 2.0
-#: how often the whole ledger is read again while its records cannot be followed, in seconds
+#: seconds between attempts to read the whole ledger again, while its records cannot be followed
 AFRESH_S = 30.0
 
 
@@ -48,7 +48,7 @@ AFRESH_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FollowerReports:
-    """The reports of a controller that does not lead; no I/O. ``term``: always 0."""
+    """The reports of a controller that does not lead. Does no I/O. ``term`` is always 0."""
 
     cluster: ClusterState
     follower: FollowerReport
@@ -95,12 +95,13 @@ class FollowerReports:
         )
 
     def job_reports(self, name: str) -> list[JobReport]:
-        """Returns the report of a job, or of all where ``name`` is empty. Raises InvalidArgument for an unknown one."""
+        """Returns the report of a job, or of all jobs if ``name`` is empty. Raises InvalidArgument for an unknown
+        job."""
         jobs, now = self.cluster.jobs, self.cluster.now_us()
         return [jobs.report(each, now, follower=self.follower) for each in ([name] if name else jobs.names())]
 
     def job_run(self, run_id: str) -> JobRun:
-        """Returns the report of a job's run. Raises InvalidArgument if there is none."""
+        """Returns the report of a job's run. Raises InvalidArgument if there is no such run."""
         return told(self.cluster.jobs.run(run_id), follower=self.follower)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
@@ -111,7 +112,7 @@ class FollowerReports:
         return self._told(recorded)
 
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
-        """Yields reports of reconfigurations, newest first. ``limit``: 0: all."""
+        """Yields reports of reconfigurations, newest first, at most ``limit`` of them; 0: all."""
         newest = list(itertools.islice(reversed(self.cluster.history.values()), limit or None))
         return map(self._told, newest)
 
@@ -139,8 +140,8 @@ class FollowerReports:
 class _Known:
     """The state read so far, and the position up to which it was read.
 
-    ``newest``: the record that was folded last; None: the ledger is empty. ``read_at``: monotonic seconds, taken before
-    the ledger was asked for newer records.
+    ``newest`` is the record that was folded last, or None if the ledger is empty. ``read_at`` is the time, in monotonic
+    seconds, just before the ledger was asked for newer records.
     """
 
     cluster: ClusterState
@@ -191,7 +192,7 @@ class Following:
             await asyncio.sleep(AFRESH_S if lost else self._settings.follow_interval_s)
 
     def _read(self) -> asyncio.Task[None]:
-        """Reads the records that came since the last reading. Concurrent callers share one reading."""
+        """Reads the records that were written since the last reading. Concurrent callers share one reading."""
         if self._reading is None or self._reading.done():
             self._reading = self._loop.create_task(self._read_on())
         return self._reading
@@ -210,11 +211,11 @@ class Following:
             self._trouble, self._said = None, ""
         except StateflowError as error:  # the ledger is asked again later; the previous state stays
             self._trouble = error
-        except Exception as error:  # noqa: BLE001 - records of a newer version, or damaged ones: half of them are folded
+        except Exception as error:  # noqa: BLE001 - records of a newer version, or damaged; some are folded
             what = f"the ledger's records cannot be interpreted: {type(error).__name__}: {error}"
             self._known = None
             self._trouble = LedgerCorrupt(
-                what, remedy="check that all controllers run the same version, and verify the ledger"
+                what, remedy="check that all controllers run one version, and run `stateflow ledger verify`"
             )
         if self._trouble is not None and self._said != self._trouble.code:
             self._said = self._trouble.code
@@ -247,7 +248,7 @@ class Following:
     async def overview(self, after: int) -> FollowerReports:
         """Returns an overview of the ledger as it is now, or, if the ledger does not answer, as it was last read.
 
-        The overview includes every record of which the caller has just been told.
+        The overview includes every record of which the caller knows.
 
         Args:
             after: id of the newest record that the caller knows of.

@@ -1,9 +1,9 @@
 """Reconfigurations in the ledger: the entries that record them, their fold, and the reports made from their records.
 
 A reconfiguration is a batch of the ledger's board: an item ``reconfiguration/<id>``. Its entities are the items of its
-moves, which also describe the moves. So one list holds all work, and ``stateflow batch`` shows reconfigurations beside
-the batches of users. The record that ends a move contains its report. Every controller therefore reports a past
-reconfiguration (:func:`past`) as the one that carried it out did. The module does no I/O.
+moves, which also describe the moves. So one list holds all work, and ``stateflow batch`` shows reconfigurations as well
+as the batches of users. The record that ends a move contains its report. Every controller therefore reports a past
+reconfiguration (:func:`past`) exactly as the controller that carried it out. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -98,11 +98,15 @@ class Batch:
 
 @dataclass(slots=True)
 class Recorded:
-    """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
+    """A reconfiguration, as recorded.
 
-    ``downtime_ms``: milliseconds for which its operator was stopped; None: not stopped, or still stopped. ``batch``:
-    None: an earlier version planned it. ``cancelled``: a command cancelled it. ``by``: author of the plan, see
-    :func:`reconfig.controller.context.author`.
+    Attributes:
+        created_us: when it was planned.
+        moves: its moves in the order of the plan, each with its newest record.
+        downtime_ms: milliseconds for which its operator was stopped; None: not stopped, or still stopped.
+        batch: its batch; None: an earlier version planned it.
+        cancelled: a command cancelled it.
+        by: author of the plan, see :func:`reconfig.controller.context.author`.
     """
 
     created_us: int
@@ -137,8 +141,8 @@ class Recorded:
 
 
 def because(planned: PlannedMove, reason: str) -> str:
-    """Joins the reason of a move and the reason of its target. The move's reason comes first, because it identifies the
-    moves of a job's run."""
+    """Joins the reason of a move and the reason of its new target. The move's reason is first, because it identifies
+    the moves of a job's run."""
     return f"{planned.reason}; {reason}" if planned.reason else reason
 
 
@@ -192,15 +196,15 @@ def entity(batch: str, planned: Change | PlannedRestore) -> Entry:
 
 
 def taken_up(before: Record | Entry) -> Entry:
-    """Returns the entry by which a move begins. It sets no column of a move that an earlier version recorded."""
+    """Returns the entry by which a move begins. For a move that an earlier version recorded it sets no column."""
     schema = before.payload_schema
     payload = None if schema is None else {"set": {"status": EntityStatus.IN_PROGRESS.value}}
     return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)
 
 
 def retaken(ends: Sequence[Entry]) -> list[Entry]:
-    """Returns the entries that end items which a person resolved by hand meanwhile; before each, an entry takes the
-    item up again."""
+    """Returns entries that end items although a person has resolved them by hand. Before each entry of ``ends``,
+    another one takes its item up again."""
     entries: list[Entry] = []
     for end in ends:
         payload: Any = None if end.payload_schema is None else {"set": {}}
@@ -285,10 +289,10 @@ def move_of(planned: Change, record: Record) -> MoveReport:
 
 
 def with_downtime(move: MoveReport, downtime_ms: float) -> MoveReport:
-    """Returns the report of a move whose operator was stopped for ``downtime_ms``: the pause of the move, if it
-    completed.
+    """Returns the report of a move whose operator was stopped for ``downtime_ms``. If the move completed, its pause is
+    at least that long.
 
-    A reconfiguration that another term resumes knows only how long the operator was stopped in that term.
+    If another term resumes a reconfiguration, only the time for which that term stopped the operator is known.
     """
     completed = move.state == m.Phase.COMPLETED
     return replace(move, pause_ms=max(move.pause_ms, downtime_ms)) if completed else move

@@ -29,7 +29,7 @@ from stateflow.types import node_of
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5
-#: how long a stage that cannot begin now, but may soon, is retried, in seconds
+#: seconds for which a stage is retried that cannot begin yet
 PATIENCE_S = 60.0
 
 
@@ -57,8 +57,8 @@ class Jobs:
     async def create(self, job: Job) -> JobReport:
         """Creates a job.
 
-        Raises InvalidArgument, also if the name is taken or the time has passed, OperatorNotDeployed, UnknownSite,
-        UnknownPartition.
+        Raises InvalidArgument for a definition that is not valid, a taken name or a time that has passed, and
+        OperatorNotDeployed, UnknownSite or UnknownPartition.
         """
         job.prove(self._context.clock.now_us())
         if job.operator:
@@ -86,7 +86,7 @@ class Jobs:
     async def pause(self, name: str, paused: bool) -> JobReport:
         """Pauses or resumes a job. Raises InvalidArgument if there is no such job.
 
-        A run under way goes on. Runs that were due during the pause are skipped.
+        A run under way continues. Runs that were due during the pause are skipped.
         """
         async with self._ordering:
             job = self._book.found(name)
@@ -102,7 +102,7 @@ class Jobs:
         return found
 
     async def run_now(self, name: str) -> JobReport:
-        """Runs a job now, even if it is paused. Raises InvalidArgument while it runs, or if there is none."""
+        """Runs a job now, even if it is paused. Raises InvalidArgument if it is already running, or not known."""
         async with self._ordering:
             job, newest = self._book.found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
@@ -118,13 +118,13 @@ class Jobs:
         return [self.report(name) for name in self._book.names()]
 
     def run(self, run_id: str) -> JobRun:
-        """Returns the report of a run. Raises InvalidArgument if there is none."""
+        """Returns the report of a run. Raises InvalidArgument if there is no such run."""
         return told(self._book.run(run_id), self._waits)
 
     # -- when it is time ----------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Resumes the runs that were under way, then begins those that are due, for ever."""
+        """Resumes the runs that were under way, then begins runs when they are due. Never returns."""
         for run in self._book.under_way():
             self._carry_on(run)
         while True:
@@ -208,8 +208,8 @@ class Jobs:
     async def _waited_for(
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
-        """Waits until the job's affinity lets a run proceed. A later leader continues the wait, because the time counts
-        from the run's start.
+        """Waits until the job's affinity lets a run proceed. The time counts from the run's start, so that a later
+        leader continues the wait.
 
         Args:
             there: returns the nodes that are present now.
@@ -227,12 +227,13 @@ class Jobs:
             await asyncio.sleep(LOOK_S)
 
     def _nodes(self) -> list[Node]:
-        """Returns the nodes of which a replica answers."""
+        """Returns the nodes with at least one replica that answers."""
         there = {node_of(name) for name in self._context.alive()}
         return [node for name, node in self._cluster.roster.nodes().items() if name in there]
 
     async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> JobStage:
-        """Carries out a run on one operator, or finds the reconfigurations of it that an earlier controller began."""
+        """Carries out a run on one operator, unless an earlier controller has begun the run's reconfigurations of this
+        operator; then these are returned."""
         until = self._context.clock.monotonic() + PATIENCE_S
         while True:
             begun = [
@@ -246,9 +247,9 @@ class Jobs:
                 return JobStage(operator, tuple(await self._do(job, operator, run.mark, nodes)))
             except AlreadyThere:
                 return JobStage(operator)
-            except OperatorNotDeployed as error:  # it was undeployed meanwhile
+            except OperatorNotDeployed as error:  # the operator was undeployed after the run began
                 return JobStage(operator, error="" if not job.operator else str(error))
-            except StateflowError as error:  # replicas may be about to register with a controller that leads just now
+            except StateflowError as error:  # replicas may not have registered yet with a new leader
                 if not error.retryable or self._context.clock.monotonic() > until:
                     return JobStage(operator, error=str(error))
             except Exception as error:

@@ -92,11 +92,11 @@ class Leading:
         self._leadership = Leadership(0, settings.hold_s, 0.0)
         self._leader: LeaderLease | None = None  # leader lease of another controller
         self._unrenewed = Unrenewed(settings.lease_margin)
-        # until then a former holder that did not give its lease back may grant leases; kept across terms of this
+        # time until which a former holder that did not give its lease back may grant leases; kept across terms of this
         # controller
         self._predecessor_until = -math.inf
-        # lease of the holder from whom it is being taken, in seconds, until the outcome is known; 0: it cannot grant
-        # any
+        # while the leader lease is being taken from another holder: duration of that holder's lease, in seconds; 0:
+        # that holder cannot grant leases any more
         self._taking_from_s = 0.0
         self._said = ""
         self._waits_for: StateflowError | None = None  # why the ledger cannot be used
@@ -113,7 +113,8 @@ class Leading:
         return self.serving is not None and self._leadership.left_s(self._clock.monotonic()) > 0
 
     def who(self) -> tuple[str, str]:
-        """Returns the addresses of this controller and of the leader; empty: another leader is not known."""
+        """Returns the addresses of this controller and of the leader. The second is empty if no other leader is
+        known."""
         return self._me.address, "" if self._leader is None else self._leader.holder.address
 
     def leader(self) -> Controller:
@@ -155,7 +156,7 @@ class Leading:
         lease at once, and so learns from the ledger whether it still leads.
         """
         if self.serving is not None and ledger == self._ledger.id and term > self._leadership.term:
-            self._say(f"{who} has heard of term {term} of this ledger, this controller is at {self._leadership.term}")
+            self._say(f"{who} knows term {term} of this ledger, this controller is in term {self._leadership.term}")
             self._renew_now.set()
 
     # -- terms --------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Leading:
             await self._end()
 
     async def _wait(self) -> None:
-        """Waits for the next try. A holder on this machine that has ended is noticed earlier, without the ledger."""
+        """Waits for the next try, or until the process of a holder on this machine has ended."""
         left_s = self._wait_s()
         while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
             await asyncio.sleep(min(left_s, self._settings.retry_interval_s))
@@ -189,8 +190,8 @@ class Leading:
     def _wait_s(self) -> float:
         """Returns the seconds until the next try.
 
-        That is when the other leader's lease lapses, because decisions wait for a leader, but at most ``renew_s``,
-        because the lease may be renewed or given back before.
+        The next try is due when the other leader's lease lapses, because decisions wait for a leader, but not later
+        than after ``renew_s``, because the lease may be renewed or given back before.
         """
         left_s = self._leader.left_s if self._leader is not None else 0.0
         return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._leadership.renew_s)
@@ -239,7 +240,7 @@ class Leading:
         self._said, self._waits_for = "", None
         log.info("now leading, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
-        # divided by this, as Members multiplies by it
+        # divided by the margin, because Members multiplies by it
         self.serving = self._make(self._leadership, writer, left_s / (1 + self._settings.lease_margin))
         self.serving.resume()
         return True
@@ -247,8 +248,8 @@ class Leading:
     def _note_predecessor(self, grace_s: float) -> None:
         """Remembers for how long a predecessor may still grant leases, given its grace in seconds.
 
-        The ledger reports the grace once, to the term that took the lease. That term may end before it begins, and the
-        ledger's answer may be lost; hence the predecessor's lease counts as well.
+        The ledger reports the grace once, to the term that took the lease. That term may end before its controller
+        serves, and the ledger's answer may be lost; hence the duration of the predecessor's lease counts as well.
         """
         grace_s = max(grace_s, self._taking_from_s)
         self._taking_from_s = 0.0

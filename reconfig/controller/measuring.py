@@ -26,18 +26,18 @@ from stateflow.status import LinkReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: age from which a look is out of date, in seconds
+#: seconds after which a look is out of date
 FRESH_S = 10.0
-#: how long a replica has to answer, in seconds
+#: seconds for which the controller waits for a replica's answer
 ANSWER_S = 2.0
-#: … where it has to ask other replicas first
+#: seconds for which it waits if the replica has to ask other replicas first
 ROUND_TRIPS_S = 4.0
-#: age from which measured room is not shown, in seconds
+#: seconds after which measured room is no longer shown
 SHOWN_S = 60.0
-#: how long a look for display may take, in seconds: a client that waits longer asks a controller that does not lead
+#: maximum duration of a look for display, in seconds: a client that waits longer asks a controller that does not lead
 SHOWN_WITHIN_S = 2.0
 Said = tuple[list[PartitionView], DiskView]
-#: what replicas say they have, by name; None: no answer
+#: replicas' reports of what they have, by name; None: the replica did not answer
 Heard = Mapping[str, Said | None]
 
 
@@ -45,7 +45,7 @@ Heard = Mapping[str, Said | None]
 
 
 async def said_by(context: ControllerContext, names: Collection[str], within_s: float) -> dict[str, Said]:
-    """Asks replicas what they have, and returns the answers that come within ``within_s`` seconds."""
+    """Asks replicas what they have, and returns the answers that arrive within ``within_s`` seconds."""
     ordered = sorted(names)
     asked = (context.replicas.views(name, within_s) for name in ordered)
     found: dict[str, Said] = {}
@@ -60,8 +60,8 @@ async def said_by(context: ControllerContext, names: Collection[str], within_s: 
 
 
 def room_of(views: Iterable[PartitionView], disk: DiskView) -> Room:
-    """Returns a replica's room, from its own report. All data on its disk counts, also of partitions that it has given
-    away."""
+    """Returns a replica's room, from its own report. All data on its disk counts, including files of partitions that it
+    no longer owns."""
     own = disk.room_bytes - sum(view.bytes for view in views) if disk.room_bytes else math.inf
     return Room(own, disk.disk, disk.disk_free_bytes) if disk.disk else Room(own)
 
@@ -69,10 +69,10 @@ def room_of(views: Iterable[PartitionView], disk: DiskView) -> Room:
 async def heard(context: ControllerContext, choice: Choice, before: Heard, within_s: float) -> Heard:
     """Asks the replicas whose answers decide whether there is room for a choice. Returns all answers.
 
-    Alternative targets are asked only where there is no room at those that were chosen.
+    Alternative targets are asked only if the chosen targets lack room.
 
     Args:
-        before: answers of a moment ago; those replicas are not asked again.
+        before: recent answers; these replicas are not asked again.
     """
     said = before
     while names := unheard(context, choice, said):
@@ -97,7 +97,7 @@ def _concerned(context: ControllerContext, choice: Choice) -> set[str]:
 def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[PartitionId, str]:
     """Returns a target with room for each partition. Raises NoRoom if a target would receive more than it has room for.
 
-    A target that does not answer counts as having room; it refuses by itself what does not fit.
+    A target that does not answer counts as having room; it refuses by itself a partition that does not fit.
     """
     view, moves = _view(context, choice, said), choice.moves
     if view.lacks(moves):
@@ -122,8 +122,8 @@ def loads_of(context: ControllerContext, partitions: Iterable[PartitionId], said
 def _coming(
     context: ControllerContext, choice: Choice
 ) -> tuple[set[str], set[tuple[PartitionId, str]], dict[PartitionId, str]]:
-    """Returns the targets of a choice; open moves to one of them, as (partition, target), without those of the choice;
-    and the owners of all partitions that will move to one of them."""
+    """Returns three things: the targets of a choice; the other open moves to these targets, as (partition, target);
+    and the owner of each partition that will move to one of these targets."""
     targets = choice.others() | set(choice.moves.values())
     open_moves = (each.planned for each in context.cluster.open_moves.values() if each.planned.target in targets)
     on_their_way = {(planned.partition, planned.target) for planned in open_moves} - choice.moves.items()
@@ -135,7 +135,7 @@ def _coming(
 
 
 def _view(context: ControllerContext, choice: Choice, said: Heard) -> View:
-    """Returns the room of a choice's targets, less what is on its way there, and the sizes of what is to come."""
+    """Returns a view of the room at a choice's targets, less the moves under way there, and of partitions' sizes."""
     targets, on_their_way, owners = _coming(context, choice)
     there = {name: each for name, each in said.items() if each is not None}
     sizes = {(view.partition, name): view.bytes for name, (views, _) in there.items() for view in views}
@@ -148,7 +148,7 @@ def _view(context: ControllerContext, choice: Choice, said: Heard) -> View:
 
 
 def owners_of(deployed: Mapping[str, Deployed]) -> dict[PartitionId, str]:
-    """Returns the owner of each partition of operators."""
+    """Returns the owner of each partition of the deployed operators."""
     return {
         PartitionId(name, number): owner
         for name, each in deployed.items()
@@ -159,7 +159,7 @@ def owners_of(deployed: Mapping[str, Deployed]) -> dict[PartitionId, str]:
 class Measuring:
     """The newest measurements of partitions, room and links.
 
-    ``silent``: replicas that did not answer the last look.
+    ``silent`` are the replicas that did not answer the last look.
 
     Args:
         links: measurements of links between sites; moves add to them, too.
@@ -167,7 +167,7 @@ class Measuring:
 
     def __init__(self, context: ControllerContext, links: Links) -> None:
         self._context, self._links = context, links
-        self._looks: dict[PartitionId, tuple[float, PartitionView]] = {}  # when, and what its owner said
+        self._looks: dict[PartitionId, tuple[float, PartitionView]] = {}  # time, and the owner's report
         self._seen: dict[PartitionId, Seen] = {}
         self._rooms: dict[str, Room] = {}
         self._copies: dict[tuple[PartitionId, str], int] = {}
@@ -176,7 +176,7 @@ class Measuring:
         self._looking = asyncio.Lock()
 
     async def rates(self) -> None:
-        """Measures the rates of partitions, unless they are current. That takes two looks, ``APART_S`` apart."""
+        """Measures the rates of partitions, by two looks ``APART_S`` apart, unless the last rates are current."""
         await self._context.acquainted()
         async with self._looking:
             clock = self._context.clock
@@ -235,7 +235,7 @@ class Measuring:
     # -- shown --------------------------------------------------------------------------------------------
 
     def room_bytes(self) -> dict[str, int]:
-        """Returns the bytes for which each replica still has room, where that is known."""
+        """Returns the bytes for which each replica still has room. Replicas without a known limit are missing."""
         if self._context.clock.monotonic() - self._looked_at > SHOWN_S:
             return {}
         space = Space(self._rooms)
@@ -298,7 +298,7 @@ def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] 
         view: newest look.
         at: its time, in monotonic seconds.
         before: time and view of the look before; None: there was none.
-        known: what earlier looks showed; None: nothing.
+        known: rates from earlier looks; None: there are none.
     """
     if before is None or before[1].epoch != view.epoch or before[1].rows > view.rows or at <= before[0]:
         return replace(known or Seen(), size=view.bytes)

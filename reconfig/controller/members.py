@@ -9,8 +9,8 @@ renewed the lease of every known replica at the last moment at which it may stil
 A registration, which may say that the replica lacks a partition, is true only while the replica has no lease. So the
 controller answers a heartbeat of an unknown replica with a ticket, which is good for one registration. The ticket
 becomes void when the next one is issued, or when the replica's partitions change. A request therefore changes nothing
-if it was sent twice, was long on its way, or came from a process that has ended. The ticket also names the session:
-requests of an earlier session are void.
+if it was sent twice, was delayed, or came from a process that has ended. The ticket also names the session; requests of
+an earlier session are void.
 
 A name belongs to one data directory. :class:`Names` decides which process may register under it.
 """
@@ -31,13 +31,13 @@ from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
 T = TypeVar("T")
-#: outstanding tickets; beyond that the oldest one is dropped, those of names that never registered first
+#: maximum number of outstanding tickets; beyond it the oldest is dropped, first those of names that never registered
 TICKETS_MAX = 10_000
 #: partitions that one registration may report
 SAID_MAX = 1 << 20
-#: refused processes that are remembered at a time: any process may ask under any name
+#: maximum number of refused processes that are remembered, because any process may ask under any name
 REFUSED_MAX = 1_000
-_STOP_ONE = "stop one of the two; if the other one has ended, this one is admitted when its lease has lapsed"
+_STOP_ONE = "stop one of the two; if the other one has ended, this one is admitted when the other's lease lapses"
 
 
 # -- Leases and tickets ----------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ _STOP_ONE = "stop one of the two; if the other one has ended, this one is admitt
 @dataclass(slots=True)
 class _Member:
     lease_from: float
-    heard_at: float | None = None  # None: not since the controller started
+    heard_at: float | None = None  # None: no heartbeat since the controller started
     incarnation: str = ""
     session: str = ""
     opening_from: float | None = None  # when it first said that it is opening, since it last registered
@@ -94,7 +94,8 @@ class Members:
         return self._tickets.get(name) == _Ticket(ticket, assigned)
 
     def said(self, name: str, ticket: str, more: Iterable[T]) -> list[T] | None:
-        """Adds to what was reported with this ticket, and returns all of it; None: the ticket is void.
+        """Adds ``more`` to the partitions that were reported with a ticket, and returns all of them. None: the ticket
+        is void.
 
         A ticket with which more than ``SAID_MAX`` partitions are reported becomes void.
         """
@@ -130,7 +131,7 @@ class Members:
         return True
 
     def says(self, name: str, said: Said) -> None:
-        """Notes what a replica may serve alone."""
+        """Notes the operators that a replica may serve alone."""
         self._said[name] = said
 
     def runs(self, name: str, version: str) -> None:
@@ -138,11 +139,11 @@ class Members:
         self._versions[name] = version
 
     def version(self, name: str) -> str:
-        """Returns the version of stateflow that a replica runs; empty: it was not heard in this term."""
+        """Returns the version of stateflow that a replica runs; empty: it has sent no heartbeat in this term."""
         return self._versions.get(name, "")
 
     def said_alone(self, name: str) -> Said | None:
-        """Returns the partitions that a replica last said it may serve alone; None: it has not said so in this term."""
+        """Returns the operators that a replica last reported it may serve alone; None: no report in this term."""
         return self._said.get(name)
 
     @property
@@ -151,7 +152,8 @@ class Members:
         return self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
 
     def alive(self, name: str) -> bool:
-        """Tells whether a replica was heard lately: enough to plan with it, not to take its partitions away."""
+        """Tells whether a replica has sent a heartbeat within ``silence_s``. If not, plans leave it out, but its
+        partitions are not taken away yet."""
         member = self._members.get(name)
         if member is None or member.heard_at is None or not member.incarnation:
             return False
@@ -170,12 +172,13 @@ class Members:
         return -math.inf if member is None or member.heard_at is None else member.heard_at
 
     def heard_s(self, name: str) -> float:
-        """Returns the seconds since a replica was heard; -1: not heard since the controller started."""
+        """Returns the seconds since a replica's last heartbeat; -1: none since the controller started."""
         member = self._members.get(name)
         return -1.0 if member is None or member.heard_at is None else self._clock.monotonic() - member.heard_at
 
     def lapsed(self, name: str) -> bool:
-        """Tells whether a replica's lease has lapsed: it cannot serve, whatever its clock does within the margin."""
+        """Tells whether a replica's lease has lapsed, so that it cannot serve, however its clock drifts within the
+        margin."""
         member = self._members.get(name)
         return member is not None and self._clock.monotonic() > self._lapses_at(member)
 
@@ -190,7 +193,7 @@ class Members:
     def is_opening(self, name: str) -> bool:
         """Tells whether to wait for a replica that is opening.
 
-        That ends after ``opening_timeout_s``, or when the replica has not been heard for ``lease_s``.
+        The wait ends after ``opening_timeout_s``, or when the replica has sent nothing for ``lease_s``.
         """
         member = self._members.get(name)
         if member is None or member.opening_from is None:
@@ -211,7 +214,7 @@ class Members:
         return member.lease_from + self._settings.lease_s * (1 + self._settings.lease_margin)
 
     def expect(self, name: str) -> None:
-        """Expects a replica to register anew; otherwise its lease lapses, counted from now."""
+        """Expects a replica to register again; if it does not, its lease lapses, counted from now."""
         self._members[name] = _Member(self._clock.monotonic())
         self._said.pop(name, None)
 
@@ -225,7 +228,7 @@ class Members:
     def expel(self, name: str) -> None:
         """Grants a replica no lease until it has registered again, because its partitions are about to be given away.
 
-        When it registers, it learns which partitions those are. For an unknown replica, which has no lease, nothing
+        When it registers, it learns which partitions it has lost. For an unknown replica, which has no lease, nothing
         changes.
         """
         member = self._members.get(name)
@@ -240,7 +243,8 @@ class Members:
 class Refused:
     """A process that was refused a name.
 
-    ``at``: when it last asked, in monotonic seconds. ``since``: the time from which it has asked without a break.
+    ``at`` is the time at which it last asked, in monotonic seconds, and ``since`` the time from which on it has asked
+    without a break.
     """
 
     info: ReplicaInfo
@@ -264,10 +268,10 @@ class Names:
                                         the one elsewhere is treated as another directory
     another directory                   refused while that lease may run, and after that until `stateflow replace`,
                                         unless the name has nothing to lose
-    any, if the ledger knows none       admitted where it brings some of the name's partitions, or the name has none
+    any, if the ledger knows none       admitted if it has some of the name's partitions, or the name has none
     ==================================  ================================================================================
 
-    A refused process goes on asking. While a process with the name's directory waits only for the lease of the other
+    A refused process keeps asking. While a process with the name's directory waits only for the lease of the other
     place to lapse, the name's partitions are not given to other replicas when the lease lapses, because the waiting
     process has them.
     """
@@ -283,7 +287,7 @@ class Names:
         Args:
             brings: partitions that the process has in some form; None: it has not said yet.
 
-        Raises NameTaken, which is remembered while the process goes on asking, and InvalidArgument for a process that
+        Raises NameTaken, which is remembered while the process keeps asking, and InvalidArgument for a process that
         names no directory.
         """
         try:
@@ -303,13 +307,15 @@ class Names:
 
     def _check(self, info: ReplicaInfo, home: Home, brings: Collection[PartitionId] | None) -> None:
         if not home.directory:
-            raise InvalidArgument("the replica does not name its data directory", remedy="run the controller's version")
+            raise InvalidArgument(
+                "the replica does not name its data directory", remedy="run it with the controller's stateflow version"
+            )
         name = info.name
         known = self._cluster.roster.homes.get(name)
         assigned = self._cluster.assigned(name).keys()
         if known is None:
             if brings is not None and assigned and assigned.isdisjoint(brings):
-                raise self._taken(info, home, "it has none of the replica's partitions", self._command(info))
+                raise self._taken(info, home, "the directory has none of the replica's partitions", self._command(info))
         elif known.directory == home.directory:
             if known.place == home.place:
                 self._copies.discard((name, home))
@@ -355,8 +361,8 @@ class Names:
     def _is_copy(self, name: str, home: Home) -> bool:
         """Tells whether a directory is a copy, rather than moved.
 
-        It is a copy if the directory with the same id was heard at the known place while this one asked: that directory
-        has gone on since the copy was made.
+        It is a copy if the directory with the same id was heard at the known place while this one asked, because then
+        that directory was in use after the copy was made.
         """
         waiting = self._refused.get((name, home))
         if waiting is not None and self._members.heard_at(name) > waiting.since:
@@ -386,7 +392,7 @@ class Names:
         )
 
     def _asking_since(self) -> float:
-        """Returns the time, in monotonic seconds: a process whose last request is older has stopped asking."""
+        """Returns a time, in monotonic seconds. A process with no request since then has stopped asking."""
         silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
         return self._clock.monotonic() - silent_s
 
@@ -413,7 +419,7 @@ class Names:
         """Returns the directory to which a command gives the name. Raises InvalidArgument, NameTaken.
 
         Args:
-            directory: empty: the only other directory that asks for the name.
+            directory: id of the directory; empty: the only other one that asks for the name.
         """
         if name not in self._cluster.roster.replicas:
             raise InvalidArgument(

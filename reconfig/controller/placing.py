@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Placing:
-    """Moves partitions by command, and by the autopilot. Call :meth:`watch` once; it runs for ever."""
+    """Moves partitions by command, and by the autopilot. Call :meth:`watch` once; it never returns."""
 
     def __init__(self, context: ControllerContext, reconfigurations: Reconfigurations, measuring: Measuring) -> None:
         self._context, self._reconfigurations, self._measuring = context, reconfigurations, measuring
@@ -41,7 +41,7 @@ class Placing:
     # -- by command ---------------------------------------------------------------------------------------
 
     async def proposed(self, operator: str, names: Sequence[PolicyName], cost: FixedCost) -> Placement:
-        """Returns the moves that policies propose now. ``operator``: empty: all. Raises OperatorNotDeployed."""
+        """Returns the moves that policies propose now. An empty ``operator`` means all. Raises OperatorNotDeployed."""
         left = Left()
         view, proposals = await self._proposals(operator, names, left)
         return self._placement(view, proposals, cost, left, operator)
@@ -65,11 +65,11 @@ class Placing:
         """Begins the moves that policies propose now.
 
         Args:
-            operator: empty: all.
+            operator: the operator to move partitions of; empty: all.
             reason: the caller's reason, put before the policies' reasons; empty: none.
             only: nodes that may receive partitions; None: all.
 
-        Raises OperatorNotDeployed, and what :meth:`Reconfigurations.place` raises.
+        Raises OperatorNotDeployed, and the errors of :meth:`Reconfigurations.place`.
         """
         _, proposals = await self._proposals(operator, names, Left())
         if reason:
@@ -113,16 +113,20 @@ class Placing:
         await self._measuring.rates()
         clock, view, busy = self._context.clock, self._measuring.view(), self._reconfigurations.busy()
         proposals = await self._context.aside(pilot.step, clock.monotonic(), view, busy)
-        if pilot is not self._autopilot or not proposals:  # the former one: its settings changed meanwhile
+        if pilot is not self._autopilot or not proposals:  # the settings were changed in between
             return
         options = MoveOptions(max_pause_ms=orders.max_pause_ms)
         begun = await self._reconfigurations.place(proposals, options, Cause.AUTOPILOT)
         pilot.began(clock.monotonic(), [proposal.partition for proposal in proposals])
         for proposal in proposals:
             log.info(
-                "autopilot: %s from %s to %s: %s", proposal.partition, proposal.source, proposal.target, proposal.reason
+                "autopilot moves %s from %s to %s: %s",
+                proposal.partition,
+                proposal.source,
+                proposal.target,
+                proposal.reason,
             )
-        log.info("autopilot: %s", ", ".join(each.id for each in begun) or "none of these moves still applies")
+        log.info("autopilot began %s", ", ".join(each.id for each in begun) or "nothing: no move still applies")
 
     # -- told ---------------------------------------------------------------------------------------------
 
@@ -163,7 +167,7 @@ class Placing:
 
 
 class AutoRebalance:
-    """Rebalances by itself when replicas join. Call :meth:`watch` once; it runs for ever."""
+    """Rebalances by itself when replicas join. Call :meth:`watch` once; it never returns."""
 
     def __init__(self, context: ControllerContext, runs: RunRegistry, reconfigurations: Reconfigurations) -> None:
         self._context, self._runs, self._reconfigurations = context, runs, reconfigurations
@@ -179,7 +183,7 @@ class AutoRebalance:
         if joined:
             names = ", ".join(sorted(joined))
             started = await self._reconfigurations.rebalance("", MoveOptions())
-            log.warning("%s joined without partitions, rebalancing: %s", names, ", ".join(each.id for each in started))
+            log.warning("rebalancing for %s, which joined: %s", names, ", ".join(each.id for each in started))
 
     async def _newcomers(self) -> list[str]:
         alive, cluster = self._context.fit(), self._context.cluster

@@ -27,9 +27,9 @@ from stateflow.reports import Reconfiguration
 from stateflow.settings import ControllerSettings
 from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
 
-#: how long replicas, which may be busy, have to say what room they have, in seconds
+#: seconds for which the controller waits until replicas, which may be busy, report their room
 SAID_WITHIN_S = 3.0
-#: how often a command is planned at most: the choice of targets may change while replicas are asked
+#: maximum number of times that a command is planned: the choice of targets may change while replicas are asked
 PREPARATIONS_MAX = 4
 log = logging.getLogger(__name__)
 #: target of each partition
@@ -41,7 +41,7 @@ ANY = Asked()
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The moves of one operator, in their order, before anything is recorded."""
+    """The moves of one operator in their rounds, before anything is recorded."""
 
     deployed: Deployed
     strategy: plan.Strategy
@@ -85,7 +85,7 @@ class Reconfigurations:
             return begun
 
     def migrating(self, operator: str, partitions: Iterable[int], to: str, only: Nodes = None) -> Choice:
-        """Returns what :meth:`migrate` would move, and where to. Raises the same errors."""
+        """Returns the moves that :meth:`migrate` would begin. Raises the same errors."""
         numbers = sorted(set(partitions))
         if not numbers:
             raise InvalidArgument("no partition is named", remedy="name at least one")
@@ -94,28 +94,28 @@ class Reconfigurations:
         there = {info.name for info in here}
         away = [PartitionId(operator, each) for each in numbers if deployed.assignment.owner(each)[0] not in there]
         if not away:
-            raise AlreadyThere(f"all named partitions are already at {to}", remedy="nothing to do", operator=operator)
+            raise AlreadyThere(f"all named partitions are already at {to}", remedy="name other ones", operator=operator)
         return spread(away, self._answering(to, here, only), self._context.cluster.owned_counts())
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
         """Gives every replica that answers its weight's share of partitions, by as few moves as possible.
 
-        Partitions of an operator with allowed sites are shared among the replicas there. ``operator``: empty:
-        all.
+        If an operator is allowed at some sites only, its partitions are shared among the replicas there. An empty
+        ``operator`` means all operators.
         """
         await self._context.acquainted()
         async with self._planned(lambda: self.rebalancing(operator)) as (moves, said):
             return await self._start_all(moves, said, options, Cause.REBALANCE)
 
     def rebalancing(self, operator: str) -> Choice:
-        """Returns what :meth:`rebalance` would move, and where to. It offers no alternative targets."""
+        """Returns the moves that :meth:`rebalance` would begin, without alternative targets."""
         view = self._view(operator)
         return Choice(ring.rebalance(view.owners, view.replicas, view.allowed))
 
     async def place(
         self, proposals: Sequence[MoveProposal], options: MoveOptions, cause: Cause, only: Nodes = None
     ) -> list[Reconfiguration]:
-        """Begins the moves that policies propose. A partition that has moved meanwhile, or is moving, is skipped.
+        """Begins the moves that policies propose. Skips partitions that have moved since the proposal, or are moving.
 
         Args:
             only: see :meth:`migrate`.
@@ -160,13 +160,13 @@ class Reconfigurations:
         """Moves all partitions away from one replica, or from all workers of a node.
 
         Args:
-            maintenance: from now on the node receives no partitions; a node without partitions is accepted, too. None:
-                no maintenance.
+            maintenance: also puts the node in maintenance, so that it receives no partitions; the node may own none.
+                None: no maintenance.
             operator: only the partitions of this operator; empty: all.
             only: see :meth:`migrate`.
 
-        Raises UnknownSite, and Unavailable if no other replica answers, or none at the sites of an operator whose
-        partitions must leave; with ``maintenance`` also InvalidArgument, InMaintenance, and Unavailable where an
+        Raises UnknownSite, and Unavailable if no other replica answers, or none at the sites of an operator with
+        partitions to move away. With ``maintenance`` also raises InvalidArgument, InMaintenance, and Unavailable if an
         operator that wants standbys could have none any more. Then nothing moves.
         """
         await self._context.acquainted()
@@ -192,20 +192,20 @@ class Reconfigurations:
             asked, reasons = _asked(None, leaving=node), dict.fromkeys(moves, reason)
             begun = await self._start_all(moves, said, options, Cause.DRAIN, asked, reasons)
             await self._context.record(steps.maintain, node, begins())
-        log.warning("%s is in maintenance%s", node, f" for {maintenance.for_s:g} s" if maintenance.for_s else "")
+        log.warning("node %s is in maintenance%s", node, f" for {maintenance.for_s:g} s" if maintenance.for_s else "")
         return begun
 
     async def end_maintenance(self, node: str) -> None:
-        """Ends the maintenance of a node. Raises InvalidArgument if it is in none."""
+        """Ends the maintenance of a node. Raises InvalidArgument if the node is not in maintenance."""
         async with self._context.planning:
             if node not in self._context.cluster.maintained():
                 raise InvalidArgument(f"{node!r} is not in maintenance", remedy="see `stateflow maintenance list`")
             await self._context.record(steps.maintain, node, None)
 
     def draining(self, replica: str, operator: str = "", only: Nodes = None) -> Choice:
-        """Returns what :meth:`drain` would move, and where to.
+        """Returns the moves that :meth:`drain` would begin.
 
-        Raises the same errors, and AlreadyThere where there is nothing to move.
+        Raises the same errors, and AlreadyThere if there is nothing to move.
         """
         self.check_replica(replica)
         home = self._context.cluster.roster.replicas[replica].site
@@ -215,7 +215,7 @@ class Reconfigurations:
         """Returns the owners of an operator's partitions, and the replicas that may be given partitions.
 
         Args:
-            operator: empty: all.
+            operator: name of an operator; empty: all operators.
             only: see :meth:`migrate`.
         """
         cluster = self._context.cluster
@@ -227,7 +227,7 @@ class Reconfigurations:
         """Checks that a name is a replica's or a node's. Raises UnknownSite, and InvalidArgument for a site."""
         if name not in self._context.cluster.roster.replicas:
             self._context.check_site(name)
-            raise InvalidArgument(f"{name!r} is a site", remedy="name a replica at that site")
+            raise InvalidArgument(f"{name!r} is a site, not a replica", remedy="name a replica at that site")
 
     def check_target(self, operator: str, partitions: Iterable[int], to: str) -> None:
         """Checks that a migration's partitions and target exist.
@@ -242,8 +242,8 @@ class Reconfigurations:
     def _check_copies(self, node: str) -> None:
         """Checks that operators can still have standbys while a node receives nothing.
 
-        Raises Unavailable if an operator that wants standbys could have none any more. One standby that confirms is
-        enough for a batch to be acknowledged; without one there is no second copy.
+        Raises Unavailable if an operator that wants standbys could have none any more. To acknowledge a batch, one
+        standby that confirms it is enough; without a standby there is no second copy.
         """
         cluster, fit = self._context.cluster, self._context.fit().values()
         for operator, count in sorted(cluster.standbys.items()):
@@ -259,7 +259,11 @@ class Reconfigurations:
                 )
             if (copies := max(0, len(able) - 2)) < count:
                 log.warning(
-                    "%s has at most %d of %d standbys while %s is in maintenance", operator, copies, count, node
+                    "operator %s has at most %d of %d standbys while node %s is in maintenance",
+                    operator,
+                    copies,
+                    count,
+                    node,
                 )
 
     def _workers(self, node: str) -> list[str]:
@@ -268,14 +272,14 @@ class Reconfigurations:
 
     @contextlib.asynccontextmanager
     async def _planned(self, choose: Callable[[], Choice]) -> AsyncIterator[tuple[Moves, Heard]]:
-        """Takes the lock ``planning``, and yields the target of each partition, with what replicas said of their room.
+        """Acquires the lock ``planning``, and yields the target of each partition, and replicas' reports of their room.
 
-        Replicas are asked before the lock is taken, and targets fetch the code that they lack. That may take minutes,
-        during which takeovers must not wait. If the choice of targets has changed by then, the new targets are asked,
-        too.
+        Before the lock is acquired, replicas are asked, and targets fetch the code that they lack. That may take
+        minutes, during which takeovers must not wait. If the choice of targets has changed by then, the new targets are
+        asked, too.
 
         Raises the errors of ``choose``, MoveConflict, NoRoom, the error of a target that cannot run the operator, and
-        Unavailable where the choice changes faster than replicas can be asked.
+        Unavailable if the choice changes faster than replicas can be asked.
         """
         said: Heard = {}
         taught: dict[tuple[str, OperatorSpec], StateflowError | None] = {}
@@ -286,7 +290,7 @@ class Reconfigurations:
                 said = await heard(self._context, choice, said, SAID_WITHIN_S)
                 await self._teach(with_room(self._context, choice, said), taught)
             except StateflowError as error:
-                log.info("preparation failed, the command may be refused: %s", error)
+                log.info("preparation of moves failed, the command may be refused: %s", error)
             async with self._context.planning:
                 choice = choose()
                 self._check_free(choice.moves)
@@ -313,9 +317,9 @@ class Reconfigurations:
         }
 
     async def _teach(self, moves: Moves, taught: dict[tuple[str, OperatorSpec], StateflowError | None]) -> None:
-        """Lets targets fetch the operator where they lack it or have an older version.
+        """Lets targets fetch the operator if they lack it or have an older version.
 
-        Adds to ``taught`` the error of each target; None: it has the operator.
+        Adds the error of each target to ``taught``; None: the target has the operator.
         """
         targets = sorted(self._targets(moves) - taught.keys(), key=lambda each: (each[1].name, each[0]))
         learning = (self._context.replicas.learn(name, spec) for name, spec in targets)
@@ -382,7 +386,7 @@ class Reconfigurations:
             if planned.partition in wanted:
                 raise MoveConflict(
                     "the partition is already moving",
-                    remedy="wait for that move, or cancel it",
+                    remedy="wait until that move ends, or cancel it",
                     partition=planned.partition,
                     reconfiguration=planned.reconfiguration,
                 )
@@ -393,7 +397,7 @@ class Reconfigurations:
         """Returns the moves of one operator in their order, by the strategy that was asked for or fits best.
 
         Args:
-            loads: as far as they are known; they decide only the order and the strategy.
+            loads: the known loads of partitions, which decide only the order and the strategy.
 
         Raises InvalidArgument for a pause budget with a strategy that cannot keep one.
         """
@@ -489,19 +493,24 @@ class Reconfigurations:
         """Begins a new reconfiguration for the failed moves of one that is over, with the same options.
 
         Args:
-            allow_cancelled: also retries moves that were cancelled.
+            allow_cancelled: also retry moves that were cancelled.
 
-        Raises MoveConflict if it is not over, or no move of it failed; AlreadyThere; InvalidArgument for a takeover.
+        Raises MoveConflict if the reconfiguration is not over or none of its moves failed, AlreadyThere if the failed
+        moves' partitions are at their targets by now, and InvalidArgument for a takeover.
         """
         running = self._runs.found(reconfiguration)
         if running.told.kind == Cause.FAILOVER:
-            raise InvalidArgument("a takeover is retried automatically", remedy="see `stateflow reconfig list`")
+            raise InvalidArgument(
+                "a takeover cannot be retried by command", remedy="wait: the controller retries it by itself"
+            )
         failed = self._runs.failed(reconfiguration, allow_cancelled)
         if not running.over or not failed:
             cancelled = running.over and bool(self._runs.failed(reconfiguration))
             raise MoveConflict(
-                "none of its moves has failed" if running.over else "the reconfiguration is not over",
-                remedy="pass --cancelled to retry cancelled moves" if cancelled else "see its details",
+                "no move of the reconfiguration has failed" if running.over else "the reconfiguration is not over",
+                remedy="pass --cancelled to retry cancelled moves"
+                if cancelled
+                else "see its moves with `stateflow reconfig info`",
                 reconfiguration=reconfiguration,
             )
         await self._context.acquainted()
@@ -519,11 +528,13 @@ class Reconfigurations:
         }
         if not moves:
             raise AlreadyThere(
-                "its partitions are already at their targets", remedy="nothing to do", id=running.told.id
+                "the partitions of the failed moves are already at their targets",
+                remedy="no retry is needed",
+                id=running.told.id,
             )
         for target in sorted(set(moves.values())):
             if not self._context.members.alive(target):
-                raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
+                raise Unavailable(f"target {target} does not answer", remedy="start it, or migrate to another replica")
         return Choice(moves)
 
     async def pause(self, reconfiguration: str) -> Reconfiguration:
@@ -541,7 +552,7 @@ class Reconfigurations:
         return self._runs.resume(running)
 
     async def edit(self, reconfiguration: str, **limits: int) -> Reconfiguration:
-        """Changes the limits of a reconfiguration that are given; 0: no limit. Moves under way complete.
+        """Changes those limits of a reconfiguration that are given; 0: no limit. Moves under way complete.
 
         Raises MoveUnknown, and MoveConflict if it is over.
         """
@@ -586,8 +597,8 @@ class Reconfigurations:
 def copies_at_once(
     plans: Iterable[tuple[plan.Strategy, Sequence[Sequence[Transfer]]]], settings: ControllerSettings
 ) -> int:
-    """Returns the largest number of copies of these plans that run together; a bandwidth for all of them is divided by
-    it.
+    """Returns the largest number of copies of these plans that run together. A bandwidth for all copies is divided by
+    that number.
 
     Copies under the controller's limit share that limit across operators.
     """

@@ -27,7 +27,7 @@ from stateflow.status import AdoptedOperator
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: the most silent replicas remembered at once, as any process may report under any name
+#: maximum number of silent replicas that are remembered, because any process may report under any name
 SILENT_MAX = 1_000
 
 
@@ -46,9 +46,12 @@ class Incoming:
 class Beat:
     """A replica's heartbeat.
 
-    ``belongs_to``: the ledger that its data directory belongs to; empty: none yet. ``incoming``: copies that it is
-    receiving. ``opening``: it is starting, and registers when it has opened its partitions. ``alone``: partitions that
-    it may serve without a controller. ``version``: version of stateflow.
+    Attributes:
+        belongs_to: the ledger that its data directory belongs to; empty: none yet.
+        incoming: copies that it is receiving.
+        opening: it is starting, and registers when it has opened its partitions.
+        alone: operators that it may serve without a controller.
+        version: its version of stateflow.
     """
 
     info: ReplicaInfo
@@ -65,9 +68,11 @@ class Beat:
 class Answer:
     """The answer to a heartbeat.
 
-    ``known``: the lease is renewed for ``lease_s``; otherwise the replica registers with ``ticket``. ``ended``: those
-    of its incoming copies that are over. ``claimed``: the replica has already reported all partitions that the ledger
-    does not know. ``adopted``: the ledger that the replica belongs to, if this ledger has adopted that one.
+    Attributes:
+        known: the lease is renewed for ``lease_s``; otherwise the replica registers with ``ticket``.
+        ended: those of the replica's incoming copies that are over.
+        claimed: the replica has already reported all partitions that the ledger does not know.
+        adopted: the ledger that the replica belongs to, if this ledger has adopted that one; otherwise empty.
     """
 
     known: bool = False
@@ -80,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A replica's description of itself when it registers, or a piece of one. ``more``: further pieces follow."""
+    """A replica's description of itself when it registers, or a piece of one; if ``more``, further pieces follow."""
 
     info: ReplicaInfo
     home: Home
@@ -95,8 +100,8 @@ class Arrival:
 class Admitted:
     """The answer to a registration.
 
-    ``superseded``: partitions that the replica seals before its first heartbeat. ``dropped``: operator → epoch; the
-    replica first deletes partitions of that epoch and older.
+    ``superseded`` names partitions that the replica must seal before its first heartbeat. ``dropped`` maps undeployed
+    operators to epochs; the replica must first delete their partitions of that epoch and older.
     """
 
     operators: Sequence[OperatorSpec] = ()
@@ -106,8 +111,13 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a replica's report of what it has. ``belongs_to``: the ledger that the replica's data directory belongs
-    to. ``first``: the piece begins a new report and voids the former one; ``last``: it completes the report."""
+    """A part of a replica's report of what it has.
+
+    Attributes:
+        belongs_to: the ledger that the replica's data directory belongs to.
+        first: the piece begins a new report, which voids the former one.
+        last: the piece completes the report.
+    """
 
     info: ReplicaInfo
     home: Home
@@ -126,8 +136,8 @@ class Piece:
 
 @dataclass(slots=True)
 class Claimant:
-    """A replica with claims. ``whole``: its report is complete. ``at``: time of its last heartbeat, monotonic
-    seconds."""
+    """A replica with claims. ``at`` is the time of its last heartbeat, in monotonic seconds; ``whole`` tells whether
+    its report is complete."""
 
     info: ReplicaInfo
     home: Home
@@ -168,8 +178,8 @@ class Claims:
 
     @property
     def early_s(self) -> float:
-        """Seconds until every running replica should have been heard. A controller with an empty ledger waits for that
-        long before it creates partitions."""
+        """Seconds until every running replica should have sent a heartbeat. A controller with an empty ledger waits for
+        that long before it creates partitions."""
         return max(0.0, self._heard_from - self._clock.monotonic())
 
     def foreign(self, replica: str, directory: str) -> bool:
@@ -193,7 +203,7 @@ class Claims:
         return noted.whole
 
     def present(self) -> list[Claimant]:
-        """Returns the claimants with complete reports that were heard lately, by name."""
+        """Returns the claimants that have completed their reports and still send heartbeats, sorted by name."""
         since = self._present_since()
         there = [noted for noted in self._by_directory.values() if noted.whole and noted.at >= since]
         return sorted(there, key=lambda noted: (noted.info.name, noted.home.directory))
@@ -202,8 +212,8 @@ class Claims:
         return self._clock.monotonic() - self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
 
     def check_free(self, operator: str, ledger: str) -> None:
-        """Checks that an operator can be created. Raises PartitionsClaimed if a replica has partitions of it, or may
-        have."""
+        """Checks that an operator can be created. Raises PartitionsClaimed if a replica has, or may have, partitions of
+        the operator."""
         since = self._present_since()
         silent = sorted({replica for replica, at in self._silent.values() if at >= since})
         if silent:
@@ -237,7 +247,7 @@ class Registration:
         self._cluster, self._members, self._names = context.cluster, context.members, context.names
 
     async def register(self, arrival: Arrival) -> Admitted | None:
-        """Registers a replica. Returns None if its ticket is void; nothing is noted then.
+        """Registers a replica. Returns None, and changes nothing, if its ticket is void.
 
         Raises NameTaken, HoldLost.
         """
@@ -276,7 +286,7 @@ class Registration:
             self._names.note(beat.info, beat.home, self._foreign(beat.belongs_to))
             return Answer(claimed=self._claims.foreign(name, beat.home.directory))
         if known:
-            self._members.says(name, beat.alone)  # only from the known incarnation, no other process of the name
+            self._members.says(name, beat.alone)  # only from the registered process, not from another one of the name
             self._members.runs(name, beat.version)
             ended = [copy for copy in beat.incoming if self._is_over(copy)]
             return Answer(True, self._context.settings.lease_s, ended)
@@ -332,9 +342,10 @@ class Registration:
         return {operator: undeployed[operator] for operator in sorted(gone)}
 
     async def replace(self, replica: str, directory: str) -> tuple[str, int]:
-        """Gives a name to another data directory. The former directory is refused from now on, whatever it has.
+        """Gives a name to another data directory. The former directory is refused from now on, whatever it contains.
 
-        Returns the directory, and the number of partitions that the former one had. Raises InvalidArgument, NameTaken.
+        Returns the new directory, and the number of partitions that the former one had. Raises InvalidArgument if the
+        name or directory is not known, and NameTaken while a replica of the name may serve.
         """
         async with self._context.planning:
             directory = self._names.successor(replica, directory)
@@ -342,7 +353,7 @@ class Registration:
             self._names.replaced(replica)
         partitions = len(self._cluster.assigned(replica))
         log.warning(
-            "replica %s now has data directory %s; the former one had %d partitions",
+            "replica %s now has data directory %s; its former directory had %d partitions",
             replica,
             directory,
             partitions,
@@ -354,7 +365,7 @@ class Registration:
 
 
 class Adopter:
-    """Takes operators that replicas have into a ledger that does not know them."""
+    """Adopts operators that replicas have into a ledger that does not know them."""
 
     def __init__(self, context: ControllerContext, claims: Claims) -> None:
         self._context, self._claims = context, claims
@@ -362,11 +373,11 @@ class Adopter:
     async def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
         """Adopts every operator that replicas report and the ledger does not know, and returns what was found.
 
-        Everything is checked before the first record. Replicas of another ledger are let in only after all operators
+        Everything is checked before the first record. Replicas of another ledger may register only after all operators
         are recorded.
 
         Args:
-            dry_run: only report what there is.
+            dry_run: only return what was found.
             partial: also adopt operators whose partitions are partly missing, or exist only as sealed copies.
 
         Raises AdoptionRefused, unless ``dry_run``.

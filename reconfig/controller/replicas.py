@@ -1,5 +1,5 @@
-"""The controller's calls to replicas, with stateflow's own types as arguments and results. No other module knows the
-messages."""
+"""The controller's calls to replicas, with stateflow's own types as arguments and results. No other module converts
+them to messages."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _NO_REQUESTS = 1 << 62
 class Replicas:
     """Calls replicas by their names. Every call raises the error by which the replica refuses, or Unavailable.
 
-    A call waits for the connection to the replica and, where its process is a new one, for its registration. Calls on
-    whose answer a pause may depend do not wait (``at_once``).
+    A call waits for the connection to the replica and, if its process is a new one, for its registration. Calls that a
+    pause may depend on do not wait (``at_once``).
 
     Args:
         command: returns the identity under which this controller commands a replica. Raises HoldLost, and Unavailable
@@ -89,8 +89,8 @@ class Replicas:
     async def try_out(self, name: str, spec: OperatorSpec, numbers: Collection[int]) -> AsyncGenerator[int]:
         """Yields each partition once the replica has tried this version on its stored state.
 
-        The trial ends when the caller stops iterating. Raises the error with which the version fails, and
-        ReleaseMismatch where the replica cannot try.
+        The trial ends when the caller stops iterating. Raises the error with which the version fails, or
+        ReleaseMismatch if the replica's release has no trials.
         """
         await self._connected(name)
         request = message_of(rpb.TryRequest, spec=spec, partitions=sorted(numbers))
@@ -107,7 +107,7 @@ class Replicas:
         """Creates partitions at a replica.
 
         Args:
-            total: number of the operator's partitions that the replica has in the end.
+            total: number of the operator's partitions that the replica will have after all such calls.
         """
         request = message_of(rpb.CreateRequest, spec=spec, partitions=numbers, epoch=epoch, total=total)
         await self._call(name, "Create", request, CREATE_TIMEOUT_S)
@@ -117,7 +117,7 @@ class Replicas:
         await self._call(name, "Drop", rpb.DropRequest(operator=operator, epoch=epoch), DROP_TIMEOUT_S)
 
     async def hold(self, name: str, operator: str, seconds: float) -> None:
-        """Makes a replica hold requests for the operator, for a number of seconds at most; 0: ends the hold."""
+        """Makes a replica hold requests for the operator, for at most ``seconds``; 0 ends the hold."""
         await self._call(name, "Hold", rpb.HoldRequest(operator=operator, seconds=seconds))
 
     async def views(self, name: str, within_s: float) -> tuple[list[PartitionView], DiskView]:
@@ -136,7 +136,7 @@ class Replicas:
         reply = await self._ask(name, "RoundTrips", rpb.RoundTripsRequest(addresses=addresses), within_s)
         if len(reply.milliseconds) != len(to):
             raise Unavailable(
-                f"{name} answers for the wrong number of replicas", remedy="check which version runs there"
+                f"{name} answers for the wrong number of replicas", remedy="check which stateflow version it runs"
             )
         return {other: took for other, took in zip(to, reply.milliseconds, strict=True) if took >= 0}
 
@@ -145,8 +145,7 @@ class Replicas:
     async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
         """Prepares a move at its target, and yields the progress until the target owns or has failed.
 
-        In a term that has just begun, the call first waits for the replica to register, at most until its lease has
-        lapsed.
+        At the beginning of a term, the call first waits for the replica to register, at most until its lease lapses.
         """
         while self._members.may_serve(name):
             if self._members.session(name):
@@ -184,8 +183,8 @@ class Replicas:
         """Takes checkpoints of partitions that a replica owns.
 
         Args:
-            operator: empty: all operators.
-            partitions: empty: all partitions.
+            operator: name of the operator; empty: all operators.
+            partitions: numbers of partitions; empty: all that the replica owns.
             savepoint: name of the savepoint; empty: an ordinary checkpoint.
         """
         request = rpb.CheckpointRequest(operator=operator, partitions=partitions, savepoint=savepoint)
@@ -194,13 +193,13 @@ class Replicas:
     async def verify(
         self, name: str, partition: PartitionId, standby_of: int | None = None
     ) -> AsyncGenerator[Verification]:
-        """Verifies a partition: yields the position that is read, then the result.
+        """Verifies a partition. Yields the position that is read, then the result.
 
         Yields nothing if the replica does not have the partition. Ends when the caller stops iterating.
 
         Args:
-            standby_of: verifies the replica's standby once it has reached this sequence of its owner; None: verifies
-                the partition that the replica owns.
+            standby_of: sequence of the owner at which the replica's standby copy is verified; None: the partition that
+                the replica owns is verified.
         """
         await self._connected(name)
         request = rpb.VerifyRequest(operator=partition.operator, partition=partition.partition, standby_of=standby_of)
@@ -218,7 +217,7 @@ class Replicas:
         return await self._restore(name, restore, own=False)
 
     async def own(self, name: str, restore: Restore) -> Restored:
-        """Lets a replica own and serve what it fetched and proved."""
+        """Lets a replica own and serve the state that it fetched and proved."""
         return await self._restore(name, restore, own=True)
 
     async def _restore(self, name: str, restore: Restore, own: bool) -> Restored:
@@ -226,7 +225,7 @@ class Replicas:
         return value_of(Restored, await self._call(name, "Restore", request, RESTORE_TIMEOUT_S))
 
     async def surrender(self, name: str, fence: Fence) -> None:
-        """Makes a replica stop serving a partition for good, because the target gets its state from elsewhere."""
+        """Makes a replica stop serving a partition for good, without handing its state to the target."""
         await self._call(name, "Surrender", message_of(rpb.FenceRequest, fence))
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -280,7 +279,7 @@ class Replicas:
         await connected(self._channel(name), self._shown(name))
 
     def _shown(self, name: str) -> str:
-        """Returns a replica's name and address for messages; the name alone if the replica was forgotten meanwhile."""
+        """Returns a replica's name and address for messages, or the name alone if the replica was forgotten."""
         info = self._cluster.roster.replicas.get(name)
         return name if info is None else f"{name} ({info.address})"
 
@@ -297,13 +296,13 @@ class Replicas:
 
 
 def _traced() -> dict[str, Any]:
-    """Returns the options by which a call carries the current span; empty: there is none."""
+    """Returns the options by which a call carries the current span; empty: there is no span."""
     metadata = carried()
     return {} if metadata is None else {"metadata": metadata}
 
 
 def _fetching_s(spec: OperatorSpec) -> float | None:
-    """Returns the timeout of a call, in seconds, before which a replica may fetch a bundle over a slow link.
+    """Returns the timeout, in seconds, of a call for which the replica may fetch a bundle over a slow link.
 
     None: the operator has no bundle, and the default applies.
     """

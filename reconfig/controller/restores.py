@@ -1,8 +1,8 @@
 """Restores partitions from checkpoints. The target fetches and proves a checkpoint before the owner is asked to stop.
 
 For each partition, the controller records the restore with the epoch that is promised to the target; the target fetches
-and proves the checkpoint; the present owner, if it is alive, stops for good; the target owns. Every step can be
-repeated: a controller that is restarted in between begins again with the first.
+and proves the checkpoint; the present owner, if it is alive, stops for good; then the target owns the partition. Every
+step can be repeated, so a controller that is restarted in between begins again with the first step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 AT_ONCE = 4
-#: errors that another fetch repairs: the target has restarted and forgotten, or a checkpoint was published meanwhile
+#: errors that another fetch repairs: the target has restarted and forgotten the fetch, or a newer checkpoint exists
 FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 
 
@@ -44,9 +44,11 @@ FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 class Request:
     """A command to restore.
 
-    ``partitions``: empty: all. ``to``: a replica or a site; empty: the present owner, or any replica if the owner does
-    not answer. ``url``: URL of a checkpoint store; empty: each replica's own. ``stop_sources``: clients that have sent
-    rows so far are refused afterwards.
+    Attributes:
+        partitions: the partitions to restore; empty: all.
+        to: a replica or a site; empty: the present owner, or any replica if the owner does not answer.
+        url: URL of a checkpoint store; empty: the store of each replica.
+        stop_sources: clients that have sent rows so far are refused afterwards.
     """
 
     operator: str
@@ -61,7 +63,7 @@ class Restores:
     """Plans restores, and carries them out.
 
     Args:
-        end_standbys: ends the standbys of partitions. They begin anew by themselves when the restore is over.
+        end_standbys: ends the standbys of partitions; new ones begin by themselves when the restore is over.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Restores:
                 if move.partition == partition:
                     raise MoveConflict(
                         "the partition is moving",
-                        remedy="wait for that move, or cancel it",
+                        remedy="wait until the move ends, or cancel it",
                         partition=partition,
                         reconfiguration=move.reconfiguration,
                     )
@@ -132,7 +134,7 @@ class Restores:
         """
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(
-                f"{owner} does not answer, and may be serving it alone",
+                f"{owner} does not answer, and may be serving the partition alone",
                 remedy="check that it runs; if it is gone for good, run `stateflow takeover --accept-loss` first",
                 partition=partition,
             )
@@ -141,9 +143,10 @@ class Restores:
         """Returns the target of a partition.
 
         Args:
-            to: a replica, or a site, of which the owner or else the least loaded replica is the target; empty: the
-                owner, or the least loaded replica where it does not answer, preferably at the operator's sites.
-            owned: number of partitions by replica, with those that are restored there.
+            to: a replica or a site. At a site, the target is the owner if it is there, else the least loaded replica.
+                Empty: the owner, or if it does not answer, the least loaded replica, preferably at the operator's
+                sites.
+            owned: number of partitions by replica, including those that are to be restored there.
         """
         if (not to or to == owner) and self._alive(owner):
             return owner
@@ -240,11 +243,11 @@ class Restores:
         )
 
     async def _own(self, planned: PlannedRestore, order: Restore, fetched: Restored) -> tuple[Restored, Restored]:
-        """Lets the target own the partition. Returns what it says as owner, and what it fetched.
+        """Lets the target own the partition. Returns its report as the owner, and its report on the fetch.
 
         No other replica serves the partition from here on, so the controller waits for a target that does not answer,
         and the target fetches again what it has forgotten. The restore is given up only when the target's lease has
-        lapsed, or when the target refuses and says that it does not own: while it may serve, no other replica must.
+        lapsed, or when the target refuses and says that it does not own: while it may serve, no other replica may.
         """
         settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
@@ -262,7 +265,7 @@ class Restores:
                 unheard |= there and isinstance(error, Unavailable)
                 if self._context.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
-                        f"target {planned.target} is gone: {error}",
+                        f"the restore's target {planned.target} is gone: {error}",
                         remedy=f"{planned.owner} serves its former state once it answers; restore to another with --to",
                         partition=planned.partition,
                     ) from error

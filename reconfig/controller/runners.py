@@ -1,12 +1,13 @@
 """Runners of moves: turn the machine's instructions into calls, and their results into events.
 
 A runner feeds one event at a time to its machine, and carries out the instructions in their order. A record is durable
-before the next instruction is carried out. A call whose result decides something runs as a task, and its result comes
-back as an event. An error that the machine does not know as an event ends the runner: ``run`` raises it, and the caller
-makes a new runner from the ledger's records. Once the end of a move is recorded, its report stays as recorded.
+before the next instruction is carried out. A call whose result decides something runs as a task, and its result arrives
+as an event. An error that the machine does not know as an event ends the runner: ``run`` raises the error, and the
+caller makes a new runner from the ledger's records. Once the end of a move is recorded, its report stays as recorded.
 
-The runner of a takeover is in :mod:`reconfig.controller.takeovers`. Where tracing is on, each move has a span below its
-reconfiguration's, and each phase a span below that. Lines that are logged meanwhile carry the ids.
+The runner of a takeover is in :mod:`reconfig.controller.takeovers`. If tracing is on, each move has a span within the
+span of its reconfiguration, and each phase a span within that of its move. Lines that a runner logs contain the ids of
+its move.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from stateflow.transitions import check
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: how long a move waits for its budget, in seconds, if its plan does not say
+#: seconds for which a move waits until its budget can be met, if its plan does not say
 PATIENCE_S_DEFAULT = 30.0
-#: how long a cutover waits for the one before it at its source, in seconds
+#: maximum seconds for which a cutover waits for the one before it at its source
 TURN_S_MAX = 0.5
-#: how long the source's answer to a fence is waited for, in seconds: the target, which has the seal, may answer first
+#: maximum seconds to wait for the source's answer to a fence: the target, which has the seal, may answer first
 ANSWER_S_MAX = 0.5
-#: fields of the target's progress that a report has
+#: fields of the target's progress that are copied into a report
 SHOWN = (
     *("bytes_warm", "bytes_reused", "bytes_delta", "lag_bytes", "bytes_stored", "base_bytes"),
     *("change_rate", "bandwidth", "rtt_ms"),
 )
-#: phases in which a move has ended: they last no time, and have no span
+#: phases in which a move has ended; they have no span
 _OVER = frozenset({"COMPLETED", "ABORTED"})
 
 
@@ -104,7 +105,7 @@ class MoveSpan:
 def moving(planned: Planned) -> Iterator[MoveSpan | None]:
     """Opens the span of a move, which the caller ends.
 
-    Yields None if tracing is off, or where the move is a standby, whose span would last as long as the copy.
+    Yields None if tracing is off, or if the move is a standby, because its span would last as long as the copy.
     """
     ids: dict[str, Any] = {
         "operator": planned.partition.operator,
@@ -136,9 +137,13 @@ def moving(planned: Planned) -> Iterator[MoveSpan | None]:
 class Hooks:
     """Functions of the controller that a runner calls. A record is durable when its awaitable is done.
 
-    ``record_aborted``: its last argument says whether the source's sealed copy is distrusted. ``changed``: called when
-    the report has changed. ``cutover``: held from the fence until the target owns, because two cutovers at one source
-    lengthen each other's pause. ``lost``: called, with the reason, when a target that owned the partition has lost it.
+    Attributes:
+        record_aborted: records that the move failed; its last argument tells whether the source's sealed copy is
+            distrusted.
+        changed: called when the report has changed.
+        cutover: held from the fence until the target owns, because two cutovers at one source lengthen each other's
+            pause.
+        lost: called, with the reason, when a target that owned the partition has lost it.
     """
 
     record_grant: Callable[[], Awaitable[None]]
@@ -192,7 +197,7 @@ class Runner:
                     span.end(self.report, error)
 
     async def run(self, first: list[Any] | None = None) -> MoveReport:
-        """Runs the move to its end. ``first``: instructions of a resumed machine; None: the move begins."""
+        """Runs the move to its end. ``first`` are the instructions of a resumed machine; None: the move begins."""
         with self._followed():
             return await self._run(first)
 
@@ -262,7 +267,7 @@ class Runner:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Passes on a task's unexpected error; without it, the runner would wait for ever."""
+        """Passes on a task's unexpected error; without it, the runner would wait without end."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(_Broken(error))
@@ -279,11 +284,10 @@ class Runner:
         await work()
 
     async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> Cancelled | None:
-        """Cancels a move at a replica. Returns its answer; None: there was none.
+        """Cancels a move at a replica. Returns the replica's answer; None: it did not answer.
 
         Args:
-            owned_at: the epoch at which the replica owned the partition, if it is asked as the source; 0: as the
-                target.
+            owned_at: the epoch at which the source owned the partition; 0: the replica is the target.
 
         Raises StateMissing if a source has lost the partition.
         """
@@ -293,7 +297,7 @@ class Runner:
         except StateMissing:
             raise
         except StateflowError as error:
-            log.warning("%s %s: cancellation not confirmed: %s", self.planned.strategy, move_id, error)
+            log.warning("%s move %s: cancellation not confirmed: %s", self.planned.strategy, move_id, error)
             return None
 
 
@@ -311,13 +315,13 @@ class MoveRunner(Runner):
     cost: Callable[[], FixedCost] | None = None  # expected cost of a cutover, as recent moves show it
     standby_move: Callable[[], str] = lambda: ""  # move id of the standby that follows at the target now
     _joined: str = ""  # move id of the standby whose copy this move uses; empty: none
-    _joined_s: float = 0.0  # how long the base had been there when this move first heard of it
+    _joined_s: float = 0.0  # seconds for which the base copy was complete before this move used it
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
-    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # to the fence, or not reached
-    distrusted: bool = False  # by command: the source's sealed copy is not used
-    lost: StateflowError | None = None  # why the target lost the partition after it owned it; None: it has not
-    sequence: int = 0  # reached by the target, as last reported
+    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # the call to fence has ended
+    distrusted: bool = False  # a command said that the source's sealed copy is not used
+    lost: StateflowError | None = None  # why the target lost the partition that it owned; None: not lost
+    sequence: int = 0  # newest change set at the target, as last reported
     _source_told: bool = False
     _has_turn: bool = False
     _retry_s: float = 0.25
@@ -339,8 +343,8 @@ class MoveRunner(Runner):
     def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
         """Returns the machine of a move that begins again, and its first instructions; None: it waits for its turn.
 
-        The move continues with what its target has copied by now. A granted move begins at once, because its source may
-        have sealed.
+        The move continues with what its target has already copied. A granted move begins at once, because its source
+        may have sealed.
         """
         machine = cls.machine_for(planned, granted)
         return machine, machine.handle(m.Begin()) if granted else None
@@ -352,7 +356,8 @@ class MoveRunner(Runner):
         self._events.put_nowait(m.Cancel())
 
     def source_gone(self) -> None:
-        """Tells the machine, once, that the source's lease has lapsed or that it came back without the partition."""
+        """Tells the machine, once, that the source's lease has lapsed or that the source came back without the
+        partition."""
         if self._source_told:
             return
         self._source_told = True
@@ -372,7 +377,7 @@ class MoveRunner(Runner):
         self._events.put_nowait(m.TakenOver())
 
     def carry_over(self, former: MoveRunner) -> None:
-        """Takes over what others told ``former``, the runner that broke off and that this one replaces."""
+        """Takes over the events that were sent to ``former``, the failed runner that this one replaces."""
         if former._source_told:
             self.source_gone()
         while not former._events.empty():
@@ -383,7 +388,7 @@ class MoveRunner(Runner):
 
     @property
     def is_moot(self) -> bool:
-        """Tells whether an event that ends the move has come before the move began."""
+        """Tells whether an event that ends the move arrived before the move began."""
         return not self._events.empty()
 
     async def withdraw(self) -> None:
@@ -420,7 +425,7 @@ class MoveRunner(Runner):
         return self.report
 
     def _expect(self) -> None:
-        """Updates the expected cost of the cutover: other moves may have ended since this one began."""
+        """Updates the expected cost of the cutover by the moves that have ended since this one began."""
         if self.cost is not None and self.machine.phase is m.Phase.CATCHING_UP and not self.machine.granting:
             cost = self.cost()
             self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
@@ -434,7 +439,7 @@ class MoveRunner(Runner):
     def _note_proof(self, error: StateflowError) -> None:
         """Sets when a transfer that failed is tried again, and reports a seal that cannot be proved.
 
-        Each retry after such a seal copies everything, so it comes later than other retries.
+        Each retry after such a seal copies everything, so it begins after a longer delay than other retries.
         """
         self._retry_s = self.settings.retry_interval_s
         if self.machine.phase is m.Phase.FENCED and isinstance(error, DigestMismatch):
@@ -560,7 +565,7 @@ class MoveRunner(Runner):
     def _join(self) -> str:
         """Returns the move id of the standby whose copy at the target this move uses; empty: there is none.
 
-        The first one found stays the answer, because the move relies on it once it is fenced.
+        The answer never changes once a standby was found, because a fenced move relies on its copy.
         """
         if self.machine.kind is not Kind.STANDBY and not self._joined:
             self._joined = self.standby_move()
@@ -579,7 +584,7 @@ class MoveRunner(Runner):
             self._source_answered.set()
 
     async def _ask_to_fence(self, fence: m.Fence) -> None:
-        if self._source_told:  # the source may be back and serve: it is asked nothing more
+        if self._source_told:  # the source may serve again, so it must not be fenced
             return
         wanted = Fence(
             self.planned.partition,
@@ -636,4 +641,4 @@ class MoveRunner(Runner):
 
 
 def _unsaid() -> Unavailable:
-    return Unavailable("the transfer ended without a result", remedy="see the target's log")
+    return Unavailable("the transfer ended without a result", remedy="see the target's log for the cause")

@@ -38,7 +38,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def here(address: str) -> Holder:
     """Returns this process, as the ledger names the holder of a lease.
 
-    If the system does not tell when it started, no other process ever takes it for ended.
+    If the system does not tell when this process started, no other process concludes that it has ended.
     """
     pid = os.getpid()
     return Holder(
@@ -49,8 +49,8 @@ def here(address: str) -> Holder:
 def is_gone(other: Holder) -> bool:
     """Tells whether another process has certainly ended.
 
-    It has ended if it ran since this boot, in this process's namespace, and no longer runs. A process that cannot be
-    looked at, because files are missing or /proc hides the processes of other users, is not taken for ended.
+    It has ended if it was started since this boot, in this process's namespace, and no longer runs. Returns False if
+    that cannot be seen, because files are missing or /proc hides the processes of other users.
     """
     if not other.started or not other.boot or not other.namespace:
         return False
@@ -174,7 +174,8 @@ async def serve(
     Args:
         metrics: address at which metrics are served; empty: they are not served.
 
-    Raises PortInUse, InsecureRefused, BadCertificate; ExtraMissing and InvalidArgument for OTEL_* in the environment.
+    Raises PortInUse, InsecureRefused, BadCertificate, and for OTEL_* variables in the environment that cannot be
+    followed, ExtraMissing or InvalidArgument.
     """
     settings = settings or ControllerSettings()
     tracing = begin_tracing("controller", advertise or listen, settings.site)
@@ -191,7 +192,7 @@ async def serve(
 
     try:
         address = bind(server, listen, advertise)
-        log.info("ledger %s at %s", ledger.id, ledger.database.shown)
+        log.info("controller uses ledger %s at %s", ledger.id, ledger.database.shown)
         leading = Leading(ledger, here(advertise or address), gone, settings, clock, make)
         following = Following(ledger, settings, clock, lambda: leading.leads, leading.who)
         ControllerService(leading, following).add_to(server)
@@ -213,7 +214,7 @@ async def serve(
             stopping = asyncio.create_task((stop or asyncio.Event()).wait())
             await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
             if running.done():
-                running.result()  # raises: the task ends only with an error
+                running.result()  # raises, because the task ends only with an error
             await server.stop(grace=1)
         finally:
             if page is not None:

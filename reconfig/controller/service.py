@@ -1,4 +1,5 @@
-"""The controller's gRPC service: each handler translates a request, and hands the work to the part that does it."""
+"""The controller's gRPC service. Each handler translates a request, and calls the part of the controller that does the
+work."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ T = TypeVar("T")
 
 
 class Tells(Protocol):
-    """Questions that every controller answers: the leader from its state, others from what they have read."""
+    """Questions that every controller answers. The leader answers from its state, others from what they have read of
+    the ledger."""
 
     @property
     def cluster(self) -> ClusterState: ...
@@ -78,9 +80,8 @@ def of_the_term(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[
 
 
 def of_any(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Makes a handler that reads from the controller of the current term, or from what this process has read.
-
-    The latter is used where this process does not lead and the caller accepts it.
+    """Makes a handler that reads from the controller of the current term, or, if this process does not lead and the
+    caller accepts it, from what this process has read of the ledger.
     """
 
     @functools.wraps(method)
@@ -94,9 +95,9 @@ def of_any(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 
 
 def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
-    """Makes a handler that goes on when its caller leaves.
+    """Makes a handler that completes even if its caller disconnects.
 
-    gRPC cancels a handler then: what it had planned would stay locked for ever, with no task to carry it out.
+    gRPC would cancel the handler, and work that it had planned would stay locked, with no task to carry it out.
     """
 
     @functools.wraps(method)
@@ -112,7 +113,7 @@ def leader(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 
 
 def command(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
-    """Makes the handler of a request to the leader that goes on when its caller leaves."""
+    """Makes the handler of a request to the leader that completes even if its caller disconnects."""
     return unary(of_the_term(to_the_end(method)))
 
 
@@ -182,7 +183,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @leader
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
-        await controller.try_out(value_of(OperatorSpec, request.spec))  # may take long, and ends when its caller leaves
+        await controller.try_out(value_of(OperatorSpec, request.spec))  # may take long: ends if its caller disconnects
         return await self._deploy(request, controller)
 
     @to_the_end
@@ -363,7 +364,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 yield message_of(cpb.Reconfiguration, report)
             if ReconfigurationState(report.state).over:
                 return
-        async with self.leading.term() as controller:  # if it leads by now; else its caller is told the leader
+        async with self.leading.term() as controller:  # raises NotLeading, which names the leader
             async for report in controller.runs.watch(request.id):
                 yield message_of(cpb.Reconfiguration, report)
 
@@ -490,7 +491,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
 
 def _sender(message: Any) -> dict[str, Any]:
-    """Returns the fields of a message that say which replica sent it, as values have them."""
+    """Returns the fields of a message that say which replica sent it, as arguments of the value's class."""
     directory = message.directory
     return {
         "info": value_of(ReplicaInfo, message.replica),

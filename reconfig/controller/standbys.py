@@ -25,7 +25,7 @@ from stateflow.status import StandbyReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: delay before a partition whose standby failed gets the next one, in seconds
+#: seconds after a standby of a partition has failed before the next one begins
 AGAIN_S = 2.0
 NEAR_KEPT = 4
 
@@ -35,7 +35,7 @@ class Standbys:
         self._context, self._executor = context, executor
         self._runners: dict[str, MoveRunner] = {}  # by item
         self._not_before: dict[PartitionId, float] = {}
-        self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas that have most of it, the latest first
+        self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas with most of its data, latest first
         executor.standby_move = self.move_at
         executor.on_owned = self._owned
 
@@ -82,7 +82,7 @@ class Standbys:
         return next((r.planned.move_id for r in self.of(partition) if r.planned.target == replica), "")
 
     def copies(self, partition: PartitionId) -> list[Standby]:
-        """Returns the standbys of a partition, as a takeover sees them."""
+        """Returns the standbys of a partition, in the form in which a takeover chooses among them."""
         return [
             Standby(
                 runner.planned.target,
@@ -98,7 +98,7 @@ class Standbys:
     async def reconcile(self) -> None:
         """Ends standbys that are not wanted any more, and begins missing ones.
 
-        The missing ones are recorded in one transaction, because takeovers wait for the lock meanwhile.
+        The missing ones are recorded in one transaction, because takeovers wait until the lock is free.
         """
         async with self._context.planning:
             self._end_outdated()
@@ -131,7 +131,7 @@ class Standbys:
             self._context.spawn(self._renew(partition))
 
     async def _renew(self, partition: PartitionId) -> None:
-        """Replaces a partition's standbys at once: its new owner may acknowledge nothing before a standby follows
+        """Replaces a partition's standbys at once: the new owner may acknowledge nothing until a standby follows
         it."""
         await self._end([runner for runner in self.of(partition) if self._is_outdated(runner.planned)])
         await self.reconcile()
@@ -239,9 +239,10 @@ class Standbys:
                 runner.source_gone()
 
     def resume_all(self) -> None:
-        """Resumes standbys after a restart, and joins the transfers that go on at their targets.
+        """Resumes standbys after a restart, and joins the transfers that still run at their targets.
 
-        A standby that a takeover was about to end hears of that before it asks its target, whose copy may serve by now.
+        A standby that a takeover was about to end is notified of the takeover before it asks its target, because the
+        target's copy may already serve.
         """
         open_moves = [open_move.planned for open_move in self._context.cluster.open_moves.values()]
         for planned in open_moves:

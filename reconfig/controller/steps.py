@@ -1,9 +1,9 @@
-"""Steps: what changes the cluster's state.
+"""Steps: the decisions that change the cluster's state.
 
-A step is a decision. Its function looks at the state and returns the entries that record the change, all for one
-transaction; it changes nothing itself and does no I/O. :class:`~reconfig.controller.context.Writer` appends them to the
-ledger. Only what was appended is folded, see :mod:`reconfig.controller.cluster_state`: a step that failed was not
-begun, and can be taken again.
+The function of a step reads the state and returns the entries that record the change, all for one transaction; it
+changes nothing itself and does no I/O. :class:`~reconfig.controller.context.Writer` appends the entries to the ledger.
+Only what was appended is folded, see :mod:`reconfig.controller.cluster_state`: a step that failed has no effect, and
+can be taken again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stateflow.types import OperatorSpec, ReplicaInfo
 class Ending:
     """The step that ends an item: its last entries, and the entries ``with_it`` that follow.
 
-    Items that a person resolved by hand meanwhile are taken up again and ended as well, so that the records tell what
-    happened.
+    If a person has resolved an item by hand before, the item is taken up again and ended as well, so that the records
+    tell what happened.
     """
 
     here: Sequence[Entry]
@@ -42,7 +42,8 @@ class Ending:
         return [*self.here, *self.with_it]
 
     def again(self) -> Iterator[list[Entry]]:
-        """Yields what to write instead where an item was resolved: an item that was not cannot be taken up again."""
+        """Yields the entries to try in turn if items were resolved by hand. It is not known which items were, and only
+        a resolved item can be taken up again."""
         again, anew = retaken(self.here[-1:]), retaken(self.with_it)
         yield [*again, *self.with_it]
         yield [*self.here, *anew]
@@ -64,20 +65,20 @@ def _numbered(cluster: ClusterState, kind: str, name: str, payload: Any) -> Entr
 
 
 def _under_way(item: str, payload: Any) -> list[Entry]:
-    """Returns the entries of an item that is planned and begun at once."""
+    """Returns the entries by which an item is planned and begins at once."""
     new = _new(item, payload)
     return [new, entry(item, RecordState.PROCESSING, new)]
 
 
 def _end(record: Record, state: RecordState, payload: Any = None, with_it: Sequence[Entry] = ()) -> Ending:
-    """Returns the end of an item. An item that has not begun is begun first."""
+    """Returns the step that ends an item. An item that has not begun begins first."""
     item, schema = record.item_id, record.payload_schema
     begun = [taken_up(record)] if record.state is RecordState.NEW else []
     return Ending([*begun, entry(item, state, begun[0] if begun else record, payload, schema)], with_it)
 
 
 def _without(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields without the one that the item's name contains."""
+    """Returns ``fields`` without the field ``name``, which is part of the item's id."""
     del fields[name]
     return fields
 
@@ -111,7 +112,7 @@ def register_agent(cluster: ClusterState, info: AgentInfo, home: Home) -> list[E
 
 
 def dismiss(cluster: ClusterState, name: str) -> list[Entry]:
-    """Forgets an agent, and the replicas that it should have."""
+    """Forgets an agent, and the replicas that it should run."""
     return [_numbered(cluster, "dismiss", name, {})]
 
 
@@ -232,7 +233,7 @@ def plan_moves(cluster: ClusterState, moves: Iterable[Planned]) -> list[Entry]:
 
 
 def retarget(cluster: ClusterState, move: PlannedMove, target: str, reason: str) -> list[Entry]:
-    """Gives a move that has not begun another target. ``reason``: shown to people."""
+    """Gives another target to a move that has not begun. ``reason`` is shown to people."""
     return [_numbered(cluster, "retarget", move.item_id, {"target": target, "reason": reason})]
 
 
@@ -271,7 +272,7 @@ def _end_move(cluster: ClusterState, move: Planned, state: RecordState, payload:
 
 
 def pause(cluster: ClusterState, reconfiguration: str, paused: bool) -> list[Entry]:
-    """Pauses a reconfiguration or lets it go on. Does nothing if it has ended."""
+    """Pauses or resumes a reconfiguration. Does nothing if it has ended."""
     recorded = cluster.history.get(reconfiguration)
     if (reconfiguration in cluster.paused) == paused or (recorded is not None and recorded.state.over):
         return []
@@ -407,8 +408,8 @@ def plan_sweep(cluster: ClusterState, sweep_id: str, plan: Plan) -> list[Entry]:
 
 
 def begin_swept(cluster: ClusterState, sweep_id: str, node: str) -> list[Entry]:
-    """Records that a node of a sweep begins; for a restart, also the command to its agent. Empty: the node must not
-    begin any more, because the sweep was cancelled."""
+    """Records that a node of a sweep begins; for a restart, also the command to its agent. Returns no entries if the
+    node must not begin, because the sweep was cancelled."""
     known = cluster.sweeps.there[sweep_id]
     task = known.tasks[node]
     if task.status is not EntityStatus.WAITING:
@@ -420,8 +421,8 @@ def begin_swept(cluster: ClusterState, sweep_id: str, node: str) -> list[Entry]:
 
 
 def end_swept(cluster: ClusterState, sweep_id: str, node: str, outcome: Outcome, ms: int) -> list[Entry]:
-    """Records the end of a node; with the last node, the batch ends. Does nothing if the node has ended already,
-    because it was cancelled before it began."""
+    """Records that a node of a sweep has ended; with its last node, the sweep ends. Does nothing if the node has ended
+    already, because it was cancelled before it began."""
     known = cluster.sweeps.there[sweep_id]
     task = known.tasks[node]
     if task.status.over:
@@ -446,7 +447,7 @@ def end_swept(cluster: ClusterState, sweep_id: str, node: str, outcome: Outcome,
 
 
 def call_off_sweep(cluster: ClusterState, sweep_id: str) -> list[Entry]:
-    """Cancels a sweep: waiting nodes do not begin. Does nothing if it has ended or is cancelled already."""
+    """Cancels a sweep. Waiting nodes do not begin. Does nothing if it has ended or is cancelled already."""
     known = cluster.sweeps.there[sweep_id]
     if known.over or known.cancelled:
         return []

@@ -1,4 +1,4 @@
-"""Sweeps and their chores: long work on many nodes, some at a time, while they serve.
+"""Sweeps, which do long work, their chores, at many nodes, a few at a time, while the nodes serve.
 
 :class:`Sweeps` begins sweeps, at most one of each chore at a time, and the next leader resumes them. Each node's begin
 and outcome are recorded. A chore is a :class:`ChoreWork`: :class:`Covering` carries out chores on partitions, by
@@ -54,7 +54,7 @@ _GOING = {
 
 
 class ChoreWork(Protocol):
-    """The work of one chore. ``settle_s``: pause before the next node begins, in seconds."""
+    """The work of one chore. The next node begins ``settle_s`` seconds after one has ended."""
 
     settle_s: float
 
@@ -66,8 +66,8 @@ class ChoreWork(Protocol):
         """Carries out the work at one node. Returns the outcome; None: the node did not begin.
 
         Args:
-            begin: records that the node begins, and returns False if it must not any more; None: the node had begun
-                under a former leader.
+            begin: records that the node begins, and returns False if the node must no longer begin; None: the node
+                began under a former leader.
 
         Raises the error that makes the whole node fail.
         """
@@ -83,19 +83,19 @@ class Sweeps:
         """Begins a sweep. Returns its id.
 
         Args:
-            site: only nodes there; empty: everywhere.
+            site: only nodes at this site; empty: everywhere.
             limit: nodes at a time, 1 to 256.
-            operator: only its partitions; empty: all.
+            operator: only partitions of this operator; empty: all.
 
         Raises InvalidArgument, OperatorNotDeployed, and MoveConflict while another sweep of this chore is under way.
         """
         await self._context.acquainted()
         async with self._context.planning:
             if not 0 < limit <= 256:
-                raise InvalidArgument(f"a sweep cannot take {limit} nodes at a time", remedy="give 1 to 256")
+                raise InvalidArgument(f"a sweep cannot process {limit} nodes at a time", remedy="give 1 to 256")
             if under_way := self._book.under_way(chore):
                 raise MoveConflict(
-                    _GOING[chore], remedy="wait until they end, or cancel it", batch=self._named(under_way[0])
+                    _GOING[chore], remedy="wait until that has ended, or cancel it", batch=self._named(under_way[0])
                 )
             plan = self._does[chore].plan(site, limit, operator)
             sweep_id = self._context.new_id()
@@ -114,7 +114,7 @@ class Sweeps:
         return self._book.rolling(sweep_id)
 
     async def cancel(self, sweep_id: str) -> None:
-        """Cancels a sweep: nodes that have not begun do not begin. Raises MoveUnknown."""
+        """Cancels a sweep. Nodes that have not begun do not begin. Raises MoveUnknown."""
         self._check(sweep_id)
         await self._context.record(steps.call_off_sweep, sweep_id)
 
@@ -145,7 +145,7 @@ class Sweeps:
                 del going[each]
                 if (error := each.exception()) is not None:
                     if not self._context.over.done():  # else the next leader resumes the sweep
-                        log.error("%s stopped: %s", self._named(sweep_id), error)
+                        log.error("sweep %s stopped: %s", self._named(sweep_id), error)
                     for other in going:
                         other.cancel()
                     return
@@ -168,7 +168,7 @@ class Sweeps:
         if outcome is None:
             return
         if outcome.error:
-            log.error("%s of %s failed: %s", known.chore, node, outcome.error)
+            log.error("%s of node %s failed: %s", known.chore, node, outcome.error)
         ms = round(1e3 * (clock.monotonic() - began))
         await self._context.record(steps.end_swept, sweep_id, node, outcome, ms)
 
@@ -178,7 +178,8 @@ class Sweeps:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The outcome for one partition. ``counts``: figures to add up. ``wrong``: faults found, in words."""
+    """The outcome for one partition. ``counts`` are figures that reports add up, ``wrong`` the faults found, in
+    words."""
 
     counts: Mapping[str, int]
     wrong: tuple[str, ...] = ()
@@ -221,7 +222,7 @@ class _Tally:
 
 
 class Covering:
-    """A chore about partitions: their owners do it, node by node; partitions that moved meanwhile come last.
+    """A chore for partitions. Their owners do it, node by node; partitions that move during the sweep are done last.
 
     Args:
         do: processes one partition at its owner.
@@ -233,8 +234,8 @@ class Covering:
         self._context, self._chore, self._do = context, chore, do
 
     def plan(self, site: str, limit: int, operator: str) -> Plan:
-        """Plans a sweep of the partitions that replicas at ``site`` own; empty: of all. Raises OperatorNotDeployed,
-        UnknownSite, InvalidArgument."""
+        """Plans a sweep of the partitions that replicas at ``site`` own; an empty site means all. Raises
+        OperatorNotDeployed, UnknownSite, and InvalidArgument if there are no such partitions."""
         cluster = self._context.cluster
         if operator:
             cluster.operator(operator)
@@ -249,7 +250,7 @@ class Covering:
         nodes = sorted({node_of(name) for name in shares(scope, self._owners())})
         if not nodes:
             raise InvalidArgument(
-                "no replica there owns a partition", remedy="see `stateflow status`", site=site or None
+                "there are no partitions to process", remedy="see `stateflow status`", site=site or None
             )
         return Plan(self._chore, tuple(nodes), site, limit, operator, scope)
 
@@ -272,7 +273,7 @@ class Covering:
         """Carries out the chore for partitions at one replica, one after another.
 
         Args:
-            last: the partitions are retried, so that a retryable error is not a fault yet.
+            last: the caller retries the partitions, so that a retryable error is not a fault yet.
         """
         failures = 0
         for partition in _each(partitions):
@@ -294,8 +295,8 @@ class Covering:
                 tally.add(partition, name, piece)
 
     async def _unless_cancelled(self, known: RecordedSweep, work: Coroutine[Any, Any, Piece | None]) -> Piece | None:
-        """Waits for the work on a partition, which may take hours, but not once the sweep is cancelled. None: the work
-        had no result, or was cancelled."""
+        """Waits for the work on a partition, which may take hours, until the sweep is cancelled. None: the work had no
+        result, or was cancelled."""
         doing = self._context.spawn(work)
         try:
             while not known.cancelled:
@@ -306,8 +307,8 @@ class Covering:
             doing.cancel()
 
     async def _rest(self, known: RecordedSweep, tally: _Tally) -> None:
-        """Carries out the chore for partitions that no node has processed because they moved meanwhile. It leaves out
-        those that are still at a failed node, whose failure is reported already."""
+        """Carries out the chore for partitions that no node has processed, because they moved during the sweep. Leaves
+        out partitions at a failed node, because the failure of that node is reported already."""
         clock = self._context.clock
         until, done = float("inf"), -1
         failed = {task.node for task in known.of(EntityStatus.FAILED)}
@@ -349,8 +350,8 @@ class Scrubbing:
 
     So damage is found before a move or a restart needs the partition.
 
-    The sweep is like one by command: one node at a time, replicas read at most ``verify_bytes_per_s`` and make way for
-    batches, and the next leader resumes it.
+    The sweep is like one by command: it processes one node at a time, replicas read at most ``verify_bytes_per_s`` and
+    make way for batches, and the next leader resumes it.
     """
 
     def __init__(self, context: ControllerContext, sweeps: Sweeps) -> None:
@@ -364,14 +365,14 @@ class Scrubbing:
                 continue
             try:
                 sweep_id = await self._sweeps.begin(Chore.VERIFY, "", 1)
-                log.info("sweep/%s: verifying every partition (interval: %g s)", sweep_id, interval_s)
+                log.info("sweep/%s began: verifies every partition (interval: %g s)", sweep_id, interval_s)
             except StateflowError as error:  # no replica answers: it is tried again
                 log.warning("verification not started, will be retried: %s", error)
 
     def is_due(self, interval_s: float) -> bool:
-        """Tells whether a verification of everything is due, and none is under way.
+        """Tells whether a verification of all partitions is due, and none is under way.
 
-        One is due when the last one began longer ago than the interval; or, without a last one, when the oldest
+        It is due when the last one began longer ago than the interval, or, if there was none yet, when the oldest
         deployed version is older than the interval.
         """
         cluster = self._context.cluster
@@ -388,15 +389,16 @@ class Scrubbing:
 
 
 class Verifications:
-    """Verifies partitions: the owner reads one, and its state is compared with a standby's at the same moment."""
+    """Verifies partitions. The owner reads a partition, and the state is compared with that of a standby at the same
+    sequence number."""
 
     def __init__(self, context: ControllerContext, standbys: Standbys) -> None:
         self._context, self._standbys = context, standbys
 
     async def verify_one(self, name: str, partition: PartitionId) -> Piece | None:
-        """Verifies a partition at a replica. Returns what was found; None: the replica no longer owns the partition.
+        """Verifies a partition at a replica. Returns the result; None: the replica no longer owns the partition.
 
-        What is wrong with the partition is in the result. Raises the error that keeps the replica from verifying.
+        Faults of the partition are in the result. Raises the error that keeps the replica from verifying.
         """
         standby = self._standby_of(partition)
         for attempt in range(ATTEMPTS):
@@ -426,8 +428,8 @@ def piece(found: Verification, copy: Verification | None, standby: str = "") -> 
     """Returns the result of one partition.
 
     Args:
-        found: what its owner found.
-        copy: what its standby found, at the same moment; None: it was not compared.
+        found: the owner's verification.
+        copy: the standby's verification, at the same sequence number; None: they were not compared.
     """
     wrong = list(map(str, found.faults))
     counts = {"bytes_read": found.bytes_read, "cells": found.cells, "compared": 0}
@@ -495,10 +497,10 @@ class Checkpoints:
         self._context = context
 
     async def take(self, operator: str = "", partitions: Collection[int] = (), savepoint: str = "") -> Taken:
-        """Takes a checkpoint and returns what was taken.
+        """Takes checkpoints, and returns a summary.
 
         Args:
-            operator: empty: all operators, at every replica that answers.
+            operator: the operator to take checkpoints of; empty: all operators, at every replica that answers.
             partitions: partitions of the operator; empty: all.
             savepoint: name of a savepoint to take; empty: a checkpoint.
 
@@ -512,8 +514,8 @@ class Checkpoints:
         return replace(taken, report=replace(taken.report, duration_s=context.clock.monotonic() - started))
 
     async def take_one(self, name: str, partition: PartitionId) -> Piece | None:
-        """Takes a checkpoint of one partition at a replica. None: the replica does not own it any more. Raises the
-        error of the replica if that fails."""
+        """Takes a checkpoint of one partition at a replica. None: the replica no longer owns the partition. Raises the
+        replica's error if the checkpoint fails."""
         taken = await self._context.replicas.checkpoint(name, partition.operator, [partition.partition])
         report = taken.report
         return Piece({"bytes_new": report.bytes_new, "bytes_total": report.bytes_total}) if taken.numbers else None

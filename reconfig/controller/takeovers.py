@@ -1,4 +1,4 @@
-"""Failover: gives partitions a new owner if theirs is gone for good, has lost them, or is given up by command.
+"""Failover: gives partitions a new owner if the present one is gone for good, has lost them, or is given up by command.
 
 A partition that no owner serves is an *orphan*: its owner's lease has lapsed, its owner has lost it, or a move or
 restore that ended without an owner left it sealed. :meth:`Takeovers.watch` finds orphans, and begins a takeover of each
@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 class Orphan:
     """A partition that no owner serves.
 
-    ``epoch``: epoch at which it was owned. ``why``: SEALED means that its owner is running, has the whole partition,
-    and no longer serves it.
+    ``epoch`` is the epoch at which it was owned. If ``why`` is SEALED, its owner runs and has the whole partition, but
+    no longer serves it.
     """
 
     epoch: int
@@ -175,7 +175,7 @@ class TakeoverRunner(Runner):
 
 
 class Takeovers:
-    """Finds partitions that no owner serves, and takes them over. Call :meth:`watch` once; it runs for ever."""
+    """Finds partitions that no owner serves, and takes them over. Call :meth:`watch` once; it never returns."""
 
     def __init__(self, context: ControllerContext, runs: RunRegistry, executor: Executor, standbys: Standbys) -> None:
         self._context, self._runs, self._executor, self._standbys = context, runs, executor, standbys
@@ -193,9 +193,9 @@ class Takeovers:
     # -- who has what -------------------------------------------------------------------------------------
 
     def registered(self, name: str, views: Iterable[PartitionView]) -> list[Superseded]:
-        """Takes in what a registering replica has. Returns the partitions that it must seal.
+        """Notes the partitions that a registering replica has. Returns those that it must seal.
 
-        Partitions that the replica owns but does not have become orphans.
+        Partitions that are assigned to the replica, but that it does not have, become orphans.
         """
         held = {view.partition: view for view in views}
         seen, granted = self._context.cluster.epochs_seen, self._context.cluster.epochs_granted
@@ -221,7 +221,7 @@ class Takeovers:
         elif view is not None and view.state in SERVED and view.epoch == epoch:
             self._orphans.pop(partition, None)
         else:
-            log.error("state_missing: %s is assigned at epoch %d, its owner registered without it", partition, epoch)
+            log.error("state_missing: partition %s, epoch %d: its owner registered without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
             for runner in self._runs.moving():  # the source cannot say whether it sealed, and its lease does not lapse
                 if (runner.planned.partition, runner.planned.source) == (partition, name):
@@ -236,7 +236,7 @@ class Takeovers:
 
     def lost(self, partition: PartitionId, epoch: int, why: StateflowError) -> None:
         """Makes a partition an orphan: its owner at this epoch reports that it has lost the partition."""
-        log.error("%s", why)
+        log.error("an owner lost its partition: %s", why)
         self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
 
     def _look_at_aborted(self) -> None:
@@ -259,10 +259,10 @@ class Takeovers:
         """Gives up moves whose seal the target cannot prove. Their partitions are taken over.
 
         Args:
-            how: ``serve-source``: the source takes over, with its sealed copy; ``restore``: a standby or a checkpoint
-                takes over.
+            how: ``serve-source`` lets the source take over with its sealed copy; ``restore`` takes the state from a
+                standby or a checkpoint instead.
 
-        Raises InvalidArgument, MoveUnknown, MoveConflict.
+        Raises InvalidArgument, MoveUnknown, and MoveConflict if no move is past its fence.
         """
         if how not in RESOLUTIONS:
             raise InvalidArgument(f"{how!r} is not a resolution", remedy=f"use {' or '.join(RESOLUTIONS)}")
@@ -281,7 +281,7 @@ class Takeovers:
         Returns the id of the reconfiguration; empty: another change of the partition must end first. Raises Unavailable
         if no replica can take over now; the controller then retries by itself.
         """
-        log.warning("%s given up by command: owner %s does not answer or has lost it", partition, owner)
+        log.warning("partition %s given up by command: owner %s does not answer or has lost it", partition, owner)
         self._accepted.add(partition)
         self._orphans.setdefault(partition, Orphan(epoch, f.Why.LAPSED))
         self._not_before.pop(partition, None)
@@ -313,7 +313,7 @@ class Takeovers:
         )
 
     def undeployed(self, operator: str) -> None:
-        """Stops looking for owners of an undeployed operator's partitions."""
+        """Forgets the orphans of an undeployed operator."""
         for partition in [each for each in self._orphans if each.operator == operator]:
             del self._orphans[partition]
             for kept in (self._not_before, self._failures, self._failed, self._tried):
@@ -340,12 +340,12 @@ class Takeovers:
             try:
                 reply = await self._context.replicas.cancel(name, Cancellation(partition, move_id, epoch))
             except StateflowError as error:
-                log.warning("%s, fenced at %s for %s: cancellation not confirmed: %s", partition, name, move_id, error)
+                log.warning("partition %s, fenced at %s for %s: no answer yet: %s", partition, name, move_id, error)
                 continue
             except Exception:  # no other task asks, and the partition may stay unserved until the source has answered
-                log.exception("%s, fenced at %s for %s: cancellation failed", partition, name, move_id)
+                log.exception("partition %s, fenced at %s for %s: asking it failed", partition, name, move_id)
                 continue
-            if reply.sealed and self._owner(partition) == (name, epoch):  # again: that may have changed meanwhile
+            if reply.sealed and self._owner(partition) == (name, epoch):  # the owner may have changed
                 self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
             return
 
@@ -404,10 +404,10 @@ class Takeovers:
         for partition in list(self._orphans):
             orphan = self._orphans.get(partition)
             if orphan is None:
-                continue  # its owner came back while another was looked at
+                continue  # its owner came back while another partition was handled
             owned = self._owner(partition)
             if owned is None or owned[1] > orphan.epoch:
-                del self._orphans[partition]  # it was undeployed or restored meanwhile
+                del self._orphans[partition]  # it was undeployed or restored
             elif self._is_due(partition):
                 await self._said(self._start(partition))
 
@@ -439,7 +439,7 @@ class Takeovers:
     async def _lapsed(self, name: str) -> None:
         """Handles a replica whose lease has lapsed: until it registers again, it serves none of its partitions.
 
-        Its moves and takeovers are told, and its partitions become orphans, unless it may serve them alone.
+        Its moves and takeovers are notified. Its partitions become orphans, unless it may serve them alone.
         """
         self._context.members.expel(name)
         for runner in self._runs.moving():
@@ -452,7 +452,7 @@ class Takeovers:
             if self._context.may_be_alone(name, partition.operator):
                 continue
             if partition not in self._orphans and partition not in self._runners:
-                log.warning("%s has no owner: the lease of %s has lapsed", partition, name)
+                log.warning("partition %s has no owner: the lease of %s has lapsed", partition, name)
                 self._orphans[partition] = Orphan(epoch, f.Why.LAPSED)
 
     def _source_gone(self, runner: MoveRunner) -> None:
@@ -486,7 +486,7 @@ class Takeovers:
             if not deployed.may_be_at(target):
                 where = ", ".join(deployed.sites)
                 log.warning(
-                    "%s goes to %s at %s, outside the operator's sites (%s)", partition, target.name, target.site, where
+                    "takeover of %s by %s at %s, outside allowed sites (%s)", partition, target.name, target.site, where
                 )
             planned = PlannedTakeover(
                 self._context.new_id(),
@@ -498,7 +498,7 @@ class Takeovers:
                 choice.how,
                 choice.standby_move,
             )
-            # the runner is known before the record is written: an owner that comes back meanwhile is told to seal
+            # the runner is known before the record is written: an owner that registers before is told to seal
             running, runner = self._prepare(planned, f.Takeover(partition, planned.granted_epoch))
             try:
                 await self._context.record(steps.plan_moves, [planned])
@@ -562,16 +562,16 @@ class Takeovers:
             for kept in (self._failures, self._failed, self._tried):
                 kept.pop(partition, None)
             log.warning(
-                "%s taken over from %s by %s: %s",
+                "partition %s taken over from %s by %s: %s",
                 partition,
                 runner.planned.source,
                 runner.planned.target,
                 runner.report.note,
             )
         else:
-            log.error("takeover of %s failed: %s", partition, runner.machine.error)
+            log.error("takeover of partition %s failed: %s", partition, runner.machine.error)
             self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
-            if self._orphans.get(partition) == known:  # otherwise the owner came back meanwhile: retried at once
+            if self._orphans.get(partition) == known:  # otherwise the owner came back: retried at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
                 self._not_before[partition] = self._context.clock.monotonic() + again_s
@@ -630,10 +630,10 @@ class GivingUp:
 
         Args:
             numbers: partitions; empty: all whose owner does not answer or has lost them.
-            accepted: whether the caller accepts losing what the owners have committed since their last heartbeat.
+            accepted: the caller accepts the loss of what the owners have committed since their last heartbeat.
 
-        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument if the owner of one answers, LossPossible,
-        MoveConflict if one is being restored, Unavailable. Takeovers that have begun by then go on.
+        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument if the owner of one answers, LossPossible unless
+        ``accepted``, MoveConflict if one is being restored, or Unavailable. Takeovers that have begun continue.
         """
         found = self._given_up(operator, numbers)
         if not accepted:
@@ -641,7 +641,7 @@ class GivingUp:
             raise LossPossible(
                 f"batches that {owners} may have served since the last heartbeat are lost, "
                 "unless a standby or checkpoint has them",
-                remedy="pass --accept-loss (accept_loss=True), or start it with its data directory",
+                remedy="pass --accept-loss (accept_loss=True), or start the owner with its data directory",
                 operator=operator,
                 partitions=ranges([partition.partition for partition, _, _ in found]),
             )
@@ -651,9 +651,9 @@ class GivingUp:
         return [self._runs.found(each).report() for each in begun if each]
 
     def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:
-        """Returns what :meth:`by_command` would do: by partition, the target and the origin of its state.
+        """Returns the targets that :meth:`by_command` would choose, and the origins of the state; both by partition.
 
-        Raises the errors that :meth:`by_command` raises, without LossPossible.
+        Raises the errors of :meth:`by_command`, except LossPossible.
         """
         targets: dict[PartitionId, str] = {}
         origins: dict[PartitionId, str] = {}
@@ -691,5 +691,7 @@ class GivingUp:
                     partition=partition,
                 )
         if not found:
-            raise InvalidArgument("every partition is served", remedy="see `stateflow status`", operator=operator)
+            raise InvalidArgument(
+                "nothing to take over: every partition is served", remedy="see `stateflow status`", operator=operator
+            )
         return found

@@ -1,22 +1,22 @@
-"""The pause budget: predicts the pause of a partition if it were cut over now, and keeps the measured links for that.
+"""Predicts how long a partition would pause if it were cut over now, and keeps the measurements of links for that.
 
-The last change sets must cross the link before the target may serve. With ``lag`` bytes behind, write rate ``w``
-and bandwidth ``B`` (bytes/s), round trip ``rtt``, a fixed cost ``c`` of sealing, proving and opening, and a durable
-write at the target that takes ``s`` now::
+The last change sets must cross the link before the target may serve. For a target that is ``lag`` bytes behind, with
+write rate ``w`` and bandwidth ``B`` (bytes/s), round trip ``rtt``, a fixed cost ``c`` of sealing, proving and opening,
+and ``s`` as the present duration of a durable write at the target::
 
     pause ≈ (½·rtt + max(c, s) + lag/B) / (1 − w/B)
 
-The fixed cost contains durable writes of the usual duration, so that ``s`` counts only if the disk is busier than that.
-A smaller ``s`` says nothing, because the measured write is larger than the one that the pause waits for. The fixed
-cost, and the margin that a promise needs beside it, are estimated from recent moves' pauses (:class:`Experience`).
+The fixed cost contains durable writes of the usual duration, so that ``s`` counts only if the disk is busier than
+usual. A smaller ``s`` does not shorten the prediction, because the measured write is larger than the one that the
+pause waits for. The fixed cost, and the margin that a promise adds to it, are estimated from the pauses of recent moves
+(:class:`Experience`).
 
-The denominator is the pre-copy argument of Clark et al., "Live Migration of Virtual Machines" (NSDI 2005): what is
-written while the rest crosses must cross too. With w ≥ B the copy never converges.
+The denominator is the pre-copy argument of Clark et al., "Live Migration of Virtual Machines" (NSDI 2005): changes that
+are written while the lag crosses must cross too. With w ≥ B the copy never converges.
 
 :class:`Links` keeps the round trips and bandwidths that were measured between sites. Round trips are measured only
 where they can decide a move (:func:`pairs_that_matter`): between the sites that rows come from and the sites where
-their partitions are, or might better be. With 400 sites, these are few of 160,000 pairs. Bandwidths are taken from
-moves.
+their partitions are, or might better be. With 400 sites, these are few of 160,000 pairs. Moves measure the bandwidths.
 
 The module does no I/O. Times are monotonic seconds.
 """
@@ -35,14 +35,13 @@ from stateflow.errors import BudgetUnreachable
 
 #: fixed cost until it has been measured: one durable write and one thread hand-over on each side
 FIXED_MS_DEFAULT = 8.0
-#: fixed costs that stand in for moves until enough were seen on this machine
+#: fixed costs, in milliseconds, that are assumed until enough moves were seen on this machine
 PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
 MOVES_ENOUGH = 20
-#: the least fixed cost of a move: if less than this remains of a pause after subtracting the delta, the fixed cost is
-#: unknown
+#: if less than this many milliseconds of a pause remain after subtracting the delta, the move shows no fixed cost
 LEAST_MS = 0.5
-#: standard deviations up to which a promise reaches. 99 of 100 moves should keep their budget, which is 2.33; but the
-#: deviation is estimated from few moves, and latencies have longer tails than a log-normal distribution. On a busy
+#: number of standard deviations that a promise allows for. 99 of 100 moves should keep their budget, which is 2.33; but
+#: the deviation is estimated from few moves, and latencies have longer tails than a log-normal distribution. On a busy
 #: machine 2.0 kept 98.7 of 100 admitted moves within budgets of 10 to 100 ms, 2.33 kept 99.0, 2.6 all.
 PROMISED = 2.6
 #: standard deviation of the logarithm, until enough moves were seen
@@ -54,18 +53,18 @@ PRIOR_PROMISE_MS = FIXED_MS_DEFAULT * math.exp(PROMISED * PRIOR_DEVIATION)
 #: standard deviation of a normal distribution over its median absolute deviation
 _DEVIATION_OVER_MAD = 1.4826
 PAUSES_REMEMBERED = 64
-#: a machine that was busy may be idle again by then
+#: seconds after which a pause is forgotten, because a machine that was busy may be idle again by then
 PAUSES_REMEMBERED_S = 600.0
 #: seconds after which the round trip of a pair of sites is measured again
 RTT_ASKED_S = 60.0
 #: seconds for which a measured round trip counts, so that one measurement may fail
 RTT_KEPT_S = 150.0
-#: the most pairs looked at, those that matter most
+#: maximum number of pairs that are considered; those that matter most come first
 PAIRS_MAX = 2048
-#: the most pairs asked for in one look, and the most asked of one site
+#: maximum number of pairs that are measured in one look, in all and by one site
 ASKED_MAX = 256
 ASKED_OF_SITE_MAX = 32
-#: a link's bandwidth is that of the fastest of its last moves, as moves side by side get only a part of it each
+#: a link's bandwidth is that of the fastest of its last moves, because each of several moves at a time gets only a part
 MOVES_KEPT = 8
 MOVES_KEPT_S = 3600.0
 
@@ -75,7 +74,7 @@ MOVES_KEPT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One report of a target that catches up. Rates are in bytes a second; bandwidth 0: not known yet."""
+    """One report of a target that catches up. Rates are in bytes a second; a bandwidth of 0 is not known yet."""
 
     lag_bytes: int
     change_rate: float
@@ -86,7 +85,7 @@ class Measured:
 
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
-    """Predicts the pause, in milliseconds. Infinite if changes come faster than they can cross."""
+    """Predicts the pause, in milliseconds. Returns infinity if changes are written faster than they can cross."""
     latency = measured.rtt_ms / 2 + max(fixed_ms, measured.sync_ms)
     if measured.bandwidth <= 0:  # nothing had to cross yet, so that only latency counts
         return latency
@@ -106,8 +105,8 @@ def lag_ms(measured: Measured) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FixedCost:
-    """The cost of a cutover apart from transferring bytes: the expected cost, and the margin that it may exceed it by,
-    both in milliseconds."""
+    """The cost of a cutover apart from transferring bytes, in milliseconds: the expected cost, and the margin by which
+    the actual cost may exceed it."""
 
     expected_ms: float = FIXED_MS_DEFAULT
     margin_ms: float = 0.0
@@ -115,23 +114,23 @@ class FixedCost:
 
 def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     """Estimates the fixed cost from the part of past pauses that the size of the delta does not explain. The expected
-    cost is the median; nearly every move keeps within expected cost and margin together.
+    cost is the median; nearly every move costs at most expected cost and margin together.
 
     Args:
         moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, in milliseconds.
 
     A move whose delta crossed faster than predicted shows no fixed cost and is left out: counted as a cheap move, it
-    would make the others look irregular. Until MOVES_ENOUGH moves were seen, PRIOR_MS and PRIOR_DEVIATION stand in for
-    the rest, so that the first moves promise little.
+    would make the others look irregular. Until MOVES_ENOUGH moves were seen, PRIOR_MS and PRIOR_DEVIATION replace the
+    missing ones, so that the first moves promise little.
 
     A promise must hold on a busy machine too, so it exceeds the expected cost. Latencies are assumed to be distributed
-    log-normally. Their deviation is estimated from the median absolute deviation, so that the tail is known before a
-    move has met it, and one move at a bad moment does not keep out all later ones.
+    log-normally. Their deviation is estimated from the median absolute deviation, so that a tail is assumed before a
+    slow move was seen, and one slow move does not keep out all later ones.
 
     On a busy machine the distribution has two humps instead: a process gets the processor at once, or when others have
     used up their time slices. The estimated deviation is then that of the first hump, or the distance between both. So
-    a promise is at least the second-largest cost seen, and at most the largest cost seen or what the most regular
-    machine would need, if that is more; until MOVES_ENOUGH were seen, at most PRIOR_PROMISE_MS if that is more.
+    a promise is at least the second-largest cost seen. It is at most the greatest of these: the largest cost seen, the
+    promise for the most regular machine, and, until MOVES_ENOUGH moves were seen, PRIOR_PROMISE_MS.
     """
     seen = [actual - predicted for predicted, actual in moves if actual - predicted >= LEAST_MS]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
@@ -152,7 +151,7 @@ def unreachable(
     """Returns the error of a move whose budget stays out of reach.
 
     Args:
-        cost: expected cost, and the margin now.
+        cost: expected cost and present margin.
         pause_ms: predicted pause.
         max_pause_ms: budget.
         waited_s: seconds since the base copy was complete.
@@ -175,7 +174,7 @@ def unreachable(
 
 
 class Experience:
-    """The pauses of recent moves, and the cost that they predict for the next.
+    """The pauses of recent moves, and the fixed cost that they predict for the next one.
 
     Each move that only the margin kept out drops the oldest pause. Otherwise a machine that was busy for a while would
     refuse every move, and so never measure a shorter pause.
@@ -193,7 +192,7 @@ class Experience:
         self._pauses.append((now_s, (predicted_ms, actual_ms)))
 
     def kept_out(self, now_s: float) -> None:
-        """Notes a move that only the margin kept out: the expected cost would have fit the budget."""
+        """Notes a move that only the margin kept out: its expected pause alone was within the budget."""
         self._forget(now_s)
         if self._pauses:
             self._pauses.popleft()
@@ -219,7 +218,7 @@ class Links:
 
         Args:
             source, target: sites.
-            bytes_per_s: 0: too few bytes crossed to tell.
+            bytes_per_s: bandwidth of the move; 0: too few bytes crossed to tell.
         """
         if source != target and bytes_per_s > 0:
             self._moves.setdefault((source, target), deque(maxlen=MOVES_KEPT)).append((now_s, bytes_per_s))
@@ -230,8 +229,8 @@ class Links:
         return {pair: max(rates) for pair, rates in found.items() if rates}
 
     def due(self, now_s: float, wanted: Iterable[Pair]) -> dict[str, list[str]]:
-        """Returns, for each site to ask now, the other sites to which it should measure round trips. The pairs count as
-        asked, whether the site answers or not."""
+        """Returns, for each site to ask now, the other sites to which it should measure round trips. Counts the pairs
+        as asked, whether the site answers or not."""
         self._asked_at = {pair: at for pair, at in self._asked_at.items() if now_s - at < RTT_ASKED_S}
         self._rtts = {pair: seen for pair, seen in self._rtts.items() if now_s - seen[0] < RTT_KEPT_S}
         found: dict[str, list[str]] = {}
@@ -262,7 +261,7 @@ class Links:
 
 def pairs_that_matter(view: View) -> list[Pair]:
     """Returns the pairs of sites whose round trips may decide a move, those with most rows first. Both sites of a pair
-    have replicas, and each pair comes once. Rows come from its first site."""
+    have replicas. Each pair is returned once; its first site is the one that rows come from."""
     sites_of = {info.name: info.site for info in view.replicas}
     there, able = set(sites_of.values()), {info.site for info in view.takers()}
     groups: Counter[tuple[tuple[str, ...], tuple[str, ...], str]] = Counter()

@@ -1,17 +1,17 @@
-"""Failover: takeovers of partitions without their old owner's consent, operators that owners may serve alone, and the
-adoption of operators that a ledger has lost. Sans-io.
+"""Decides takeovers of partitions without their old owner's consent, which operators owners may serve alone, and how
+operators that a ledger has lost are adopted. Sans-io.
 
-A takeover begins if the old owner's lease has lapsed by the controller's clock, margin included, so that it no longer
-serves the partition; if the owner came back without the partition's data; or if it sealed the partition for a move that
-can never end. :func:`choose` names the new owner, the target.
+A takeover begins in three cases: the old owner's lease has lapsed by the controller's clock, including its margin, so
+that the old owner no longer serves the partition; the old owner came back without the partition's data; or it sealed
+the partition for a move that can never end. :func:`choose` names the new owner, the target.
 
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram. The grant is recorded before
 the target hears of it. A target that does not answer is asked again, because it may own already. A granted takeover
-ends without an owner only if the target refuses and then promises never to own by it, or if the target's lease has
-lapsed.
+ends without an owner only if the target refuses and then promises never to own by this takeover, or if the target's
+lease has lapsed.
 
-The epoch of a takeover that was given up is void: no replica may own at it. The next takeover gets a newer epoch,
-and a replica that comes back with the void one is told to seal.
+The epoch of a takeover that was given up is void: no replica may own at it. The next takeover gets a newer epoch. A
+replica that comes back and owns the partition at the void epoch is ordered to seal it.
 
 Owners of operators whose failover is ``manual`` may serve while no controller answers. Each heartbeat reply names the
 operators that the replica may serve alone, and the number of the newest failover order. The replica makes both durable
@@ -19,12 +19,14 @@ first, and then repeats them in its next heartbeats. The leading controller ther
 replica may still be serving: those that it repeated last, those whose failover is manual now, and those that a later
 order concerns. A replica that has repeated nothing in this term may be serving every operator that was ever manual.
 
-When a ledger that lost its records adopts operators, the copy of a partition that is owned at the greatest epoch
-counts. Two owned copies at the same epoch cannot be told apart; then nothing of that operator is adopted. A partition
-that no replica owns was lost with its replica, or the controller has not heard its replica. A copy that was sealed for
-a move may be older than the copy at the move's target, which may still appear. Partitions of both kinds are adopted
-only if the caller asks for that: the sealed copy is served again; a partition without any copy waits for a checkpoint,
-or for its owner, as after any failover, and is never created empty.
+When a ledger that lost its records adopts operators, the owned copy with the greatest epoch of each partition counts.
+If two owned copies have the same epoch, either may be the right one, and the operator is not adopted. Two kinds of
+partitions are adopted only if the caller asks for it:
+
+* Only a sealed copy is known. It was sealed for a move and may be older than the copy at the move's target, which may
+  still appear. The sealed copy is served again.
+* No copy is known: it was lost with its replica, or the controller has not heard from its replica. The partition waits
+  for a checkpoint, or for its owner, as after any failover. It is never created empty.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from stateflow.errors import (
 from stateflow.transitions import Guard, Ignored, Impossible, Order, Row, Table, Transition
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo, node_of, ranges
 
-#: a replica that was not heard may have seen greater epochs than those that were, so new grants skip that many epochs
+#: number of epochs that new grants skip, because a replica that has not reported may have seen greater epochs
 EPOCHS_SKIPPED = 1000
 
 
@@ -69,7 +71,8 @@ EPOCHS_SKIPPED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """A standby copy. ``following``: it follows its owner. ``sequence``: the last change set that it reported."""
+    """A standby copy. ``following`` tells whether it follows its owner; ``sequence`` is the number of the last change
+    set that it reported."""
 
     replica: str
     move_id: str
@@ -97,10 +100,10 @@ def choose(
     """Chooses the successor that loses least: the owner with its sealed partition, else the standby with the greatest
     sequence, else a replica that loads a checkpoint. None: no replica can take over now.
 
-    Among successors that lose equally much, it prefers those not in maintenance, then those at ``sites``. It chooses
-    others only if there are none of these, because availability comes first. A replica where a takeover failed, e.g.
-    for lack of room, is tried again when the others have failed as often. The owner's site and the least load come
-    last.
+    Among successors that lose equally much, it prefers nodes not in maintenance, then the ``sites``. It chooses others
+    if there are none of these, because availability is more important. A replica where a takeover failed, e.g. for lack
+    of room, is tried again when the others have failed as often. After these criteria it prefers the owner's site, then
+    the least load.
 
     Args:
         owner: the former owner.
@@ -131,18 +134,18 @@ def choose(
 class Why(StrEnum):
     """Reasons why an owner does not serve its partitions. ``{}`` stands for the owner's name."""
 
-    MISSING = "{} registered without them: its data directory does not hold their current state"
+    MISSING = "{} registered without these partitions: its data directory does not hold their current state"
     LAPSED = "the lease of {} has lapsed"
-    SEALED = "{} sealed them for a move that ended without an owner"
+    SEALED = "{} sealed these partitions for a move that ended without an owner"
     SILENT = "{} does not answer"
-    ALONE = "{} does not answer, and may be serving them alone"
+    ALONE = "{} does not answer, and may be serving these partitions alone"
     OPENING = "{} is starting"
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A reason why a partition's owner does not serve it. ``failed``: why the last takeover failed; empty: none has.
-    ``by_command``: a takeover begins only by command."""
+    """A reason why a partition's owner does not serve it. ``failed`` says why the last takeover failed, and is empty if
+    none failed. If ``by_command``, a takeover begins only by command."""
 
     owner: str
     why: Why
@@ -162,7 +165,7 @@ def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int]
 def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
     what = lack.why.format(lack.owner)
     if lack.why is Why.OPENING:
-        return Unavailable(what, remedy="wait", operator=operator, partitions=ranges(numbers))
+        return Unavailable(what, remedy="wait until it has started", operator=operator, partitions=ranges(numbers))
     if lack.by_command or lack.why is Why.ALONE:
         lost = f"`stateflow takeover {operator} {ranges(numbers)} --accept-loss` gives them to others"
         remedy = f"check that {node_of(lack.owner)} runs with its data directory; if it is gone for good, {lost}"
@@ -222,21 +225,21 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Target: own at ``epoch`` → TargetOwned | TargetRefused | TargetUnknown."""
+    """Tells the target to own the partition at ``epoch`` → TargetOwned | TargetRefused | TargetUnknown."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOwned:
-    """Ledger: the target owns → OwnedRecorded."""
+    """Records in the ledger that the target owns the partition → OwnedRecorded."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``instruction`` again, after a while."""
+    """Carries out ``instruction`` again after a delay."""
 
     instruction: TakeOver | CancelTarget
 
@@ -353,7 +356,7 @@ class Takeover:
     table: ClassVar[Table[Phase, Takeover, Says]] = TABLE
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Takes an event and returns the instructions that follow from it. Raises InvalidTransition, with the story so
+        """Handles an event. Returns the instructions that follow from it. Raises InvalidTransition, with the story so
         far, for an event that cannot happen in this phase."""
         before = self.phase
         self.phase, orders = self.table.handle(self, before, event)
@@ -361,7 +364,7 @@ class Takeover:
         return [order.make(self) for order in orders]
 
     def validate(self) -> None:
-        """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken, with the story so far, if one is violated by a bug."""
         for words in self.table.broken(self):
             raise InvariantBroken(
                 f"an invariant is broken in {self.phase}: {words}",
@@ -375,8 +378,8 @@ class Takeover:
 
     @classmethod
     def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:
-        """Resumes a takeover after a restart of the controller. A granted target is asked again, because its answer is
-        the same. ``granted``: the grant is in the ledger."""
+        """Resumes a takeover after a restart of the controller. If ``granted``, the grant is in the ledger, and the
+        target is asked again; a target that has answered before gives the same answer."""
         takeover = cls(partition, granted_epoch)
         takeover.story.append("resumed")
         if not granted:
@@ -392,11 +395,11 @@ class Failover(StrEnum):
     """An operator's failover mode: whether a partition whose owner does not answer is taken over automatically."""
 
     AUTOMATIC = "automatic"  # another replica takes it over when the owner's lease has lapsed
-    MANUAL = "manual"  # its owner goes on serving it, alone, until a command gives it up
+    MANUAL = "manual"  # its owner continues to serve it alone, until a command gives it to another replica
 
     @classmethod
     def named(cls, name: str) -> Failover:
-        """Returns the failover of that name. Raises InvalidArgument."""
+        """Returns the failover mode of that name. Raises InvalidArgument."""
         try:
             return cls(name)
         except ValueError:
@@ -416,8 +419,8 @@ NOTHING = Said(0, frozenset())
 
 @dataclass(slots=True)
 class Failovers:
-    """Failover orders, numbered across all operators. ``newest``: each operator's newest order, as (number, whether it
-    is manual). ``count``: the number of the newest order."""
+    """Failover orders, numbered across all operators. ``newest`` has each operator's newest order, as (number, whether
+    it is manual); ``count`` is the number of the newest order of all."""
 
     newest: dict[str, tuple[int, bool]] = field(default_factory=dict)
     count: int = 0
@@ -454,7 +457,7 @@ class Failovers:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A replica's copy of a partition. ``state``: OWNED, FENCING, SEALED or WARMING."""
+    """A replica's copy of a partition. ``state`` is OWNED, FENCING, SEALED or WARMING."""
 
     state: str
     epoch: int
@@ -462,7 +465,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A report of the replica of one data directory: what it has. ``ledger``: id of the ledger it belongs to."""
+    """A replica's report of what its data directory holds. ``ledger`` is the id of the ledger that it belongs to."""
 
     replica: str
     directory: str
@@ -483,11 +486,15 @@ def claimants(claims: Sequence[Claim], operator: str) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Found:
-    """One operator as replicas have it. ``spec`` is None if it cannot be adopted at all, see ``conflicts``.
+    """One operator, as far as replicas have reported it.
 
-    ``owners``: partition → (replica, epoch). ``sealed``: partition → (replica, epoch) of the newest sealed copy, for
-    partitions whose newest copy is not an owned one. ``missing``: partitions without any copy. ``granted``: partition →
-    the newest epoch that counts as granted.
+    Attributes:
+        spec: the operator's description; None: the operator cannot be adopted, because of ``conflicts``.
+        owners: partition → (replica, epoch).
+        sealed: partition → (replica, epoch) of the newest sealed copy, if it is newer than any owned copy.
+        missing: partitions without any copy.
+        granted: partition → the newest epoch that counts as granted.
+        conflicts: reasons against the adoption, for people to read.
     """
 
     operator: str
@@ -507,7 +514,7 @@ def find(claims: Sequence[Claim], known: set[str]) -> list[Found]:
     """Returns what replicas have of each operator that the ledger does not know.
 
     Args:
-        known: operators of the ledger; nothing is adopted over them.
+        known: operators in the ledger, which are not adopted.
     """
     names = {partition.operator for claim in claims for partition in claim.held} - known
     return [found for name in sorted(names) if claimants(claims, name) for found in [_find(claims, name)]]
@@ -526,7 +533,7 @@ def _find(claims: Sequence[Claim], operator: str) -> Found:
     if len({spec.partitions for spec in specs}) > 1:
         found.conflicts.append("replicas disagree on the number of partitions")
         return found
-    # the newest; among specs without an order, the one that most replicas have
+    # the newest spec; among specs without a recorded time, the one that most replicas have
     spec = max(specs, key=lambda each: (each.recorded_us, specs[each], each.target, each.state_schema))
     newest = max(held.epoch for claim in claims for p, held in claim.held.items() if p.operator == operator)
     for number in range(spec.partitions):
@@ -558,8 +565,8 @@ def assignment(found: Found, claims: Sequence[Claim]) -> dict[int, tuple[str, in
     """Returns (owner, epoch) of every partition.
 
     A sealed partition is assigned to the replica of its copy, at the epoch before that copy's; a missing one to the
-    replica with the most partitions, at epoch 1. No replica owns these at such an epoch, so that they go the way of a
-    failover: the sealed copy is served again, else a checkpoint is loaded, else the partition waits.
+    replica with the most partitions, at epoch 1. No replica owns a partition at these epochs, so that failover begins
+    for it: the sealed copy is served again, else a checkpoint is loaded, else the partition waits.
     """
     anybody = max(claimants(claims, found.operator).items(), key=lambda each: (each[1], each[0]))[0]
     everything = dict(found.owners)

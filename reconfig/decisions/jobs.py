@@ -1,14 +1,16 @@
-"""Jobs: work on a schedule or at a given time, its runs, and its affinities. Decisions only.
+"""Decides when jobs run, and on which nodes. Sans-io.
 
-A run is IN_PROCESS until it has ended, PROCESSED or FAILED. At most one run of a job is under way at a time. A run has
-a stage for each operator. A controller that resumes a run carries out the stages that are not recorded.
+A job is work that is done on a schedule or once at a given time; a run is one execution of it. A run is IN_PROCESS
+until it ends as PROCESSED or FAILED. At most one run of a job is under way at a time. A run has a stage for each
+operator. A controller that resumes a run carries out the stages that are not recorded.
 
 An affinity says which controller coordinates a job's runs, or which nodes they may use::
 
     [hard|soft[:SECONDS]] node NAME | site NAME | label KEY[=VALUE] [:AT_LEAST[-AT_MOST]]
 
-as ``hard site edge-1:2-4``. A run waits for a hard affinity as long as it takes. It gives up a soft one after the given
-seconds, and uses whichever nodes are present. No job uses a node whose settings exclude jobs.
+for example ``hard site edge-1:2-4``. A run waits for a hard affinity without a time limit. After SECONDS it gives a
+soft affinity up: it uses the matching nodes that answer, or any other nodes if none match. No job uses a node whose
+settings exclude jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ FALLBACK_MAX_S = 1e9
 WORKERS_AT_MOST = 1_000_000
 #: the label of a node that takes no jobs; ``--no-jobs`` sets it
 NO_JOBS = ("jobs", "no")
-#: the most runs of a job that are remembered
+#: maximum number of runs of a job that are remembered
 RUNS_MAX = 100
 _REMEDY = "write hard site edge-1, soft:30 node gw-1, or label disk=ssd:2-4 (at least 2 nodes, at most 4)"
 _COUNTS = re.compile(r"(?P<rest>.+?)(?::(?P<least>\d{1,6})(?:-(?P<most>\d{1,6}))?)?")
@@ -48,8 +50,8 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A controller, or a node with replicas. ``agent``: name of the agent that started the node and gives it its
-    labels; an affinity may name the node by it. Empty: no agent did."""
+    """A controller, or a node with replicas. ``agent`` is the name of the agent that started the node and gives it its
+    labels, or empty if no agent did. An affinity may name the node by its agent."""
 
     name: str
     site: str = ""
@@ -65,8 +67,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """An affinity, parsed by :meth:`parse`. ``least``, ``most``: numbers of nodes. ``fallback_s``: seconds after which
-    a run gives the affinity up, unless it is ``hard``."""
+    """An affinity, parsed by :meth:`parse`. A run uses from ``least`` to ``most`` nodes. Unless the affinity is
+    ``hard``, a run gives it up after ``fallback_s`` seconds."""
 
     text: str
     hard: bool
@@ -141,15 +143,15 @@ class Affinity:
         if self.by is By.NODE and self.least > len(fitting):
             raise InvalidArgument(
                 f"{self} matches {len(fitting)} of at least {self.least} nodes",
-                remedy="choose by site or label",
+                remedy="ask for fewer nodes, or choose them by site or label",
                 wanted=self.text,
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """The decision that a run goes on. ``nodes``: names of the nodes that it may use; None: all. ``note``: which
-    affinity was given up; empty: none."""
+    """The decision that a run may continue. ``nodes`` are the names of the nodes that it may use, or None for all
+    nodes. ``note`` names the affinity that was given up, and is empty if none was."""
 
     nodes: frozenset[str] | None
     note: str = ""
@@ -161,7 +163,7 @@ class Wait:
 
 
 def choose(affinity: Affinity | None, there: Sequence[Node], waited_s: float, what: str = "nodes") -> Go | Wait:
-    """Chooses the nodes that a run uses now, the first by name if it wants fewer than there are.
+    """Chooses the nodes that a run uses now. If more nodes fit than the run may use, the first by name are chosen.
 
     Args:
         there: nodes that answer now.
@@ -181,7 +183,7 @@ def choose(affinity: Affinity | None, there: Sequence[Node], waited_s: float, wh
     if affinity.hard:
         return Wait(f"waits: {lacking}")
     if waited_s < affinity.fallback_s:
-        return Wait(f"waits: {lacking}; falls back in {affinity.fallback_s - waited_s:.0f} s")
+        return Wait(f"waits: {lacking}; gives the affinity up in {affinity.fallback_s - waited_s:.0f} s")
     used = fitting or [node.name for node in willing]
     if not used:
         return Wait(f"waits: {lacking}, and no others do")
@@ -210,11 +212,16 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job's definition. See :meth:`check` for which fields belong together.
+    """A job's definition. :meth:`check` checks which fields belong together.
 
-    ``operator``: empty: all. ``policies``: of a rebalance; empty: the ring. ``partitions``, ``to``: of a migration; for
-    a drain, ``to`` is the replica that is drained. ``since_us``: when it was last defined or resumed. ``coordinator``:
-    the controllers that may coordinate its runs; ``workers``: the nodes that its runs may use; None: any.
+    Attributes:
+        operator: the operator that the job is about; empty: all operators.
+        policies: the policies of a rebalance; empty: the ring.
+        partitions: the partitions that a migration moves.
+        to: the target of a migration, or the replica that a drain empties.
+        since_us: when the job was last defined or resumed.
+        coordinator: the controllers that may coordinate its runs; None: any.
+        workers: the nodes that its runs may use; None: any.
     """
 
     name: str
@@ -247,7 +254,7 @@ class Job:
                 raise InvalidArgument(f"a {self.do} job does not take {what}", remedy="leave it out", job=self.name)
         if self.coordinator is not None and self.coordinator.least > 1:
             raise InvalidArgument(
-                "a job has one coordinator", remedy="name the controller without a count", job=self.name
+                "a job has one coordinator, not several", remedy="name the controller without a count", job=self.name
             )
 
     def prove(self, now_us: int) -> None:
@@ -256,13 +263,13 @@ class Job:
         self.check()
         match read_job(self.name, self.to_payload(), self.since_us):
             case Unreadable() as found:
-                raise InvalidArgument(f"not a valid job: {found.why}", remedy="correct it", job=self.name)
+                raise InvalidArgument(f"not a valid job: {found.why}", remedy="correct its definition", job=self.name)
             case found if found != self:
                 raise InvalidArgument("the job would not be read back unchanged", remedy=REPORT_LINE, job=self.name)
         if self.schedule.once_us is not None and self.schedule.once_us <= now_us:
             raise InvalidArgument("the scheduled time has passed", remedy="give a time in the future", job=self.name)
         if self.schedule.next_us(now_us, now_us, None, None) is None:
-            raise InvalidArgument("the scheduled time never comes", remedy="correct the schedule", job=self.name)
+            raise InvalidArgument("the schedule is never due", remedy="correct the schedule", job=self.name)
 
     def to_payload(self) -> dict[str, Any]:
         return {
@@ -300,8 +307,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A job's record that cannot be read, e.g. of a newer version, or of an earlier one that checked less. Such a job
-    is listed and can be deleted; it is never due. ``why``: what is wrong with the record."""
+    """A job's record that cannot be read, e.g. because a newer version wrote it, or an earlier one that checked less.
+    Such a job is listed and can be deleted, but is never due. ``why`` says what is wrong with the record."""
 
     name: str
     payload: Mapping[str, Any]
@@ -316,7 +323,7 @@ class Unreadable:
 
 
 def read_job(name: str, payload: Mapping[str, Any], since_us: int) -> Job | Unreadable:
-    """Reads a job's record. A record that cannot be read does not keep others from being read."""
+    """Reads a job's record. Returns Unreadable instead of raising, so that the records of other jobs can be read."""
     try:
         return Job.of(name, payload, since_us)
     except StateflowError as error:
@@ -329,9 +336,13 @@ def read_job(name: str, payload: Mapping[str, Any], since_us: int) -> Job | Unre
 class Run:
     """One run of a job.
 
-    ``at_us``: its due time. ``ended_us``: 0: under way. ``note``: its outcome in words. ``operators``: the operators
-    that it has a stage for; None: an earlier version began the run and did not record them. ``stages``: the stages
-    recorded so far.
+    Attributes:
+        at_us: its due time.
+        ended_us: when it ended; 0: it is under way.
+        note: its outcome in words.
+        operators: the operators that it has a stage for; None: an earlier version began the run and did not record
+            them.
+        stages: the stages recorded so far.
     """
 
     job: str
@@ -364,19 +375,19 @@ class Run:
 
     @property
     def mark(self) -> str:
-        """The mark in the reasons of this run's moves, by which they are recognised."""
+        """Text in the reason of each of this run's moves, by which the moves are recognised."""
         return f"job {self.job}, run {self.at_us}"
 
 
 def next_at_us(runs: Sequence[Run], now_us: int) -> int:
-    """Returns the time of a run that is begun by hand. It is later than the times of all earlier runs, even if a clock
-    that was ahead gave those."""
+    """Returns the time of a run that is begun by hand. It is later than the times of all earlier runs, even if those
+    were taken from a clock that was ahead."""
     return max([now_us, *(run.at_us + 1 for run in runs)])
 
 
 def due(job: Job, runs: Sequence[Run], now_us: int) -> int | None:
-    """Returns the time of the run that is due now; None: none is due. If a controller whose clock is ahead has run the
-    job for some time, one whose clock is behind does not run it again for that time."""
+    """Returns the time of the run that is due now; None: none is due. If a controller whose clock is ahead has begun
+    the run of a due time, a controller whose clock is behind does not run the job for that time again."""
     newest = runs[-1] if runs else None
     if job.paused or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None

@@ -1,20 +1,20 @@
 """One move of one partition: the controller's decisions, as a sans-io state machine.
 
-Facts come in as events, and instructions go out; the shell carries them out and feeds the results back as events. The
-machine has no clock, no socket and no randomness.
+The machine gets facts as events, and returns instructions. The shell carries out the instructions and hands in their
+results as events. The machine has no clock, no socket and no randomness.
 
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram.
 
-Rules: the grant is in the ledger before the source hears of it. As long as the source cannot have sealed, every failure
-rolls back; once it has sealed, every failure goes forward. Only the source can tell which side of the seal it is on. If
-the source is gone for good, the target can still promise never to own for this move; then the partition is free for a
-takeover (:mod:`reconfig.decisions.failover`).
+The grant is in the ledger before the source hears of it. As long as the source cannot have sealed, every failure rolls
+the move back; once it has sealed, the move only goes forward. Only the source can tell whether it has sealed. If the
+source is gone for good, the target can still promise never to own the partition by this move; then the partition is
+free for a takeover (:mod:`reconfig.decisions.failover`).
 
-If an earlier term recorded the grant of a move, the move copies again, and that grant fences it. The earlier term may
-have fenced the move, too, so on any failure the machine asks the source whether it sealed, as it does after a fence.
+If an earlier term recorded the grant of a move, the move copies again, and uses that grant for its fence. The earlier
+term may have fenced, too, so on any failure the machine asks the source whether it sealed, as it does after a fence.
 
-A budget is met if the sum of expected pause and margin fits it. A move waits up to ``patience_s`` for that, counted
-from when the base copy was complete; a move without a budget waits at most ``settle_s`` for its lag to become small.
+A budget is met if expected pause and margin together do not exceed it. A move waits up to ``patience_s`` for that, from
+the end of its base copy; a move without a budget waits at most ``settle_s`` for its lag to become small.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from stateflow.errors import (
 )
 from stateflow.transitions import Guard, Ignored, Impossible, Order, Refused, Row, Table, Transition
 
-#: a move without a budget is cut over once its lag takes no longer than this to cross
+#: a move without a budget is cut over once its lag takes at most this many milliseconds to cross
 LAG_MS_SMALL = 10.0
-#: the most steps that a machine remembers, for its errors
+#: maximum number of steps that a machine remembers, for its errors
 STORY_KEPT = 40
 
 
@@ -72,7 +72,7 @@ class BaseReady:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """A report while catching up. ``waited_s``: seconds since the base copy was complete."""
+    """The target's report while it catches up, ``waited_s`` seconds after its base copy was complete."""
 
     measured: Measured
     waited_s: float = 0.0
@@ -127,7 +127,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class TargetCancelled:
-    """The target promised that it never owns for this move, or by this takeover."""
+    """The target promised never to own the partition by this move, or by this takeover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,22 +176,22 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Target: pull from the source → BaseReady, CaughtUp…, TargetOwned | TargetFailed."""
+    """Tells the target to copy from the source → BaseReady, CaughtUp…, TargetOwned | TargetFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordGrant:
-    """Ledger: ``epoch`` is granted to the target → GrantRecorded."""
+    """Records in the ledger that ``epoch`` is granted to the target → GrantRecorded."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Source: seal, for the target to own at ``epoch`` → SourceSealed | FenceRefused | SourceUnknown.
+    """Tells the source to seal, so that the target owns at ``epoch`` → SourceSealed | FenceRefused | SourceUnknown.
 
     Args:
-        cold: the target has no copy that follows the source yet. Otherwise the fence waits for its turn among the
+        cold: the target has no copy yet that follows the source. If False, the fence waits for its turn among the
             cutovers at the source.
         pause_ms: predicted pause; 0: there is no prediction.
         max_pause_ms: budget; 0: none.
@@ -205,10 +205,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class CancelSource:
-    """Source: promise that this move never seals there → SourceCancelled | SourceSealed | SourceUnknown.
+    """Asks the source to promise that it never seals for this move → SourceCancelled | SourceSealed | SourceUnknown.
 
-    ``owned_at``: the epoch at which the source owned the partition. ``tidies``: the move has ended unfenced, and
-    nothing depends on the answer.
+    ``owned_at`` is the epoch at which the source owned the partition. ``tidies`` is True if the move has ended
+    unfenced, so that nothing depends on the answer.
     """
 
     owned_at: int
@@ -217,17 +217,17 @@ class CancelSource:
 
 @dataclass(frozen=True, slots=True)
 class CancelTarget:
-    """Target: promise never to own for this move or takeover → TargetCancelled | TargetOwned | TargetUnknown."""
+    """Asks the target never to own by this move or takeover → TargetCancelled | TargetOwned | TargetUnknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonTarget:
-    """Target, best effort: drop the copy."""
+    """Tells the target to drop its copy; nothing depends on the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOwned:
-    """Ledger: the target owns → OwnedRecorded."""
+    """Records in the ledger that the target owns the partition → OwnedRecorded."""
 
     epoch: int
     digest: str
@@ -235,21 +235,21 @@ class RecordOwned:
 
 @dataclass(frozen=True, slots=True)
 class RecordAborted:
-    """Ledger: the move was rolled back, or the takeover ended without an owner."""
+    """Records in the ledger that the move was rolled back, or that the takeover ended without an owner."""
 
     error: StateflowError = field(compare=False)  # no error equals another one
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Source, best effort: the target owns at ``epoch``."""
+    """Tells the source that the target owns at ``epoch``; nothing depends on the answer."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``instruction`` again, after a while."""
+    """Carries out ``instruction`` again after a delay."""
 
     instruction: Prepare | Fence | CancelSource | CancelTarget
 
@@ -377,7 +377,7 @@ def _cancel_at_source(move: Move, event: Cancel) -> None:
 
 
 def _taken_over(move: Move, _: Event) -> None:
-    move.error = MoveAborted("the source died, and the standby took over", remedy="nothing to do")
+    move.error = MoveAborted("the source died, and this standby took over", remedy="wait for a new standby")
 
 
 def _source_died_early(move: Move, _: Event) -> None:
@@ -425,7 +425,7 @@ def _target_lost_first(move: Move, event: TargetFailed) -> None:
 
 
 def _copy_is_owner(move: Move, _: Event) -> None:
-    move.error = MoveAborted("the standby's copy now owns the partition", remedy="nothing to do")
+    move.error = MoveAborted("the standby's copy now owns the partition", remedy="wait for a new standby")
 
 
 def _owned(move: Move, event: TargetOwned) -> None:
@@ -663,11 +663,11 @@ class Move:
         epoch: the epoch at which the source owns the partition.
         granted_epoch: the epoch at which the target will own it.
         max_pause_ms: budget; 0: none.
-        fixed_ms: expected cost of a cutover apart from the delta.
-        margin_ms: the margin on the expected cost; nearly every move keeps within both together.
+        fixed_ms: expected cost of a cutover apart from transferring the delta, in milliseconds.
+        margin_ms: milliseconds beyond ``fixed_ms`` within which nearly every move stays.
         patience_s: seconds after which a budget that stays out of reach is refused.
         settle_s: seconds that the lag of a move without a budget may take to become small.
-        granted: the grant is in the ledger. True for a new machine: an earlier term recorded it, and may have fenced.
+        granted: the grant is in the ledger. If True from the start, an earlier term recorded it, and may have fenced.
     """
 
     epoch: int
@@ -686,7 +686,7 @@ class Move:
     source_gone: bool = False
     target_up: bool = False  # a transfer is under way as far as we know
     predicted_pause_ms: float = 0.0
-    margin_now_ms: float = 0.0  # at least the stall that the machine just showed: it may stall again
+    margin_now_ms: float = 0.0  # at least the last report's stall_ms, because another stall may follow
     rounds: int = 0
     digest: str = ""
     error: StateflowError | None = None
@@ -694,7 +694,7 @@ class Move:
     table: ClassVar[Table[Phase, Move, Says]] = TABLE
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Takes an event and returns the instructions that follow from it. Raises InvalidTransition, with the story so
+        """Handles an event. Returns the instructions that follow from it. Raises InvalidTransition, with the story so
         far, for an event that cannot happen in this phase."""
         before = self.phase
         self.phase, orders = self.table.handle(self, before, event)
@@ -708,7 +708,7 @@ class Move:
         return self.granted and self.phase in (*BEFORE_FENCE, Phase.FENCED)
 
     def validate(self) -> None:
-        """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken, with the story so far, if one is violated by a bug."""
         for words in self.table.broken(self):
             raise InvariantBroken(
                 f"an invariant is broken in {self.phase}: {words}",

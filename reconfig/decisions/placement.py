@@ -1,9 +1,9 @@
-"""Placement: where partitions and their copies go, decided from a view of the cluster. Sans-io and deterministic.
+"""Decides where partitions and their copies are placed, from a view of the cluster. Sans-io and deterministic.
 
-Every target comes from one of three computations.
+Every target is chosen in one of three ways.
 
-:func:`best` chooses one of the replicas that may have a partition, or a copy of it. What counts beside load is data
-(:class:`Terms`), and so the decisions differ only in this:
+:func:`best` chooses one of the replicas that may have a partition, or a copy of it. The criteria other than load are
+passed in as :class:`Terms`, and the decisions differ only in these criteria:
 
 ==========================  ==============================  ===========================================================
 decision                    never at                        preferred, the most important first
@@ -11,28 +11,29 @@ decision                    never at                        preferred, the most 
 takeover                    weight 0                        nodes not in maintenance; allowed sites; the fewest failed
                                                             attempts; the former owner's site
 restore, its owner silent   maintenance, unless all are     allowed sites
-:func:`spread_standbys`     weight 0, other sites than      the site with the fewest copies; replicas with most of it
+:func:`spread_standbys`     weight 0, other sites than      the site with the fewest copies; replicas that had a copy
                             allowed, nodes with a copy
 :func:`replan`, of a move   weight 0, other sites than      the source's site
-that waits                  allowed, what was not named
-:func:`spread`, by command  maintenance, what was not named
+that waits                  allowed, others than named
+:func:`spread`, by command  maintenance, others than named
 ==========================  ==============================  ===========================================================
 
 :mod:`stateflow.ring` gives nodes their shares by number, with as few moves as that takes: for deployments, rebalances,
 drains (:func:`drained`) and the policy ``ring``.
 
-:mod:`reconfig.decisions.policies` evens out what was measured, and brings partitions to their rows.
+:mod:`reconfig.decisions.policies` evens out the measured load, and moves partitions nearer to where their rows come
+from.
 
-Evening out is not :func:`best` applied again and again: a share by number is exact, and the ring keeps partitions where
-they are when replicas come and go; a share of load is a bound, which few moves of large partitions reach.
+Neither is :func:`best` applied repeatedly. A share by number is exact, and the ring keeps partitions where they are
+when replicas join and leave. A share of load is an upper bound, which few moves of large partitions reach.
 
 Two decisions look alike and are made elsewhere. A node spreads its partitions over its workers by their CPU time, which
 no other process knows (:mod:`stateflow.node.supervising`). Where replicas are started is a matter of cores and memory
 (:mod:`reconfig.controller.agents`).
 
-Room: a replica may take what its disk has free, up to the limit it was configured with. Replicas on one disk share its
-free bytes. A partition that moves away frees nothing: its files stay there for a move back, and count. Moves under way
-have taken their room already (:meth:`View.reserved`).
+The room of a replica is what its disk has free, up to the limit that it was configured with. Replicas on one disk share
+its free bytes. A partition that moves away frees nothing, because its files stay there for a move back. The room that
+moves under way need is subtracted (:meth:`View.reserved`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ Pair = tuple[str, str]
 RTT_MS_DEFAULT = 20.0
 #: seconds within which a move must pay off; the move itself may take no longer
 PAYBACK_S = 600.0
-#: the most partitions of which a policy tells why they stay
+#: maximum number of partitions for which a policy says why they stay
 LEFT_MAX = 100
 #: causes that spread partitions over all replicas: a replica that joins gets its share of the waiting moves
 SPREADING: Final = frozenset({Cause.REBALANCE, Cause.DRAIN})
@@ -70,9 +71,13 @@ ON_PURPOSE: Final = frozenset({Cause.DRAIN, Cause.MIGRATE})
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room of one replica, in bytes. ``own``: what its limit still allows. ``disk``: name of its disk; replicas
-    that report the same name share a disk; empty: the replica has a disk of its own. ``free``: free bytes of that disk.
-    A negative number means that the limit or the disk is exceeded."""
+    """The room of one replica, in bytes. A negative number means that the limit or the disk is exceeded.
+
+    Attributes:
+        own: what the replica's limit still allows.
+        disk: name of its disk, which replicas that report the same name share; empty: a disk of its own.
+        free: free bytes of that disk.
+    """
 
     own: float = math.inf
     disk: str = ""
@@ -80,7 +85,8 @@ class Room:
 
 
 class Space:
-    """Room that remains as expected partitions are counted. A replica that has not reported its room has no limit."""
+    """Room that remains while expected partitions are subtracted. A replica that has not reported its room has no
+    limit."""
 
     def __init__(self, rooms: Mapping[str, Room]) -> None:
         self._own = {name: room.own for name, room in rooms.items()}
@@ -91,7 +97,7 @@ class Space:
             self._free[disk] = min(room.free, self._free.get(disk, math.inf))
 
     def holds(self, replica: str, size: float) -> bool:
-        """Tells whether ``size`` more bytes fit. If nothing is left, not even an empty partition fits, because it will
+        """Tells whether ``size`` more bytes fit. If no room is left, not even an empty partition fits, because it will
         not stay empty."""
         return size <= (left := self.left(replica)) and left > 0
 
@@ -142,14 +148,14 @@ def _whole(left: float) -> int:
 
 
 def no_room(lacks: list[LackOfRoom]) -> NoRoom:
-    """Returns the error for what :func:`lacking` found, which must not be empty."""
+    """Returns the error for the replicas and disks that :func:`lacking` found, at least one."""
     said = "; ".join(
         f"{', '.join(each.replicas)}: {mib(each.free_bytes)} free for state, {mib(each.coming_bytes)} needed"
         for each in lacks
     )
     return NoRoom(
         f"not enough room, nothing was moved: {said}",
-        remedy="free space there, move fewer partitions or move them elsewhere; `stateflow nodes` shows free space",
+        remedy="free space on them, or move fewer partitions or to other nodes; `stateflow nodes` shows free space",
         replicas=[name for each in lacks for name in each.replicas],
     )
 
@@ -163,8 +169,14 @@ def mib(size: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Measurements of a partition. ``size``: bytes on disk. ``rows``, ``row_bytes``: rows and their bytes a second.
-    ``origins``: rows a second by site of origin; rows that name no site are left out."""
+    """Measurements of a partition.
+
+    Attributes:
+        size: bytes on disk.
+        rows: rows a second.
+        row_bytes: bytes a second of these rows.
+        origins: rows a second by site of origin; rows that name no site are left out.
+    """
 
     size: int = 0
     rows: float = 0.0
@@ -186,7 +198,7 @@ class MoveProposal:
 
 
 class Left:
-    """Partitions that a policy would move but leaves where they are, and why; at most the first ``most``."""
+    """Partitions that a policy would move but leaves where they are, with the reasons. Keeps the first ``most``."""
 
     def __init__(self, most: int = LEFT_MAX) -> None:
         self._most = most
@@ -203,8 +215,8 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The target of each partition, as a command chooses it. ``instead``: other replicas that may take a partition, in
-    groups, preferred ones first."""
+    """The target that a command chooses for each partition. ``instead`` has, by partition, the other replicas that may
+    receive it, in groups, preferred groups first."""
 
     moves: dict[PartitionId, str]
     instead: Mapping[PartitionId, Sequence[Collection[str]]] = field(default_factory=dict)
@@ -219,15 +231,15 @@ class View:
 
     Args:
         owners: owner by partition.
-        replicas: those that may receive partitions; other owners keep theirs.
+        replicas: replicas that may receive partitions; other owners keep theirs.
         seen: measurements by partition.
         allowed: sites at which operators are allowed, see :mod:`stateflow.ring`.
         room: room by replica, of those that have reported it.
-        cordoned: nodes that receive no partitions and keep theirs: in maintenance, or silent when they were asked.
+        cordoned: nodes that receive no partitions and keep theirs, because they are in maintenance or did not answer.
         rtt_ms: round trips between two sites, in either order.
-        pinned: partitions that a policy wants at a site; later policies keep them there.
-        copies: bytes of a partition's files that a replica which does not own it has already; a move there needs that
-            much less room.
+        pinned: site by partition, if a policy wants the partition there; later policies keep it there.
+        copies: bytes by partition and replica, of files that a replica has of a partition it does not own; a move
+            there needs that much less room.
         bytes_per_s: bandwidth from one site to another.
     """
 
@@ -288,7 +300,7 @@ class View:
         return replace(view.reserved((proposal.partition, proposal.target) for proposal in proposals), copies=copies)
 
     def reserved(self, moves: Iterable[tuple[PartitionId, str]]) -> View:
-        """Returns the view with the room taken that partitions need at their targets."""
+        """Returns the view less the room that the moved partitions need at their targets."""
         space = Space(self.room)
         for partition, target in moves:
             space.take(target, self.takes(partition, target))
@@ -298,9 +310,9 @@ class View:
         return lacking(((target, self.takes(partition, target)) for partition, target in moves.items()), self.room)
 
     def fitted(self, choice: Choice) -> dict[PartitionId, str]:
-        """Returns the targets with partitions that lack room redirected, largest partition first.
+        """Returns the target of each partition, changed if the target lacks room for it. Larger partitions come first.
 
-        Such a partition goes to the replica with most room left, of the first group in ``instead`` that has any. A
+        The new target is the replica with most room left, in the first group of ``instead`` where the partition fits. A
         partition that fits nowhere keeps its target.
         """
         space, found = Space(self.room), dict(choice.moves)
@@ -320,14 +332,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms by which the place of a partition or copy is chosen, before load.
+    """The criteria by which a partition or copy is placed; load decides only among replicas equal in all of them.
 
     Args:
-        cordoned: nodes that get it only if no other node may have it.
+        cordoned: nodes that get the partition or copy only if no other node may have it.
         sites: sites that are preferred to all others; empty: none.
         tried: failed attempts by replica.
         at_site: cost of a site, in any unit; a site that is missing costs 0.
-        near: replicas that have most of it, the best first.
+        near: replicas that have most data of the partition, the best first.
     """
 
     cordoned: Collection[str] = ()
@@ -341,13 +353,13 @@ NO_TERMS: Final = Terms()
 
 
 def best(able: Iterable[ReplicaInfo], load: Mapping[str, int], terms: Terms = NO_TERMS) -> ReplicaInfo | None:
-    """Returns the replica that a partition, or a copy of it, goes to. None: ``able`` is empty.
+    """Returns the replica that a partition, or a copy of it, is placed at. None: ``able`` is empty.
 
-    Of replicas alike in all of ``terms``, it is the one that will have least for its weight, and then the first by
-    name.
+    Among replicas equal in all ``terms``, it is the one that will have the least load for its weight, and then the
+    first by name.
 
     Args:
-        able: replicas that may have it.
+        able: replicas that may have the partition or copy.
         load: number of partitions, or of copies, by replica.
     """
 
@@ -374,7 +386,7 @@ def spread(partitions: Iterable[PartitionId], able: Collection[ReplicaInfo], own
     """Spreads partitions over replicas, each of which may take any of them instead.
 
     Args:
-        able: at least one replica.
+        able: the replicas that may receive partitions, at least one.
         owned: number of partitions by replica.
     """
     load, moves = Counter(owned), dict[PartitionId, str]()
@@ -404,7 +416,7 @@ def spread_standbys(
         existing: replicas with a standby, by partition.
         count: standbys wanted of each partition.
         near: by partition, replicas that were owner or standby until now.
-        sites: sites of replicas that have something, including those that receive nothing more.
+        sites: site by replica, including replicas that have copies but receive no more.
     """
     takers = [info for info in replicas if info.weight > 0]
     at = {**sites, **{info.name: info.site for info in replicas}}
@@ -472,8 +484,8 @@ def replan(
 def _why_retargeted(
     move: PlannedMove, chosen: ReplicaInfo, target: ReplicaInfo | None, gone: Collection[str], load: Mapping[str, int]
 ) -> str:
-    """Returns why a move goes to ``chosen`` instead of its target; empty: it does not. ``target``: None: it does not
-    answer."""
+    """Returns why a move goes to ``chosen`` instead of its target; empty: it keeps its target. ``target`` is None if it
+    does not answer."""
     if target is None:
         return f"{move.target} does not answer" if move.target in gone else ""  # it may only be late
     spreads = move.cause in SPREADING and not move.asked.to and chosen != target
@@ -485,17 +497,17 @@ def _why_retargeted(
 
 
 def drained(view: View, replica: str, leaving: Collection[str], home: str) -> Choice:
-    """Returns where the partitions of a replica or node go: to other workers of its node, else to other nodes of its
-    site, else to other sites.
+    """Returns the targets for the partitions of a replica or node that is drained: other workers of its node, else
+    other nodes of its site, else other sites.
 
     Args:
         view: ``replicas`` are those that may be given partitions.
         replica: name of the replica or node.
         leaving: names of the replicas that are to own nothing.
-        home: their site.
+        home: site of the replicas in ``leaving``.
 
-    Raises AlreadyThere if they own nothing; Unavailable if no other replica answers, or none at the allowed sites of an
-    operator whose partitions are to leave.
+    Raises AlreadyThere if those replicas own nothing, and Unavailable if no other replica answers, or none at the
+    allowed sites of an operator with partitions to move away.
     """
     others = [info for info in view.takers() if info.name not in leaving]
     if not set(view.owners.values()).intersection(leaving):
@@ -530,7 +542,7 @@ class Joining:
     """Decides when a rebalance for newcomers begins.
 
     Args:
-        after_s: seconds for which a newcomer must have been present while nothing else was going on.
+        after_s: seconds for which a newcomer must have been present while nothing else was under way.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -544,9 +556,9 @@ class Joining:
 
         Args:
             now_s: monotonic seconds.
-            newcomers: each newcomer that is there now, and the session that it registered with; a replica that was
-                started anew has another session, and counts as another newcomer.
-            busy: something moves, is restored, deployed or taken over, or a replica that owns something is silent.
+            newcomers: session by name, of the newcomers that are there now; a replica that was started again has
+                another session, and counts as another newcomer.
+            busy: a move, restore, deployment or takeover is under way, or a replica that owns partitions is silent.
         """
         if busy:
             self._quiet_from = now_s
@@ -568,8 +580,8 @@ def newcomers(
 ) -> frozenset[str]:
     """Returns the replicas for which a rebalance may begin without a command.
 
-    Returns none if any operator is missing at a site that would take part: earlier versions did not record that an
-    operator was deployed to some sites on purpose.
+    Returns an empty set if any operator is missing at a site that would take part: earlier versions did not record
+    that an operator was deployed to some sites on purpose.
 
     Args:
         owners: owner by partition.

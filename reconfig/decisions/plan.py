@@ -1,10 +1,10 @@
-"""Planned work, and the strategy, order, rounds and turns of its moves. Sans-io.
+"""Planned work, and the decisions on the strategy, order, rounds and turns of its moves. Sans-io.
 
 ==========================  ====================================================================================
 work                        what it does
 ==========================  ====================================================================================
 :class:`PlannedMove`        a partition changes owners, by one of the strategies below
-:class:`PlannedStandby`     a standby copy is made, follows the owner and stays
+:class:`PlannedStandby`     a standby copy is made, and follows the owner until it is ended
 :class:`PlannedTakeover`    a partition whose owner is gone gets another one, without the old one's consent
 :class:`PlannedRestore`     a partition gets the state of a checkpoint
 ==========================  ====================================================================================
@@ -17,13 +17,13 @@ says how partitions are copied, and how many at a time:
 ====================  ==========  =============  ==============================================================
 strategy              copies      at a time      pauses
 ====================  ==========  =============  ==============================================================
-``stop-and-restart``  stopped     all            the whole operator, from its checkpoint until it goes on
+``stop-and-restart``  stopped     all            the whole operator, from its checkpoint until it continues
 ``pause-and-copy``    fenced      all            each moving partition, while it is copied with all the others
 ``fluid``             fenced      one            each moving partition, while it alone is copied
 ``batched``           fenced      a matching     as fluid, one per pair of source and target at a time
 ``on-demand``         fenced      as requested   each moving partition, from its first batch until it is copied
 ``warm-up``           serving     a few          each moving partition, while its last changes cross
-``auto``              warm-up, but pause-and-copy where changes come faster than they can cross
+``auto``              warm-up, but pause-and-copy if changes are written faster than they can cross
 ====================  ==========  =============  ==============================================================
 
 Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019). On-demand is the fetching of Meces (Gu et al., ATC
@@ -52,7 +52,7 @@ from stateflow.types import (
     node_of,
 )
 
-#: bytes a second, until a move has measured the bandwidth
+#: bandwidth, in bytes a second, that is assumed until a move has measured it
 BANDWIDTH_GUESS = 100e6
 #: seconds that a copy behind the fence takes apart from transferring bytes: a snapshot, round trips, opening a database
 COLD_FIXED_S = 0.05
@@ -86,7 +86,7 @@ class ReconfigurationState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _PlannedTransfer:
-    """Work between two replicas. ``epoch``: the epoch at which ``source`` owns the partition."""
+    """Work between two replicas. ``source`` owns the partition at ``epoch``."""
 
     reconfiguration: str
     partition: PartitionId
@@ -105,8 +105,13 @@ class _PlannedTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The caller's constraints on targets. ``to``: name of a site, node or replica; empty: any. ``leaving``: node or
-    replica that is drained; empty: none. ``only``: nodes that may receive partitions; None: all."""
+    """The caller's constraints on targets.
+
+    Attributes:
+        to: name of a site, node or replica; empty: any.
+        leaving: node or replica that is drained; empty: none.
+        only: nodes that may receive partitions; None: all.
+    """
 
     to: str = ""
     leaving: str = ""
@@ -122,10 +127,14 @@ class Asked:
 class PlannedMove(_PlannedTransfer):
     """A move of a partition from one replica to another.
 
-    ``granted_epoch``: the epoch at which the target will own it. ``options``: the options that the caller gave.
-    ``strategy``, ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for the base copy; 0: no limit)
-    are derived from them for this move. ``round``: the moves of a round run side by side; a round begins when the one
-    before has ended. ``reason``: why a policy or a job wanted the move.
+    Attributes:
+        granted_epoch: the epoch at which the target will own the partition.
+        strategy: derived from ``options`` for this move, as are ``patience_s`` and ``bandwidth_max``.
+        options: the options that the caller gave.
+        patience_s: seconds to wait until the budget can be met; 0: the default.
+        bandwidth_max: bytes a second for the base copy; 0: no limit.
+        round: number of the move's round. The moves of a round run side by side, after the round before has ended.
+        reason: why a policy or a job wanted the move.
     """
 
     granted_epoch: int
@@ -146,7 +155,7 @@ class PlannedMove(_PlannedTransfer):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStandby(_PlannedTransfer):
-    """A standby copy of a partition. It is granted no epoch, because no replica owns the partition by it."""
+    """A standby copy of a partition. It is granted no epoch, because it makes no replica the owner."""
 
     granted_epoch: ClassVar[int] = 0
     max_pause_ms: ClassVar[float] = 0.0
@@ -156,8 +165,8 @@ class PlannedStandby(_PlannedTransfer):
 
 @dataclass(frozen=True, slots=True)
 class PlannedTakeover(_PlannedTransfer):
-    """A takeover of a partition. ``source``: the former owner. ``standby_move``: the move id of the standby copy that
-    takes over; empty: no standby does."""
+    """A takeover of a partition from ``source``, its former owner. ``standby_move`` is the move id of the standby copy
+    that takes over, and empty if none does."""
 
     granted_epoch: int
     how: How
@@ -170,7 +179,7 @@ class PlannedTakeover(_PlannedTransfer):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRestore:
-    """A restore of a partition from a checkpoint. ``epoch``: the least epoch at which the target will own it."""
+    """A restore of a partition from a checkpoint. The target will own the partition at ``epoch`` or a later one."""
 
     restore_id: str
     partition: PartitionId
@@ -247,7 +256,7 @@ def _options_of(payload: Mapping[str, Any]) -> MoveOptions:
 
 
 def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
-    """Reads an item ``move/<reconfiguration>/<partition>``. Earlier versions left out fields."""
+    """Reads an item ``move/<reconfiguration>/<partition>``. Fields that earlier versions left out get defaults."""
     reconfiguration = item_id.split("/", 1)[1].rpartition("/")[0]
     partition = PartitionId(payload["operator"], payload["partition"])
     source, target, epoch = payload["source"], payload["target"], payload["epoch"]
@@ -307,7 +316,7 @@ def restore_of(item_id: str, payload: Mapping[str, Any]) -> PlannedRestore:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A partition's load. ``size``: bytes on disk. ``rate``: batches a second."""
+    """A partition's load: ``size`` in bytes on disk, and ``rate`` in batches a second."""
 
     size: int = 0
     rate: float = 0.0
@@ -387,14 +396,19 @@ class Kind(StrEnum):
 
     WARM = "WARM"  # copy while the source serves, fence when little is left
     COLD = "COLD"  # fence, then copy
-    STANDBY = "STANDBY"  # copy, follow, and stay
+    STANDBY = "STANDBY"  # copy, then follow the owner
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A strategy. ``stops``: the operator is stopped from before the first move until after the last. ``limited``: the
-    controller's limit on moves at a time applies. ``on_demand``: each target copies partitions that batches wait for at
-    once, and the others one after another."""
+    """A strategy.
+
+    Attributes:
+        rounds: splits transfers into rounds.
+        stops: the operator is stopped from before the first move until after the last.
+        limited: the controller's limit on moves at a time applies.
+        on_demand: each target copies the partitions that batches wait for at once, and the others one by one.
+    """
 
     name: StrategyName
     kind: Kind
@@ -430,7 +444,7 @@ def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | Non
 
     Args:
         loads: loads of the partitions that move.
-        change_bytes: bytes written a second to all of them, as measured by earlier moves; 0: not known.
+        change_bytes: bytes written a second to all these partitions, as measured by earlier moves; 0: not known.
         max_pause_ms: budget, which only a warm-up can keep; None: no budget.
         bandwidth: bytes a second between source and target; 0: not known.
     """
@@ -449,8 +463,13 @@ def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | Non
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on parts under way at a time; 0: no limit. ``per_node``: parts with the node as source or target.
-    ``per_link``: parts between the same two sites."""
+    """Limits on the number of parts under way at a time. 0 means no limit.
+
+    Attributes:
+        limit: parts in all.
+        per_node: parts with the same node as source or target.
+        per_link: parts between the same two sites.
+    """
 
     limit: int = 0
     per_node: int = 0
@@ -474,8 +493,13 @@ def limits_of(options: MoveOptions) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a batch. ``nodes``: source and target node. ``link``: source and target site; empty: both are the
-    same. ``shared``: the limits for all batches together apply, too."""
+    """One part of a batch of work, such as a move of a reconfiguration.
+
+    Attributes:
+        nodes: source and target node.
+        link: source and target site; empty: both are the same.
+        shared: the limits for all batches together apply, too.
+    """
 
     batch: str
     nodes: tuple[str, ...] = ()
@@ -526,7 +550,7 @@ def next_turns(
     holds back.
 
     Args:
-        waiting: parts of batches that are not paused, in the order in which they came.
+        waiting: parts of batches that are not paused, in the order in which they arrived.
         under_way: parts that have begun and not ended.
         limits: limits by batch; a batch that is missing has none.
         of_all: limits of all batches together.
@@ -542,7 +566,7 @@ def next_turns(
         queues.setdefault(part.batch, deque()).append(number)
     chosen: list[int] = []
     while queues:
-        batch = min(queues, key=lambda name: each[name].count)  # among equals the one that came first
+        batch = min(queues, key=lambda name: each[name].count)  # among equals the one that arrived first
         place = _first_free(queues[batch], waiting, each[batch], all_)
         if place is None:
             del queues[batch]
@@ -555,8 +579,9 @@ def next_turns(
 
 
 def _first_free(queue: deque[int], waiting: Sequence[Part], taken: _Taken, all_: _Taken) -> int | None:
-    """Takes the first part that the limits allow out of the queue, and drops the parts before it: within one call of
-    :func:`next_turns` parts under way never end, so the dropped ones cannot begin. None: no part may begin."""
+    """Removes the first part that the limits allow from the queue, and the parts before it: within one call of
+    :func:`next_turns` parts under way never end, so those parts cannot begin. Returns the part's index; None: no part
+    may begin."""
     while queue and not taken.is_full:
         part = waiting[place := queue.popleft()]
         if taken.takes(part) and (not part.shared or all_.takes(part)):

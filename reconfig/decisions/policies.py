@@ -1,5 +1,5 @@
-"""Placement policies: from a view of the cluster to proposed moves, each with its reason; and the autopilot that begins
-them. Sans-io and deterministic.
+"""Placement policies, which propose moves from a view of the cluster, each with its reason; and the autopilot, which
+chooses the proposed moves that begin. Sans-io and deterministic.
 
 ==============  ====================================================================================================
 policy          aim
@@ -10,9 +10,8 @@ policy          aim
 ==============  ====================================================================================================
 
 :func:`decide` asks policies for moves. Each decides from a :class:`~reconfig.decisions.placement.View` alone, and
-proposes a :class:`~reconfig.decisions.placement.MoveProposal` for each partition that it would move. In
-:class:`~reconfig.decisions.placement.Left` it notes the partitions that it would like to move but leaves, with the
-reason.
+proposes a :class:`~reconfig.decisions.placement.MoveProposal` for each partition that it would move. If it would move
+a partition but cannot, it notes the reason in :class:`~reconfig.decisions.placement.Left`.
 
 Every policy respects the sites at which an operator is allowed and the room that replicas have, and places nothing at
 a node in maintenance. Several policies are asked in order. A later policy assumes that the moves of earlier ones are
@@ -20,10 +19,10 @@ made, and keeps each partition at the site where an earlier one wants it. No mov
 brings: within ``PAYBACK_S``, the bytes that no longer cross between sites must make up for the bytes of the move. The
 move itself must not take longer than that either, if the bandwidth is known.
 
-A move that the autopilot is to begin must have stood for a while, so that short-lived load moves nothing; a partition
-that has moved rests; and a limit bounds the moves that begin in a minute. These are the thresholds and the cool-down of
-a feedback controller with a dead band: without them two policies, or one policy and its own effect, move a partition to
-and fro. Callers look at intervals, and hand in the view and the time in monotonic seconds.
+The autopilot begins a move only after it has been proposed for a while, so that short-lived load moves nothing. A
+partition that has moved is not moved again during the cool-down, and the number of moves that begin in a minute is
+limited. Without this dead band, two policies, or one policy and its own effect, would move a partition to and fro.
+Callers call the autopilot at intervals, with the view and the time in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ ORIGIN_ROWS_MIN = 0.1
 UNEVEN_MAX = 1.2
 #: rows a second and bytes of an average node, below which it does not matter which node has more
 MATTERS: Final[Mapping[str, float]] = MappingProxyType({"rows": 10.0, "bytes": float(16 << 20)})
-#: number of least loaded takers to try for one partition; also the number of partitions to try, in ``_places``
+#: number of least loaded takers to try for one partition; also the number of partitions that ``_places`` tries
 _LOOKED_AT = 4
 #: if the taker would exceed UNEVEN_MAX, it must end below the giver's former level by this fraction of its share
 _WORTH_IT = 0.05
@@ -61,14 +60,14 @@ NEARER_MS_MIN = 1.0
 ROW_BYTES_GUESS = 100.0
 #: number of sites nearest to an origin that are considered
 _NEAREST = 8
-#: a move that is still proposed after a quarter of this (``STANDS``), which is several looks, is not an accident
+#: seconds for which a partition that has moved is not moved again, unless the settings say otherwise
 COOL_DOWN_S = 60.0
 MOVES_PER_MINUTE = 60.0
 #: part of the cool-down for which a move must stay proposed
 STANDS = 0.25
 #: seconds between looks of the autopilot, if a move must stay proposed for longer
 LOOK_S = 5.0
-#: seconds between two looks from which rates can be told
+#: seconds between two looks, at least; rates measured over less time are inexact
 APART_S = 2.0
 
 
@@ -76,10 +75,10 @@ APART_S = 2.0
 
 
 class Nodes:
-    """Nodes with what they and their workers have, and the moves that are proposed, which count at once.
+    """The load of nodes and their workers, in which proposed moves count as made.
 
-    A *measure* is ``rows`` (a second) or ``bytes``. ``have``, ``fair``: by measure and node, what the node has, and its
-    weight's share of all.
+    A *measure* is ``rows`` (a second) or ``bytes``. By measure and node, ``have`` is the amount that the node has, and
+    ``fair`` its weight's share of the total.
     """
 
     def __init__(self, view: View, left: Left | None = None) -> None:
@@ -125,8 +124,8 @@ class Nodes:
         return sorted(self._workers[node], key=lambda name: (*self._counts.get(name, (0.0, 0)), name))
 
     def target(self, partition: PartitionId, here: str, there: str, workers: Iterable[str], to: str) -> str | None:
-        """Returns the first of ``workers`` that has room. None: none has, or the move would take too long; then it is
-        noted why the partition stays.
+        """Returns the first of ``workers`` that has room. Returns None, and notes why the partition stays, if none has
+        room or the move would take too long.
 
         Args:
             here: the partition's site.
@@ -153,7 +152,7 @@ class Nodes:
 
 
 def by_load(view: View, left: Left | None = None) -> tuple[list[MoveProposal], View]:
-    """Evens out load among nodes by few moves.
+    """Proposes few moves that even out the load among nodes.
 
     The policy is greedy: it repeatedly moves the largest partition that fits from the node farthest above its share to
     the least loaded ones. Graham's bound for largest-first (SIAM J. Appl. Math. 17, 1969) holds if partitions are small
@@ -176,8 +175,8 @@ def _places(partitions: Sequence[_Entry], too_much: float, room: float) -> Itera
 
     Args:
         partitions: partitions of the giver, ascending by the measure.
-        too_much: what the giver has beyond the most that it may have.
-        room: what the taker may still get.
+        too_much: amount by which the giver exceeds the most that it may have.
+        room: amount that the taker may still receive.
     """
     fits = bisect_right(partitions, room, key=lambda each: each[0])
     enough = bisect_left(partitions, too_much, key=lambda each: each[0])
@@ -219,8 +218,8 @@ class _Evening:
                 heapq.heappush(givers, (-self._most(node)[0], node))
 
     def _give(self, node: str, measure: str, uneven: float) -> bool:
-        """Moves one partition away from ``node``, so that both nodes end up more even than ``node`` was. Returns False
-        if no partition does that."""
+        """Moves one partition away from ``node``, if then neither node is as uneven as ``node`` was. Returns False if
+        there is no such partition."""
         have, fair, partitions = self._nodes.have[measure], self._nodes.fair[measure], self._by(node, measure)
         too_much = have[node] - UNEVEN_MAX * fair[node]
         looked_at = self._least()
@@ -240,8 +239,8 @@ class _Evening:
         return False
 
     def _least(self) -> list[tuple[float, str]]:
-        """Takes the least loaded nodes out of the heap. Entries that are out of date are put back with their current
-        load."""
+        """Removes the least loaded nodes from the heap, and returns them. Puts entries that are out of date back with
+        their current load."""
         found: list[tuple[float, str]] = []
         while self._takers and len(found) < _LOOKED_AT:
             said, node = heapq.heappop(self._takers)
@@ -253,7 +252,7 @@ class _Evening:
         return found
 
     def _target(self, partition: PartitionId, node: str, taker: str) -> str | None:
-        """Returns the worker of ``taker`` that gets a partition; None: that is not better, or cannot be."""
+        """Returns the worker of ``taker`` that gets a partition; None: the move is not possible or no improvement."""
         nodes = self._nodes
         if not nodes.view.may_be_at(partition, nodes.sites[taker]) or not all(
             nodes.uneven(taker, each, nodes.amount(partition, each))
@@ -481,12 +480,12 @@ class AutopilotSettings:
     """The autopilot's settings.
 
     Args:
-        policies: the policies that propose moves, the first decides first; empty: the autopilot is off.
+        policies: the policies that propose moves, in order of precedence; empty: the autopilot is off.
         max_pause_ms: pause budget of each move; None: no budget.
-        cool_down_s: seconds for which a partition that has moved is left alone.
-        moves_per_minute: the most moves that begin in a minute.
+        cool_down_s: seconds for which a partition that has moved is not moved again.
+        moves_per_minute: maximum number of moves that begin in a minute.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument for a number that is not positive and finite.
     """
 
     policies: tuple[PolicyName, ...] = ()
@@ -507,7 +506,7 @@ class AutopilotSettings:
 
     @property
     def look_s(self) -> float:
-        """Seconds until the next look, short enough that a move which has stood long enough begins soon."""
+        """Seconds until the next look, short enough that a move begins soon after ``stands_s``."""
         return max(APART_S, min(LOOK_S, self.stands_s))
 
     def to_dict(self) -> dict[str, Any]:
@@ -539,14 +538,14 @@ class Autopilot:
 
     @property
     def _most(self) -> float:
-        """The most moves that may begin at once: ten seconds' worth of ``moves_per_minute``, at least one."""
+        """Maximum number of moves that may begin at once: ``moves_per_minute`` for ten seconds, at least one."""
         return max(1.0, self.orders.moves_per_minute / 6)
 
     def step(self, now_s: float, view: View, busy: Collection[PartitionId] = frozenset()) -> list[MoveProposal]:
         """Returns the moves that begin now.
 
         Args:
-            busy: partitions that move already.
+            busy: partitions that are moving already.
         """
         if not self.orders.policies:
             return []
@@ -573,8 +572,8 @@ class Autopilot:
 
     @staticmethod
     def _places(view: View, proposals: Sequence[MoveProposal]) -> dict[tuple[PartitionId, str], MoveProposal]:
-        """Returns proposed moves by partition and target site. For a proposal to stand, its site must stay the same,
-        but not its node: the least loaded node of a site may change at any time."""
+        """Returns proposed moves by partition and target site. A proposal counts as the same if only its node changes:
+        the least loaded node of a site may change at any time."""
         sites = {info.name: info.site for info in view.replicas}
         return {(proposal.partition, sites[proposal.target]): proposal for proposal in proposals}
 

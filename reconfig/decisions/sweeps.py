@@ -1,7 +1,7 @@
 """Sweeps, which are long work on many nodes, a few at a time; and maintenance of nodes. Sans-io.
 
-A sweep does one chore, at nodes or for partitions. A chore for partitions follows them when they move: the current
-owners process the remaining ones (:func:`without`, :func:`shares`).
+A sweep does one chore, either at nodes or for partitions. A chore for partitions follows partitions that move: their
+current owners process the remaining partitions (:func:`without`, :func:`shares`).
 
 A node in maintenance receives no partitions, and no two nodes of a set are in maintenance at a time.
 """
@@ -18,7 +18,7 @@ from stateflow.types import ranges, shown
 
 #: numbers of partitions by operator
 Partitions = dict[str, list[int]]
-#: records that a node has begun; False: it must not begin any more
+#: records that a node begins; returns False if it must no longer begin
 Begin = Callable[[], Awaitable[bool]]
 
 
@@ -34,7 +34,7 @@ class Chore(StrEnum):
 
     @property
     def covers(self) -> bool:
-        """Tells whether the chore is about partitions, which it follows when they move, rather than about nodes."""
+        """Tells whether the chore is for partitions, which it follows when they move, rather than at nodes."""
         return self is not Chore.RESTART
 
     @property
@@ -53,8 +53,14 @@ def chore_named(name: str) -> Chore:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sweep's plan. ``site``: name of a site, node or agent; empty: everywhere. ``limit``: nodes at a time.
-    ``operator``: empty: all. ``scope``: partitions to do; empty for a chore about nodes."""
+    """A sweep's plan.
+
+    Attributes:
+        site: name of the site, node or agent that it is limited to; empty: everywhere.
+        limit: nodes at a time.
+        operator: the operator that it is limited to; empty: all.
+        scope: partitions to process; empty for a chore at nodes.
+    """
 
     chore: Chore
     nodes: tuple[str, ...]
@@ -90,8 +96,8 @@ def shares(partitions: Mapping[str, Collection[int]], owners: Mapping[str, Colle
     """Returns the partitions that each replica processes, by replica.
 
     Args:
-        owners: owners by operator, in the order of partitions. Operators that were undeployed meanwhile are missing;
-            their partitions are left out.
+        owners: owners by operator, in the order of partitions. The partitions of an operator that is missing here,
+            because it was undeployed, are left out.
     """
     found: dict[str, Partitions] = {}
     for operator, numbers in sorted(partitions.items()):
@@ -107,8 +113,12 @@ def shares(partitions: Mapping[str, Collection[int]], owners: Mapping[str, Colle
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """A node's maintenance. ``until_us``: when it ends by itself; 0: it ends by command. ``one_of``: name of a set of
-    nodes of which no two may be in maintenance at a time; empty: no set. Times are µs of the controller's clock."""
+    """A node's maintenance. Times are µs of the controller's clock.
+
+    Attributes:
+        until_us: when it ends by itself; 0: it ends by command.
+        one_of: name of a set of nodes of which no two may be in maintenance at a time; empty: no set.
+    """
 
     since_us: int
     until_us: int = 0
@@ -126,9 +136,10 @@ def ordered(node: str, now_us: int, for_s: float, one_of: str, known: Mapping[st
 
     Args:
         for_s: duration in seconds; 0: until it is ended by command.
-        known: maintenance by node, of all nodes, over or not.
+        known: maintenance by node, of all nodes, whether it is over or not.
 
-    Raises InvalidArgument; InMaintenance while another node of the set is in maintenance.
+    Raises InvalidArgument if ``for_s`` is negative or longer than ten years, and InMaintenance while another node of
+    the set is in maintenance.
     """
     if not 0 <= for_s < 10 * 365 * 86400:
         raise InvalidArgument(f"maintenance cannot last {for_s:g} s", remedy="give a duration, e.g. 2h")

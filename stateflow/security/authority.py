@@ -1,11 +1,11 @@
-"""A private certificate authority: a directory with its key, and with each certificate that it has issued.
+"""A private certificate authority, kept in a directory.
 
-An authority is a directory with its key (``ca.key``), its certificate (``ca.pem``), its revocation list (``crl.pem``),
-and each certificate that it has issued (``issued/SERIAL.pem``). A certificate is recorded there before it is issued,
-because an unrecorded one could not be revoked.
+The directory contains the authority's key (``ca.key``), its certificate (``ca.pem``), its revocation list
+(``crl.pem``), and each certificate that it has issued (``issued/SERIAL.pem``). A certificate is recorded there before
+it is issued, because an unrecorded one could not be revoked.
 
-A process's own directory has its certificate (``cert.pem``), its key (``key.pem``), ``ca.pem`` and ``crl.pem``.
-Environment variables tell the process where these files are, see :mod:`stateflow.security.plain`.
+The directory of a process contains the process's certificate (``cert.pem``) and key (``key.pem``), ``ca.pem`` and
+``crl.pem``. Environment variables tell the process where these files are, see :mod:`stateflow.security.plain`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Authority:
         if not path.is_file():
             raise BadCertificate(
                 "no certificate authority found",
-                remedy="make one: `stateflow certs init`, or pass its directory: --dir",
+                remedy="make one with `stateflow certs init`, or pass its directory with --dir",
                 dir=directory,
             )
         if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & UMASK:
@@ -88,10 +88,10 @@ class Authority:
 
     @classmethod
     def init(cls, directory: Path, name: str, clock: Clock = SYSTEM_CLOCK, days: int = AUTHORITY_DAYS) -> Authority:
-        """Makes an authority. Raises BadCertificate if there is one already."""
+        """Makes an authority in a directory. Raises BadCertificate if the directory contains one already."""
         if (directory / KEY).exists() or (directory / CA).exists():
             raise BadCertificate(
-                "an authority already exists", remedy="use it, or pass another directory: --dir", dir=directory
+                "an authority already exists", remedy="use it, or pass another directory with --dir", dir=directory
             )
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / ISSUED).mkdir(exist_ok=True, mode=0o700)
@@ -115,33 +115,34 @@ class Authority:
     # -- issuing ------------------------------------------------------------------------------------------
 
     def issue(self, identity: Identity, hosts: Sequence[str], out: Path, days: int = DAYS) -> Certificate:
-        """Issues a certificate into ``out``: certificate, key, the authority's certificate, its revocation list. Raises
-        BadCertificate, also if ``out`` has a certificate of another identity."""
+        """Issues a certificate. Writes it into the directory ``out``, with its key, the authority's certificate and the
+        revocation list. Raises InvalidArgument, or BadCertificate, also if ``out`` contains a certificate of another
+        identity."""
         there = read_own(out)
         if there is not None and there.identity != identity:
             raise BadCertificate(
                 f"the directory holds a certificate of {there.identity}",
-                remedy="pass another directory: --out",
+                remedy="pass another directory with --out",
                 dir=out,
             )
         return self._issue(identity, hosts, out, days)
 
     def renew(self, out: Path, days: int = DAYS) -> Certificate:
         """Issues another certificate, with another key, to the identity whose certificate is in ``out``. Raises
-        BadCertificate, also if that one was revoked."""
+        BadCertificate, also if the present certificate was revoked or another authority issued it."""
         there = read_own(out)
         if there is None or there.identity is None:
             raise BadCertificate(
-                "there is no certificate to renew", remedy="issue one: `stateflow certs issue`", dir=out
+                "there is no certificate to renew", remedy="issue one with `stateflow certs issue`", dir=out
             )
         if not any(each.certificate.serial == there.serial for each in self.issued()):
             raise BadCertificate(
-                "the certificate was issued by another authority", remedy="pass that one: --dir", dir=out
+                "the certificate was issued by another authority", remedy="pass that authority with --dir", dir=out
             )
         if there.serial in self._revoked():
             raise BadCertificate(
                 "the certificate was revoked",
-                remedy="if the reason is gone, issue another one: `stateflow certs issue`",
+                remedy="if the reason is gone, issue another one with `stateflow certs issue`",
                 dir=out,
             )
         return self._issue(there.identity, there.hosts, out, days)
@@ -154,8 +155,8 @@ class Authority:
         return described(cert)
 
     def certify(self, identity: Identity, hosts: Sequence[str], request: bytes) -> bytes:
-        """Issues a certificate, as PEM, for a request whose key the requester has made itself, see :func:`own_request`.
-        Names in the request are ignored. Raises BadCertificate, InvalidArgument."""
+        """Issues a certificate, as PEM, for the key of a ``request``, which the requester has made, see
+        :func:`own_request`. Names in the request are ignored. Raises BadCertificate, InvalidArgument."""
         _check_wanted(identity, hosts, DAYS)
         try:
             asked = x509.load_pem_x509_csr(request)
@@ -193,8 +194,10 @@ class Authority:
         end = now + lifetime
         if end > self._cert.not_valid_after_utc:
             raise BadCertificate(
-                f"the authority itself expires on {self._cert.not_valid_after_utc:%Y-%m-%d}",
-                remedy="make another one in another directory, and keep both in the CA files during the change",
+                "the certificate would outlive the authority, which expires on "
+                f"{self._cert.not_valid_after_utc:%Y-%m-%d}",
+                remedy="ask for a shorter time; or make another authority in another directory, and keep both in the "
+                "CA files during the change",
             )
         names = [x509.UniformResourceIdentifier(identity.uri), *map(names_of, hosts)]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -221,7 +224,7 @@ class Authority:
         """Revokes certificates. Returns those that this call revoked.
 
         Args:
-            who: ``node/edge-0``, or ``edge-0`` where only one role has that name, or a serial number in hexadecimal.
+            who: ``node/edge-0``, or ``edge-0`` if only one role has that name, or a serial number in hexadecimal.
 
         Raises BadCertificate if nothing was issued to ``who``, or several roles have that name.
         """
@@ -272,27 +275,29 @@ def read_own(out: Path) -> Certificate | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BadCertificate(f"the certificate cannot be read: {error}", remedy="check the file", dir=out) from error
+        raise BadCertificate(
+            f"the certificate cannot be read: {error}", remedy="check the permissions of its file", dir=out
+        ) from error
 
 
 def write_own(out: Path, key: bytes, cert: bytes, ca: bytes) -> None:
-    """Writes PEM files into ``out``, which it makes; only the owner can read the key. Raises OSError."""
+    """Writes PEM files into ``out``, and makes that directory; only the owner can read the key. Raises OSError."""
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # a process that reads in between finds a key and a certificate that do not match, and keeps its former ones
+    # a process that reads in between finds a key and a certificate that do not match, and keeps using its former files
     write_durably(out / OWN_KEY, key, 0o600)
     write_durably(out / OWN_CERT, cert, 0o644)
     write_durably(out / CA, ca, 0o644)
 
 
 def own_request() -> tuple[bytes, bytes]:
-    """Makes a key, which stays where it is made, and a request for its certificate; both as PEM."""
+    """Returns a new key, and a request for its certificate, both as PEM. The key need not leave this machine."""
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return _private(key), request.public_bytes(serialization.Encoding.PEM)
 
 
 def _check_wanted(identity: Identity, hosts: Sequence[str], days: int) -> None:
-    """Checks that such a certificate may be issued. Raises BadCertificate, InvalidArgument."""
+    """Checks that a certificate with these contents may be issued. Raises BadCertificate, InvalidArgument."""
     if identity.role.listens and not hosts:
         raise BadCertificate(
             f"{identity} is a server, and its certificate must name its hosts",
@@ -343,5 +348,5 @@ def write_private(path: Path, data: bytes) -> None:
         write_durably(path, data, 0o600)
     except OSError as error:
         raise BadCertificate(
-            f"the file cannot be written: {error.strerror}", remedy="name another file", file=path
+            f"the file cannot be written: {error.strerror}", remedy="correct that, or name another file", file=path
         ) from error

@@ -1,9 +1,9 @@
 """Certificates: reading them, checking whether they are valid, tokens, and the TLS files of a process.
 
-A token is a certificate of some hours with its key and its authority's certificate, as one text. Tokens are for people
-and jobs that cannot store files. Servers need no support for them: they see an ordinary certificate. A bearer token is
-a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); no such secret is sent here. RFC 8705
-binds tokens to certificates for the same reason. The text itself is as secret as a key.
+A token is one text that contains a certificate valid for some hours, its key and its authority's certificate. Tokens
+are for people and jobs that cannot store files. Servers need no support for tokens: they see an ordinary certificate. A
+bearer token is a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); no such secret is
+sent here. RFC 8705 binds tokens to certificates for the same reason. The text itself is as secret as a key.
 
 A process reads its TLS files, or its token, again when they are replaced (:class:`TlsFiles`).
 """
@@ -34,7 +34,7 @@ from stateflow.security.roles import Identity, Role
 from stateflow.settings import ConnectionSettings
 
 T = TypeVar("T", bound=x509.ExtensionType)
-#: errors of reading bytes that are not a certificate, list or key, or are of an unknown kind; binascii.Error is a
+#: errors that are raised for bytes that are not a certificate, list or key, or of an unknown kind; binascii.Error is a
 #: ValueError
 UNREADABLE = (
     ValueError,
@@ -52,7 +52,8 @@ ISSUE_ANOTHER = "issue another one: `stateflow certs issue` or `stateflow certs 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Contents of a certificate. ``identity`` None: it names no identity of stateflow's, or several."""
+    """Contents of a certificate. ``identity`` is None if it names no identity of stateflow's, or several. ``serves``
+    tells whether a server may use it."""
 
     serial: int
     identity: Identity | None
@@ -92,7 +93,7 @@ def described(found: x509.Certificate) -> Certificate:
         hosts += map(str, names.get_values_for_type(x509.IPAddress))
     return Certificate(
         found.serial_number,
-        ours[0] if len(ours) == 1 else None,  # with two, it is unclear which one the caller uses
+        ours[0] if len(ours) == 1 else None,  # with two, it is unclear which one applies
         tuple(hosts),
         found.not_valid_before_utc,
         found.not_valid_after_utc,
@@ -108,7 +109,7 @@ def _extension(found: x509.Certificate, kind: type[T]) -> T | None:
 
 
 def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
-    """Reads certificates, at least one, and each of them completely. Raises BadCertificate."""
+    """Reads each certificate in a PEM text completely. Raises BadCertificate if one is damaged, or there is none."""
     try:
         found = x509.load_pem_x509_certificates(pem)
         for each in found:  # the library reads parts on access only, and reports errors in them then
@@ -122,11 +123,12 @@ def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
 
 
 def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) -> Certificate:
-    """Checks that authority, certificate and key belong together, and are valid now. Returns the certificate's
-    contents. Raises BadCertificate.
+    """Checks that authority, certificate and key belong together, and that the certificate is valid now. Returns the
+    certificate's contents. Raises BadCertificate.
 
     Args:
-        where: the certificate's file.
+        ca, cert, key: PEM texts.
+        where: the certificate's file, for errors.
     """
     authorities, chain = read_certificates(ca, "the authority's file"), read_certificates(cert, where)
     try:
@@ -137,7 +139,7 @@ def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) 
         ) from error
     if _encoded(private.public_key()) != _encoded(chain[0].public_key()):
         raise BadCertificate(
-            "the key does not match the certificate", remedy="use the two that belong together", file=where
+            "the key does not match the certificate", remedy="use the key that was issued with it", file=where
         )
     for each, issuers in zip(chain, [*([one] for one in chain[1:]), authorities], strict=True):
         if not any(_issued(each, issuer) for issuer in issuers):
@@ -171,8 +173,8 @@ def _issued(found: x509.Certificate, by: x509.Certificate) -> bool:
 
 
 def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
-    """Returns the serial numbers of a revocation list. Raises BadCertificate, also if another authority signed
-    it."""
+    """Returns the serial numbers in a revocation list. Raises BadCertificate if the list cannot be read, or none of the
+    authorities in ``ca`` has signed it."""
     try:
         found = x509.load_pem_x509_crl(pem)
         serials = frozenset(each.serial_number for each in found)
@@ -180,7 +182,7 @@ def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
         raise BadCertificate("no valid revocation list found", remedy="provide it as PEM", file=where) from error
     if not any(_signed(found, authority) for authority in read_certificates(ca, "the authority's file")):
         raise BadCertificate(
-            "the revocation list is from another authority", remedy="use the one of the CA file's authority", file=where
+            "the revocation list is from another authority", remedy="use the list of the CA's authority", file=where
         )
     return serials
 
@@ -209,10 +211,10 @@ def names_of(host: str) -> x509.GeneralName:
 
 #: prefix by which scanners for leaked secrets can find tokens
 PREFIX: Final = "sftoken1_"
-#: length of a text, at most; one of ours has some 1,600 characters
+#: maximum length of a token's text; tokens of stateflow have about 1,600 characters
 LENGTH_MAX = 64 << 10
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=31)
-#: roles that tokens may have; members that listen stay at their hosts, and have certificates
+#: roles that tokens may have; members that listen need certificates, which name their hosts
 ROLES = frozenset({Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN})
 _ANOTHER = "issue another one: `stateflow token issue`"
 
@@ -226,7 +228,7 @@ class Parts(NamedTuple):
 
 
 def check_token(identity: Identity, lifetime: timedelta) -> None:
-    """Checks that such a token may be issued. Raises InvalidArgument."""
+    """Checks that a token for an identity may be issued, with this lifetime. Raises InvalidArgument."""
     if identity.role not in ROLES:
         raise InvalidArgument(
             f"a token cannot carry the role {identity.role}", remedy="issue a certificate: `stateflow certs issue`"
@@ -263,7 +265,7 @@ def decoded_token(text: str) -> Parts:
     inner = text.removeprefix(PREFIX)
     try:
         packed = base64.b64decode(inner + "=" * (-len(inner) % 4), altchars=b"-_", validate=True)
-        if _text(packed) != text:  # RFC 4648, 3.5: spare bits of the last character may hide a change
+        if _text(packed) != text:  # RFC 4648, 3.5: a change of the last character's spare bits would go unnoticed
             raise ValueError("not canonical")
         authorities, cert, key = msgpack.unpackb(packed, max_ext_len=0)
         ca = b"".join(_pem(x509.load_der_x509_certificate(each)) for each in authorities)
@@ -276,7 +278,7 @@ def decoded_token(text: str) -> Parts:
             ),
         )
     except (*UNREADABLE, msgpack.exceptions.UnpackException):
-        # without its cause: a traceback would show parts of the key
+        # the cause is left out, because its traceback would show parts of the key
         raise BadCertificate("the token is damaged: a part of it is missing or altered", remedy=_ANOTHER) from None
     return made
 
@@ -293,17 +295,17 @@ def _pem(cert: x509.Certificate) -> bytes:
 
 
 log = logging.getLogger(__name__)
-#: minimum of seconds between two checks of the files
+#: minimum number of seconds between two checks of the files
 LOOK_S = 1.0
-#: the first warning comes this long before the certificate expires, or at a quarter of its lifetime if that is less;
-#: each further one when half of the remaining time has passed
+#: the first warning is logged this long before the certificate expires, or when a quarter of its lifetime is left if
+#: that is less; each further one when half of the remaining time has passed
 SOON = timedelta(days=7)
 LAST_SAID = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Contents of the TLS files. ``number``: greater with every change of the authority, the certificate or the key."""
+    """Contents of the TLS files. ``number`` grows with every change of the authority, the certificate or the key."""
 
     number: int
     ca: bytes
@@ -318,10 +320,10 @@ def utc(clock: Clock) -> datetime:
 
 
 class TlsFiles:
-    """The TLS files of a process. If replaced files are wrong, those read before stay in use: a certificate and its key
-    are two files, and one of them is replaced first. A token, in a file or in the settings, holds all three.
+    """The TLS files of a process, or its token, which contains them. Changed files are used once they are valid; until
+    then the former contents stay in use, because a certificate and its key are replaced one after the other.
 
-    Raises BadCertificate if the first files are wrong.
+    Raises BadCertificate if the files are not valid at the start.
     """
 
     def __init__(self, settings: ConnectionSettings, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -392,7 +394,7 @@ class TlsFiles:
         """Reads the files.
 
         Args:
-            number, revoked: those of the contents in use before.
+            number, revoked: number and revoked serials of the contents in use so far.
         """
         settings = self._settings
         where = settings.tls_cert or settings.token_file or "STATEFLOW_TOKEN"
@@ -410,7 +412,7 @@ class TlsFiles:
         return Material(number + changed, ca, cert, key, own, revoked)
 
     def token(self) -> str:
-        """Returns the present token, if the settings have one. Raises BadCertificate."""
+        """Returns the text of the present token; empty: the settings name none. Raises BadCertificate."""
         settings = self._settings
         if not settings.token_file:
             return settings.token.get_secret_value()

@@ -1,7 +1,8 @@
-"""Connections of this process: its TLS files, chosen by its settings or environment variables, and plain text.
+"""Decides whether this process's connections use TLS, and with which files, or plain text.
 
-Plain text may go over loopback, and elsewhere only if ``insecure`` is set: :func:`check_served` checks servers,
-:func:`check_dialled` channels. With plain text, no library that reads certificates is imported.
+Settings and environment variables choose the TLS files. Plain text is allowed over loopback, and elsewhere only if
+``insecure`` is set: :func:`check_served` checks servers, and :func:`check_dialled` channels. With plain text, no
+library that reads certificates is imported.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ log = logging.getLogger(__name__)
 
 #: names of the files that an authority writes
 CA, CRL = "ca.pem", "crl.pem"
-#: files that a process is given
+#: names of the files of a process
 OWN_CERT, OWN_KEY = "cert.pem", "key.pem"
-#: a process with a certificate takes no other identity from a token in its environment
+#: variables by which a process that is started with a certificate does not use a token from its environment
 NO_TOKEN_VARIABLES = {"STATEFLOW_TOKEN": "", "STATEFLOW_TOKEN_FILE": ""}
 
 # -- Settings and TLS files of connections ---------------------------------------------------------------------------
@@ -83,8 +84,8 @@ def own_issuer() -> Issuer | None:
 
 
 def use_token(text: str) -> None:
-    """Sets the token that this process was given, which takes precedence over its settings; empty: none."""
-    global _handed  # noqa: PLW0603 - set in a worker of Spark's, which does one task at a time
+    """Sets a token for this process, which takes precedence over its settings; empty: the settings apply."""
+    global _handed  # noqa: PLW0603 - set in a worker of Spark's, which runs one task at a time
     _handed = text
 
 
@@ -198,7 +199,7 @@ def host_of(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tells whether an address is loopback. It looks up no name: another host may answer for a name tomorrow."""
+    """Tells whether an address is loopback. Names are not looked up, because they may mean another host later."""
     host = host_of(address).lower()
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -211,7 +212,7 @@ def check_served(listen: str, advertise: str | None, may: str = "control it") ->
     that, logs a warning.
 
     Args:
-        may: describes what a client that reaches it could do.
+        may: what a client that reaches the server could do, for messages.
     """
     for address, verb in ((listen, "listening on"), (advertise, "advertising")):
         if not address or is_loopback(address):

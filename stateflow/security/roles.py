@@ -1,6 +1,6 @@
-"""Identities, and permissions: one table of the roles that may call each RPC.
+"""Identities, and their permissions, in one table of the roles that may call each RPC.
 
-An identity stands in its certificate as a URI among the alternative names: ``stateflow://node/edge-0``,
+A certificate contains its identity as a URI among the alternative names, e.g. ``stateflow://node/edge-0`` or
 ``stateflow://data/gw-7?operator=Pumps``.
 """
 
@@ -31,13 +31,14 @@ class Role(StrEnum):
 
     @property
     def listens(self) -> bool:
-        """Tells whether members with this role are servers: their certificates are for servers, too, and name hosts."""
+        """Tells whether members with this role are servers. Certificates of servers are valid for both sides of a
+        connection, and name hosts."""
         return self in (Role.NODE, Role.AGENT, Role.CONTROLLER)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Role and name of a certificate's owner. ``operators``: the only operators that it reaches; empty: all of them."""
+    """Role and name of a certificate's owner. ``operators`` are the only operators that it may reach; empty: all."""
 
     role: Role
     name: str
@@ -48,7 +49,7 @@ class Identity:
 
     @classmethod
     def of(cls, role: str, name: str, operators: tuple[str, ...] = ()) -> Identity:
-        """Builds an identity from a user's words. Raises InvalidArgument."""
+        """Returns the identity with this role and name, both as a user wrote them. Raises InvalidArgument."""
         if role not in set(Role):
             raise InvalidArgument(f"there is no role {role!r}", remedy=f"use {', '.join(Role)}")
         if operators and role != Role.DATA:
@@ -66,7 +67,7 @@ class Identity:
 
     @classmethod
     def of_uri(cls, text: str) -> Identity | None:
-        """Parses a URI. None: it is not an identity of this version."""
+        """Parses a URI. None: it is not an identity that this version knows."""
         try:
             parts = urlsplit(text)
         except ValueError:
@@ -82,8 +83,9 @@ class Identity:
             return None
 
     def speaks_for(self, name: str) -> bool:
-        """Tells whether this identity may report on the replica or agent ``name``. A node may for its workers. An agent
-        may for itself, and for the replicas that it starts, which are named after it and have its certificate."""
+        """Tells whether this identity may report on the replica or agent ``name``. A node may report on its workers. An
+        agent may report on itself, and on the replicas that it starts, which are named after it and use its
+        certificate."""
         node = node_of(name)
         if node == self.name:
             return self.role in (Role.NODE, Role.AGENT)
@@ -95,7 +97,7 @@ class Identity:
 
 READ, DATA, OPERATE, ADMIN = Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN
 NODE, AGENT, CONTROLLER = Role.NODE, Role.AGENT, Role.CONTROLLER
-#: an agent's replicas have its certificate
+#: roles of replicas: an agent's replicas use the agent's certificate
 _NODES = frozenset({NODE, AGENT})
 _OPERATORS = frozenset({OPERATE, ADMIN})
 _READERS = frozenset({READ, DATA, OPERATE, ADMIN})
@@ -103,12 +105,14 @@ _READERS = frozenset({READ, DATA, OPERATE, ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Conditions of a call. ``roles``: roles that may make it.
+    """Conditions of a call.
 
-    ``own``: field of the request that names a replica or agent, for which a calling node or agent must speak.
-    ``itself``: the caller must have that very name, because an agent may have the name of another agent's replica.
-    ``operator``: field that names an operator, which the caller must reach; if empty, a caller that does not reach
-    all operators is refused. ``pieces``: the request arrives in pieces, and only the first one names the operator.
+    Attributes:
+        roles: the roles that may make the call.
+        own: field of the request that names a replica or agent, for which a calling node or agent must speak.
+        itself: the caller must have exactly that name, because an agent may have the name of another agent's replica.
+        operator: field that names an operator, which the caller must reach; empty: the caller must reach all operators.
+        pieces: the request arrives in pieces, and only the first piece names the operator.
     """
 
     roles: frozenset[Role]
@@ -243,12 +247,12 @@ def check_call(method: str, who: Identity) -> Rule:
 
 
 def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
-    """Checks a request by the rule of its call. Raises NotAllowed."""
+    """Checks that an identity may make a request, by the rule of its call. Raises NotAllowed."""
     call = method.rpartition("/")[2]
     if rule.own and who.role in _NODES:
         name = _field(request, rule.own)
         if not (name == who.name if rule.itself else who.speaks_for(name)):
-            whom = repr(name) if name else "nobody"
+            whom = repr(name) if name else "an unnamed replica"
             raise NotAllowed(
                 f"{who} may not call {call} for {whom}: a node may act only for itself",
                 remedy="give each node a certificate with its own name",
@@ -270,7 +274,7 @@ def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
 
 
 def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
-    """Checks that a node takes partitions from its own workers only. Raises NotAllowed.
+    """Checks that a node moves partitions away only from its own workers. Raises NotAllowed.
 
     Args:
         owners: owners of the partitions to move, by partition.
@@ -289,7 +293,7 @@ def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
 
 
 def _field(request: Any, path: str) -> str:
-    """Returns a field of a request; empty, which is not a name, if it is not set."""
+    """Returns a field of a request. An unset field is empty, which is not a valid name."""
     return str(reduce(getattr, path.split("."), request))
 
 

@@ -119,11 +119,11 @@ def test_it_serves_on_and_is_one_of_the_cluster_again(sites: Sites) -> None:
         assert (now.owners, now.epochs) == (before.owners, before.epochs)
         (lacks,) = now.unserved
         assert lacks.partitions == tuple(mine)
-        assert "may be serving them alone" in lacks.error
+        assert "may be serving these partitions alone" in lacks.error
         assert "takeover Tally" in lacks.error
         with pytest.raises(PartitionsLive, match="may be serving partitions alone"):
             cluster.undeploy("Tally", delete_state=True)
-        with pytest.raises(Unavailable, match="may be serving it alone"):
+        with pytest.raises(Unavailable, match="may be serving the partition alone"):
             cluster.restore("Tally", mine[:1])
         sites.kill(EDGE)
         sites.restart(EDGE)

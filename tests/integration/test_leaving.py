@@ -128,7 +128,7 @@ def test_partitions_whose_owner_came_without_them_are_said(local: LocalCluster) 
     eventually(told, "the loss of all is known, and that nobody has them")
     (unserved,) = deployed(local).unserved
     assert (unserved.partitions, unserved.owner) == (tuple(lost), "edge-0")
-    assert unserved.error.startswith("state_missing: edge-0 registered without them")
+    assert unserved.error.startswith("state_missing: edge-0 registered without these partitions")
     assert "`stateflow checkpoint restore Tally" in unserved.error
     shown = command("status", "--controller", local.address).stdout
     assert "not served" in shown
@@ -142,4 +142,4 @@ def test_partitions_whose_owner_came_without_them_are_said(local: LocalCluster) 
         with pytest.raises(StateMissing) as caught:
             ask()
         print(time.monotonic() - began, one_line(caught.value))
-        assert "edge-0 registered without them" in one_line(caught.value)
+        assert "edge-0 registered without these partitions" in one_line(caught.value)

@@ -107,7 +107,7 @@ def test_what_cannot_be_restarted_and_what_is_called_off(sites: Sites) -> None:
     cluster: Cluster = sites.cluster
     with pytest.raises(InvalidArgument, match="no agent runs a replica at nowhere"):
         cluster.restart_all("nowhere")
-    with pytest.raises(InvalidArgument, match="cannot take 0 nodes"):
+    with pytest.raises(InvalidArgument, match="cannot process 0 nodes"):
         cluster.restart_all(limit=0)
     done = command("restart", "gw-a-0", "--all", "--controller", sites.local.address)
     assert "exactly one of a replica and --all is required" in done.stderr

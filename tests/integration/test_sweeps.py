@@ -115,7 +115,7 @@ def test_a_checkpoint_of_everything_is_a_batch_that_tells_of_each_node(sites: Si
         cluster.checkpoint_all("Nothing")
     with pytest.raises(UnknownSite):
         cluster.checkpoint_all(site="nowhere")
-    with pytest.raises(InvalidArgument, match="cannot take 0 nodes"):
+    with pytest.raises(InvalidArgument, match="cannot process 0 nodes"):
         cluster.checkpoint_all(limit=0)
     with pytest.raises(MoveUnknown, match="no sweep 'abc'"):
         cluster.sweep("abc")

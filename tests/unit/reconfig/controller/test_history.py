@@ -97,7 +97,7 @@ def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
     write(cluster, steps.move_aborted, moves[1], {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
     runs = RunRegistry(cluster)
     assert runs.failed("old") == [moves[1]]
-    with pytest.raises(MoveConflict, match="the reconfiguration is FAILED"):
+    with pytest.raises(MoveConflict, match="has already ended, and is FAILED"):
         runs.unfinished("old")
     assert [move.state for move in runs.cancel("old").moves] == ["COMPLETED", "ABORTED"]
 

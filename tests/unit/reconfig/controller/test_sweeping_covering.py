@@ -79,7 +79,7 @@ def test_a_plan_is_of_what_is_there_now() -> None:
     assert asyncio.run(plan("", 2, "")).nodes == ("a", "b")
     assert asyncio.run(plan("s", 1, "")).scope == {"Op": [0, 1], "Other": []}
     assert asyncio.run(plan("b", 1, "Op")).nodes == ("b",)
-    with pytest.raises(InvalidArgument, match="no replica there owns"):
+    with pytest.raises(InvalidArgument, match="no partitions to process"):
         asyncio.run(plan("s", 1, "Other"))
 
 

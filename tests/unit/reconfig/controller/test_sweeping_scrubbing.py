@@ -51,7 +51,7 @@ def test_one_that_cannot_be_begun_is_tried_again(monkeypatch: pytest.MonkeyPatch
     async def begin(*asked: Any) -> str:
         begun.append(asked)
         if len(begun) == 1:
-            raise InvalidArgument("no replica there owns a partition", remedy="-")
+            raise InvalidArgument("there are no partitions to process", remedy="-")
         return "x"
 
     async def run() -> None:

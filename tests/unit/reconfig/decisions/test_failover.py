@@ -263,10 +263,10 @@ def test_partitions_of_one_reason_are_told_together_and_with_a_command() -> None
         ("Ap", [0], "b"), ("Op", [3, 4, 5], "a"), ("Op", [9], "b"), ("Op", [10], "b"),
     ]  # fmt: skip
     lines = [line for *_, line in said]
-    assert lines[0] == "unavailable: b is starting (operator=Ap partitions=0): wait"
+    assert lines[0] == "unavailable: b is starting (operator=Ap partitions=0): wait until it has started"
     assert lines[1] == (
-        "state_missing: a registered without them: its data directory does not hold their current state; no "
-        "takeover: there is no checkpoint to restore it from (operator=Op partitions=3-5): start a with the data "
+        "state_missing: a registered without these partitions: its data directory does not hold their current state; "
+        "no takeover: there is no checkpoint to restore it from (operator=Op partitions=3-5): start a with the data "
         "directory that has them, or restore them: `stateflow checkpoint restore Op 3-5 --from STORE`; if they are "
         "lost for good, start empty: `stateflow undeploy Op --delete-state`, then deploy again"
     )

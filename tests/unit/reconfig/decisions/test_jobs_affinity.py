@@ -92,7 +92,7 @@ def test_what_something_there_may_satisfy_is_not(text: str) -> None:
         ("label disk:1-2", ALL, 0, {"a", "b"}),
         ("label disk:2-3", (D, C, B, A), 0, {"a", "b", "c"}),
         # soft: waits for a while
-        ("soft:30 site edge", (C, D), 29, "falls back in 1 s"),
+        ("soft:30 site edge", (C, D), 29, "gives the affinity up in 1 s"),
         ("soft:30 site edge", (C, D), 30, {"c", "gw-0"}),
         ("soft:30 site edge:2-4", (A, C), 30, {"a"}),
         ("soft:30 site mars:1-1", (C, D), 31, {"c"}),
