@@ -45,7 +45,7 @@ def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaratio
 def entries_of(
     declaration: Declaration, store: CellReader, at: At, keys: Iterable[bytes] = ()
 ) -> Iterator[tuple[object, object, object]]:
-    """Yields (key, entry key or None, value) of one state, for these stored keys; None: for all."""
+    """Yields (key, entry key or None, value) of one state, for ``keys`` in their stored encoding; no keys: for all."""
     only = [CELL + declaration.tag + row_part(key) for key in keys]
     readers: list[CellReader] = [_Below(store, prefix) for prefix in only] or [store]
     for reader in readers:
@@ -53,7 +53,7 @@ def entries_of(
 
 
 class _Below:
-    """A reader that sees nothing but one prefix."""
+    """A reader whose scans return only the entries under one prefix."""
 
     def __init__(self, store: CellReader, prefix: bytes) -> None:
         self._store = store
