@@ -62,7 +62,7 @@ from stateflow.storage.faults import meaning
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: longest time for which requests of an operator are held at once, in seconds: the process that holds them may be gone
+#: longest time, in seconds, for which one call of hold() makes requests wait, because its caller may die
 HOLD_S_MAX = 10.0
 #: a group is committed when it has been open for this many seconds, or has this many rows of input and output
 GROUP_S, GROUP_ROWS = 0.005, 2048

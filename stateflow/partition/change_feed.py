@@ -121,8 +121,8 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy that was sealed for the move ``move_id``. ``epoch``: granted to the target; ``sequence``: last one in the
-    copy."""
+    """A copy that was sealed for the move ``move_id``. ``epoch`` was granted to the target; ``sequence`` is the last
+    one in the copy."""
 
     move_id: str
     epoch: int

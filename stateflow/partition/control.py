@@ -116,9 +116,9 @@ class FencingGuard:
         Raises StaleTerm, ForeignLedger.
 
         Args:
-            adopted: a former ledger whose replicas may change to this one: a lost ledger after `stateflow adopt`, or
-                the replica's own ledger if the replica holds nothing. Empty: none. Each ledger counts its own terms, so
-                the term is not checked for a replica of the former ledger.
+            adopted: a former ledger from which replicas may change to ``ledger``. It is a lost ledger after `stateflow
+                adopt`, or the replica's own ledger if the replica holds nothing. Empty: none. Each ledger counts its
+                own terms, so the term is not checked for a replica of the former ledger.
         """
         known, newest = self._seen
         if known and ledger != known:

@@ -20,7 +20,7 @@ States of a copy on disk, and what the next start does with it:
 ===========  ==============================================================  ==========================================
 state        on disk                                                         at the next start
 ===========  ==============================================================  ==========================================
-PART         the name ends with ``.part``                                    removed; nobody looks into it
+PART         the name ends with ``.part``                                    removed unread
 UNFINISHED   a file ``RESTORING``                                            removed, whatever its ownership record says
 INCOMING     a file ``INCOMING``, and no record that names this replica      removed: its source has the partition
 installed    a record that names this replica, and no file ``RESTORING``     the newest epoch is the partition, older
@@ -219,7 +219,7 @@ def owned_mark(move_id: str) -> str:
 
 
 def _created_at(copy: Path) -> int:
-    """Returns the epoch of a copy that was created empty here; 0 for others."""
+    """Returns the epoch at which a copy was created empty here; 0 for other copies."""
     made, _, rest = copy.name.partition("-")  # created-<epoch>-<number>
     return int(rest.partition("-")[0]) if made == "created" else 0
 
@@ -325,7 +325,8 @@ class Copies:
     # -- on the way ---------------------------------------------------------------------------------------
 
     def part(self, local: LocalPartition, name: str) -> Path:
-        """Makes the directory of a copy that is PART: its files arrive one by one, and it is not opened there."""
+        """Creates the directory of a copy in state PART. Its files arrive there one by one, and it is not opened
+        there."""
         directory = local.home / f"{_numbered(local, name)}{PART}"
         self._environment.remove_tree(directory)
         directory.mkdir(parents=True)
@@ -358,8 +359,8 @@ class Copies:
 
     @contextmanager
     def unfinished(self, local: LocalPartition, name: str) -> Iterator[Path]:
-        """Makes the directory of a copy that is UNFINISHED, durably. The caller may open the copy there. If the caller
-        raises before the copy is installed, the directory is removed."""
+        """Creates the directory of a copy in state UNFINISHED, durably. The caller may open the copy there. If the
+        caller raises before the copy is installed, the directory is removed."""
         directory, mark = local.home / name, local.home / name / UNFINISHED
         if directory.exists() and (mark.exists() or not any(directory.iterdir())):  # the rest of an attempt that failed
             self.remove(directory)
@@ -376,7 +377,7 @@ class Copies:
     def fetch(
         self, local: LocalPartition, name: str, manifest: Manifest, source: CheckpointStore, own: CheckpointStore | None
     ) -> Restoring:
-        """Fetches a checkpoint, verifies it and opens it; the copy is UNFINISHED.
+        """Fetches a checkpoint as a copy in state UNFINISHED, verifies it and opens it.
 
         Args:
             own: store that adopts the checkpoint; None: no store does.

@@ -140,7 +140,7 @@ class Environment:
         return self._engine.open(directory, create=create, up_to_damage=up_to_damage)
 
     def expect(self, databases: int) -> None:
-        """Checks that so many ``databases`` can be open at once. Raises TooFewFiles."""
+        """Checks that this number of databases can be open at once. Raises TooFewFiles."""
         self._engine.expect(databases)
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> PartitionStore:

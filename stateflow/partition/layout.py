@@ -262,7 +262,7 @@ def positions(store: PartitionStore) -> dict[str, int]:
 
 
 def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
-    """Returns the entries to write to a copy that is served in place of a newer, perhaps lost one.
+    """Returns the entries to write to a copy that is served in place of a newer copy, which may be lost.
 
     The newer copy may have known a newer client of a source; without that knowledge, the former client would be
     accepted. So the copy accepts no client of a source until that client has opened the source on all partitions again:

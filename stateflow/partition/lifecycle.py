@@ -640,7 +640,7 @@ class Lifecycle:
         return verdict
 
     def finish(self) -> bool:
-        """Ends the running batch, committed or rolled back. True: the caller must write the seal now."""
+        """Ends the running batch, committed or rolled back. Returns True if the caller must write the seal now."""
         seals: bool = self._handle(_FINISH)
         return seals
 

@@ -1,9 +1,9 @@
 """One partition on a replica, with its served copy, its incoming copy and its followers.
 
 Locks: :class:`LocalPartition` has two. A thread holds ``work`` while it writes or copies the store (a batch, a
-snapshot), and ``mutex`` for the instant of a lifecycle transition, so that a fence never waits for a batch in order to
-be *heard*. Order: ``work`` before ``mutex``. The invariants of a partition hold whenever its ``mutex`` is free, see
-:meth:`LocalPartition.validate`.
+snapshot), and ``mutex`` for the instant of a lifecycle transition, so that a fence takes effect at once and never waits
+for a running batch. Order: ``work`` before ``mutex``. The invariants of a partition hold whenever its ``mutex`` is
+free, see :meth:`LocalPartition.validate`.
 
 Fences: the best moment for a fence is between two batches, while the disk is quiet. A micro-batch source sends at
 nearly equal intervals and is silent in between, so a partition fenced right after a commit pauses while no batch needs
@@ -135,8 +135,8 @@ class BatchTiming:
     def wait_s(self, now: float, pause_s: float) -> float:
         """Returns the seconds that a fence with a pause of ``pause_s`` should wait for the next commit; 0: fence now.
 
-        Waiting pays only when batches come regularly, the gap between them is longer than the pause, and the next batch
-        would otherwise arrive during the pause.
+        Waiting pays only when batches arrive regularly, the gap between them is longer than the pause, and the next
+        batch would otherwise arrive during the pause.
         """
         if self.batches < BATCHES_MIN or self.jitter_s > JITTER_MAX * self.interval_s:
             return 0.0

@@ -12,11 +12,12 @@ For a partition, a source is in one of these states:
 * *retired*: there is a tombstone in place of its position and its output.
 
 A source costs a partition its position, and the whole output of its newest batch. A run of a batch DataFrame costs the
-output of all its batches, a query in real-time mode that of all batches whose rows Spark may ask for again. A source
-that has been idle for long, or that is one of too many, is therefore retired: its output is removed, its watermark
-holds no other source back, and a tombstone of a few bytes records its last batch. A retired source may return at any
-time and continues after that batch; only the output of that batch is gone. Only the newest tombstones are kept. Once a
-tombstone was dropped, an unknown source that cannot be new is refused, because the dropped tombstone may be its own.
+output of all its batches, and a query in real-time mode costs the output of all batches that Spark may request again. A
+source that has been idle for long, or that is one of too many, is therefore retired: its output is removed, its
+watermark holds no other source back, and a tombstone of a few bytes records its last batch. A retired source may return
+at any time and continues after that batch; only the output of that batch is gone. Only the newest tombstones are kept.
+Once a tombstone was dropped, an unknown source that cannot be new is refused, because the dropped tombstone may be its
+own.
 
 A retirement is part of a commit, and moves with the partition. Memory follows the commit: callers notify
 :class:`Positions` of a change once it is committed.
@@ -80,7 +81,8 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Tombstone of a source. ``batch``: the last batch contained, -1: none; ``at_us``: its arrival."""
+    """Tombstone of a source. ``batch`` is the last batch contained (-1: none), and ``at_us`` the time of its
+    arrival."""
 
     batch: int
     at_us: int
@@ -367,7 +369,7 @@ class Positions:
         return Retired.of(self._known[source], self._sessions.get(source))
 
     def retired(self, sources: Iterable[str]) -> None:
-        """Forgets these sources after the commit of their retirement."""
+        """Forgets ``sources`` after the commit of their retirement."""
         for source in sources:
             self._known.pop(source, None)
             self._sessions.pop(source, None)
@@ -409,8 +411,8 @@ class Positions:
         """Checks the client of a batch. Raises SourceTaken for a client that has a newer successor.
 
         Raises PositionGap for a client that has opened the source but is not known here: this copy is older than the
-        one that admitted it. Copies of other partitions may be older as well, and may have lost a newer client or
-        batches in the same way. The client has to ask all of them first.
+        copy that admitted the client. Copies of other partitions may be older as well, and may have lost a newer client
+        or batches in the same way. The client has to open the source at all partitions first.
         """
         if self.is_newer(source, session):
             last = self.last(source)
@@ -540,7 +542,7 @@ class Positions:
     def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
         """Checks the rows of a replay by their digest. Raises BatchChanged if other rows were applied.
 
-        Digests of two kinds are not compared: a former version of stateflow applied the batch.
+        Digests of two kinds are not compared, because a former version of stateflow applied the batch.
         """
         if now is not None and then is not None and now != then and comparable(now, then):
             raise self._changed(batch, f"batch {batch.number} was applied with other rows")
@@ -582,7 +584,7 @@ class Positions:
         self._known.update(sources)
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
-        """Returns the minimum watermark of all sources except ``without``, as of after ``batch``; None: no source has
+        """Returns the minimum watermark, after ``batch``, of all sources except ``without``; None: no source has
         one."""
         oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
@@ -600,7 +602,7 @@ class Positions:
     def reached(self, source: str, position: Position) -> None:
         """Sets a source's position after its commit."""
         self._known.pop(source, None)
-        self._known[source] = position  # to the end: its last batch came last
+        self._known[source] = position  # at the end, because its last batch arrived last
         self._recalled.discard(source)
 
 

@@ -230,7 +230,7 @@ class PartitionProcessor:
     Args:
         log: see :class:`~stateflow.partition.layout.Committer`.
         on_commit: see :class:`~stateflow.partition.layout.Committer`.
-        clock: measures durations; the time of day comes with each batch.
+        clock: measures durations; the time of day is an argument of each batch.
         deployed: returns the states of the present deployment; a new object after each change.
         partitions: number of the operator's partitions. A key that belongs to another partition is refused when it
             first occurs. None: keys are not checked.
@@ -336,7 +336,7 @@ class PartitionProcessor:
         mutations = self._sources.open(source, session, settled)
         if mutations is not None:
             last = self._sources.positions.last(source)
-            # sync: the client gets no output from which it could learn that this commit was lost
+            # synced, because the client gets no output from which it could learn that this commit was lost
             self._committer.commit(source, -1 if last is None else last, mutations, sync=True)
             self._sources.positions.taken(source, session)
             self._committer.known()

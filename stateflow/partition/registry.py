@@ -1,4 +1,4 @@
-"""Registry of a replica, which manages its data directory, the operators it knows and its partitions; and its lease.
+"""Registry of a replica, which manages its data directory, its operators and its partitions; and the replica's lease.
 
 A replica serves only while it has a lease from the controller. The controller answers a heartbeat with a duration. The
 replica counts the duration on its own monotonic clock from when it *sent* that heartbeat, the controller from when it
@@ -255,7 +255,7 @@ class PartitionRegistry:
         self.lose(self.local(partition), why)
 
     def read_term(self) -> tuple[str, int]:
-        """Returns (ledger, greatest term) of the controllers that were heard here; ("", 0): none was.
+        """Returns (ledger, greatest term) of the controllers that this replica has seen; ("", 0): none.
 
         Raises DecodeError.
         """
@@ -276,7 +276,8 @@ class PartitionRegistry:
         self.environment.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
 
     def read_alone(self) -> tuple[int, frozenset[str]]:
-        """Returns (order, operators) that may be served without a controller; no operators if the file is damaged."""
+        """Returns (number, operators) of the stored permission to serve without a controller; no operators if it is
+        damaged."""
         file = self.root / ALONE
         if not file.exists():
             return 0, frozenset()
@@ -387,8 +388,8 @@ class PartitionRegistry:
         self._undeployed[operator] = max(epoch, self._undeployed.get(operator, 0))
 
     def check_deployed(self, partition: PartitionId, epoch: int) -> None:
-        """Checks that the operator was not undeployed at this epoch. Callers hold ``mutex``, so that a drop either
-        comes first, or finds the partitions created. Raises StaleEpoch."""
+        """Checks that the operator was not undeployed at this epoch. Callers hold ``mutex``, so that a concurrent drop
+        either is noticed here, or finds the partitions created. Raises StaleEpoch."""
         undeployed = self._undeployed.get(partition.operator, 0)
         if epoch <= undeployed:
             raise StaleEpoch(

@@ -246,7 +246,7 @@ def create(
         check_asked: raises if the command to create them is void by now.
 
     Raises TooFewFiles, before anything is created; StaleEpoch, and the error of ``check_asked``, if the operator may
-    have been undeployed meanwhile.
+    have been undeployed since.
     """
     with registry.making(spec, check_asked):
         partitions = list(partitions)
@@ -632,7 +632,7 @@ class ReplicaNode:
         return [self.view(lifecycle.partition) for lifecycle, _ in self.inventory()]
 
     def sized(self, views: Iterable[PartitionView]) -> tuple[list[PartitionView], DiskView]:
-        """Returns these views with the size of their files, and the disk's view. Waits for the disk."""
+        """Returns ``views`` with the size of their files, and the view of the disk. Waits for the disk."""
         return [self._sized(view) for view in views], self.disk()
 
     def _sized(self, view: PartitionView) -> PartitionView:

@@ -46,8 +46,8 @@ from stateflow.types import PartitionId
 log = logging.getLogger(__name__)
 #: folder of the database, in the data directory
 FOLDER = "passed"
-#: longest time without a visit, seconds; each partition is visited again after between half of it and all of it, so
-#: that not all partitions are visited at once
+#: longest time without a visit, seconds; each partition is visited again after half of this time or more, so that not
+#: all partitions are visited at once
 VISIT_S_MAX = 60.0
 #: number of distinct positions kept for one source before those that no partition uses any more are removed
 KINDS_MAX = 64

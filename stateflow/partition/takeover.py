@@ -390,7 +390,7 @@ class Restorer:
             return self._as_it_is(local)
         if restoring is None or restoring.id != restore_id:
             raise _not_under_way(restore_id)
-        with restoring.owning:  # a repeated request waits for a slow first one, and gets its answer
+        with restoring.owning:  # a repeated request waits for a slow first one, and returns the same answer
             return self._own(local, restoring, epoch, command, stop_sources)
 
     def _own(
@@ -464,8 +464,7 @@ def _not_under_way(restore_id: str) -> MoveUnknown:
 
 def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> None:
     """Checks that a checkpoint fits an operator. Raises SchemaMismatch if it has other partitions or another key than
-    the operator, or states that cannot become the ones it declares.
-    """
+    the operator, or states that cannot evolve to those that the operator declares."""
     if manifest.partitions and (manifest.partitions, manifest.key) != (spec.partitions, spec.key):
         raise SchemaMismatch(
             f"the checkpoint has {manifest.partitions} partitions keyed by {', '.join(manifest.key)}, "

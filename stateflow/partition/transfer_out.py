@@ -97,7 +97,7 @@ class Sender:
         return changes.base
 
     def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
-        """Opens a base file for reading. Raises MoveUnknown, also if a cancelled move's files are being removed."""
+        """Opens a base file for reading. Raises MoveUnknown if the file is gone, as after a cancelled move."""
         path = self._registry.snapshots / snapshot_id / name
         try:
             if path.parent.parent == self._registry.snapshots:

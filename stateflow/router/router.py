@@ -140,8 +140,8 @@ class Router:
         known: an earlier deployment, used if no controller answers.
         silence_s: an owner that received a batch counts as having lost it after this many seconds of silence, or after
             ``unavailable_timeout_s`` if that is longer.
-        addresses: replicas' advertised addresses → addresses as seen from here, where they differ. Raises
-            InvalidArgument for a malformed address.
+        addresses: replicas' advertised addresses → addresses as seen from here, if they differ. Raises InvalidArgument
+            for a malformed address.
     """
 
     def __init__(

@@ -233,7 +233,7 @@ class BatchSession:
     _waiting: dict[int, float] = field(default_factory=dict)  # partition → earliest time to send
     _outstanding: dict[int, Route] = field(default_factory=dict)  # partition → route by which it was sent
     _failing_since: dict[int, float] = field(default_factory=dict)
-    _heard: dict[str, float] = field(default_factory=dict)  # address → when it was last heard, or sent something
+    _heard: dict[str, float] = field(default_factory=dict)  # address → when it last answered, or was sent something
     _tries: dict[int, int] = field(default_factory=dict)
     _refresh_wanted: bool = False
     _error: StateflowError | None = None

@@ -3,12 +3,15 @@
 Rows
     :class:`BatchRows` holds a batch's rows as one record batch in which the rows of each partition are contiguous.
 
-Calls A batch goes to a replica as one call, in as few messages as the limit allows (:func:`requests_of`). The answers
-of the partitions arrive in any order and in pieces, which :class:`Replies` joins.
+Calls
+    A batch goes to a replica as one call, in as few messages as the limit allows (:func:`requests_of`). The answers of
+    the partitions arrive in any order and in pieces, which :class:`Replies` joins.
 
-Stream All threads of a process share one Apply stream to a replica (:class:`Link`), which is opened when it is needed.
-A call begins on the open stream, or on a new one if that stream is over. Messages of several calls are sent in turn.
-Each call has a waiter (:class:`Reply`), which receives the responses, or a call of ``broke`` if the call ends early.
+Stream
+    All threads of a process share one Apply stream to a replica (:class:`Link`), which is opened when it is needed. A
+    call begins on the open stream, or on a new one if that stream is over. Messages of several calls are sent in turn.
+    Each call has a waiter (:class:`Reply`), which receives the responses, or a call of ``broke`` if the call ends
+    early.
 
     A stream is over when the replica ends it, when it breaks, when it has had no call for a while, or when the caller
     gives it up because it is silent (:meth:`Link.give_up`). Its open calls then break; the caller may send their
@@ -99,7 +102,7 @@ class BatchRows:
         """Returns a batch without rows that visits partitions.
 
         Args:
-            partitions: ascending.
+            partitions: partitions to visit, ascending.
         """
         return cls(b"", None, list(partitions), [0] * len(partitions))
 

@@ -133,7 +133,7 @@ BATCH = _whole("batch number", -1, SEQUENCE_MAX)
 COUNT = _whole("number", 0, NUMBER_MAX)
 #: from 1970 to 9999
 INSTANT = _whole("time in µs", 0, 253_402_300_799_999_999)
-#: event times, up to the greatest one, which means "forever"
+#: event times; a watermark of NUMBER_MAX means that nothing follows
 MOMENT = _whole("time in µs", -NUMBER_MAX - 1, NUMBER_MAX)
 DURATION = _real("duration", 0, DURATION_MAX)
 ASKED = _real("limit", -RATE_MAX, RATE_MAX)

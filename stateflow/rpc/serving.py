@@ -121,10 +121,10 @@ class _Unreadable:
 
 
 class Understood(Layer):
-    """Refuses callers of a release too far away, and requests that cannot be parsed.
+    """Refuses callers with an incompatible release, and requests that cannot be parsed.
 
-    Unparsable requests are refused like any other invalid one; gRPC alone would only answer ``unknown``. This layer
-    comes first, because the others read the contents of requests.
+    Unparsable requests are refused like any other invalid one; gRPC alone would only answer ``unknown``. This layer is
+    the first one, because the others read the contents of requests.
     """
 
     def read_by(self, read: Any) -> Any:
@@ -178,7 +178,7 @@ class Understood(Layer):
 
 
 async def _understand(request: Any, context: Context) -> None:
-    """Ends the call if the release is too far away or the request is unparsable."""
+    """Ends the call if the caller's release is incompatible or the request cannot be parsed."""
     try:
         check_release(_release_of(context))
     except ReleaseMismatch as error:

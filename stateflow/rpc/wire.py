@@ -158,7 +158,7 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
     details = error.details() or ""
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ReleaseMismatch(f"{address} does not know the call: its stateflow is older", remedy="upgrade it first")
-    why = details.rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own account
+    why = details.rpartition(": ")[2].strip(" []")  # the text before is gRPC's own
     what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
     return Unavailable(what, remedy=_mended(details))
 

@@ -181,7 +181,7 @@ def _lacks_a_sector(data: bytes, start: int) -> bool:
 
 
 def _records(name: str, payload: bytes, offset: int) -> list[Record]:
-    """Decodes a payload whose checksum is right. Raises CommitLogDamaged for content that no replica writes."""
+    """Decodes a payload that has the right checksum. Raises CommitLogDamaged for content that no replica writes."""
     records: list[Record] = []
     at = 0
     try:
@@ -337,7 +337,7 @@ class SegmentFiles(Protocol):
 
 
 class DirectorySegments:
-    """Segments in a directory of their own, which is made with the first segment."""
+    """Segments in a directory of their own, which is created with the first segment."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
