@@ -1,10 +1,10 @@
-"""Batches applied to the partitions owned here: one batch at a time per partition, committed in groups.
+"""Applies batches to the partitions owned here, one at a time per partition, and commits them in groups.
 
 The thread that calls :meth:`Batches.apply` applies the parts of a batch, one for each partition, in order. A part goes
 through these steps:
 
-1. *Admission*: the lease holds, requests of the operator are not held, the thread has the partition's ``work``, and the
-   lifecycle's ``begin`` returns SERVE. Otherwise the outcome is known at once.
+1. *Admission*: the lease holds, requests of the operator are not held, the thread acquires the partition's lock
+   ``work``, and the lifecycle's ``begin`` returns SERVE. Otherwise the outcome is known at once.
 2. *Running*: :class:`RunningBatches` notes the batch, and the partition's processor runs it. If the processor finds
    that the batch was applied before, its outcome is known now.
 3. *Processed*: the batch is parked and waits in the thread's :class:`Group`, so that the batches of several partitions
@@ -62,7 +62,7 @@ from stateflow.storage.faults import meaning
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: longest time for which requests of an operator are held at once, in seconds: the process that holds them may be gone
+#: longest time, in seconds, for which one call of hold() makes requests wait, because its caller may die
 HOLD_S_MAX = 10.0
 #: a group is committed when it has been open for this many seconds, or has this many rows of input and output
 GROUP_S, GROUP_ROWS = 0.005, 2048
@@ -70,25 +70,26 @@ GROUP_S, GROUP_ROWS = 0.005, 2048
 #: so that other partitions do not wait for it with their commits and fences
 SLOW_US = 20_000
 T = TypeVar("T")
-#: outcome of a part: ``Applied``; the replica that the partition moved to; None: the partition is on its way here, or
-#: its requests are held: ask again after the next ``on_change``; or an error: LeaseLost, or a fault of sender, rows,
-#: operator or this program
+#: outcome of a part: ``Applied``, the replica that the partition moved to, None, or an error. None means that the
+#: partition is on its way here or its requests are held, so ask again after the next ``on_change``. The error is
+#: LeaseLost, or a fault of the sender, the rows, the operator or this program.
 Outcome: TypeAlias = Applied | ReplicaInfo | BaseException | None
 
 
 class Answers(Protocol):
-    """Receiver of outcomes, called in the thread that applies. ``number``: number of the part, from 0."""
+    """Receives the outcomes of a batch's parts, in the thread that applies the batch. ``number`` counts the parts from
+    0."""
 
     def begun(self, number: int) -> None:
-        """Called when this part is begun; all parts before it are begun, too."""
+        """Called when part ``number`` begins; all earlier parts have begun by then."""
         ...
 
     def committing(self) -> None:
-        """Called before some parts are committed as one group. The outcome of each of them follows."""
+        """Called before a group of parts is committed. Then :meth:`told` is called for each of them."""
         ...
 
     def told(self, number: int, outcome: Outcome) -> None:
-        """Called with the outcome of a part: once for each that was begun, unless the part is given up."""
+        """Called once with the outcome of each part that was begun, unless the part is given up."""
         ...
 
     def goes_on(self) -> bool:
@@ -146,7 +147,8 @@ class Group:
         return id(local) in self._ids
 
     def begin_commit(self, members: list[Member]) -> bool:
-        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False if they were taken before."""
+        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False if they were already taken
+        away."""
         with self._lock:
             self._committing = self.members is members
             return self._committing
@@ -158,7 +160,7 @@ class Group:
 
     def take(self, *, ends: bool = False, before: float = math.inf) -> list[Member]:
         """Takes the members away from the group's thread, which will not commit them. Returns no members if they are
-        just being committed, or were taken before.
+        just being committed, or were already taken away.
 
         Args:
             ends: the group accepts no further members.
@@ -181,8 +183,8 @@ class Group:
 class RunningBatches:
     """Running batches of one replica. Thread-safe.
 
-    Each thread has the batch of one partition, and a group of processed batches of others to be committed together with
-    it. All of these are taken away from the thread if the operator does not return.
+    Each thread runs the batch of one partition, and holds a group of processed batches of other partitions that are
+    committed together with it. If the operator does not return, all of them are taken away from the thread.
     """
 
     def __init__(self, registry: PartitionRegistry, sender: Sender) -> None:
@@ -204,8 +206,8 @@ class RunningBatches:
             self._drop(group.take(ends=True))
 
     def take(self, local: LocalPartition, began: float) -> RunningBatch:
-        """Begins a running batch on this thread. Callers have called the lifecycle's ``begin``. Args: began: monotonic
-        seconds."""
+        """Begins a running batch on this thread at ``began``, in monotonic seconds. Callers have called the lifecycle's
+        ``begin``."""
         run = RunningBatch(local.id, began)
         self._with[run.thread] = run
         return run
@@ -219,8 +221,8 @@ class RunningBatches:
         self._with[run.thread] = run
 
     def end(self, local: LocalPartition, run: RunningBatch) -> None:
-        """Ends a batch: it is committed, rolled back, or was taken away and its operator has returned at last. Seals
-        the partition if a seal waited for the batch, and raises the error of sealing."""
+        """Ends a batch that is committed or rolled back, or that was taken away and has now returned from the operator.
+        Seals the partition if a seal waited for the batch, and raises the errors of sealing."""
         self._with.pop(run.thread, None)
         if run.end():
             with local.mutex:
@@ -239,7 +241,7 @@ class RunningBatches:
                 run.processor.discard()
             if local.stuck is run:
                 local.stuck = None
-        log.warning("%s is served again: its operator returned", local.id)
+        log.warning("%s is served again: the operator has returned from its batch", local.id)
         self._registry.on_change(local.id)
 
     # -- in other threads ---------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ class RunningBatches:
         return any(run.left for run in list(self._with.values()))
 
     def overdue(self, limit_s: float) -> RunningBatch | None:
-        """Returns a batch that has been running for longer than ``limit_s``. None: there is none."""
+        """Returns a batch that has been running for longer than ``limit_s``, or None."""
         before = self._clock.monotonic() - limit_s
         return next((run for run in self.active() if run.began < before), None)
 
@@ -262,8 +264,8 @@ class RunningBatches:
         """Takes a batch that cannot be interrupted away from its thread, with the thread's group.
 
         The batch will never commit, and this replica does not serve the partition before the thread returns from the
-        operator. In the state before the batch, the partition may move away, be checkpointed and be taken over. Returns
-        False if the batch has ended, or is just being committed.
+        operator. Until then the partition may move away, be checkpointed and be taken over, in its state before the
+        batch. Returns False if the batch has ended, or is just being committed.
         """
         local, group = self._registry.local(run.partition), self._groups.get(run.thread)
         members: list[Member] = []
@@ -298,7 +300,7 @@ class RunningBatches:
 
     def _leave(self, members: list[Member]) -> None:
         if members:
-            self._registry.environment.aside(partial(self._drop, members))  # each may have to wait for its disk
+            self._registry.environment.aside(partial(self._drop, members))  # dropping a batch may wait for the disk
 
     def _drop(self, members: list[Member]) -> None:
         """Drops processed batches as if they had never arrived, and takes the lock ``work`` of their partitions away
@@ -313,14 +315,14 @@ class RunningBatches:
                     local.work.take_away()
                     if local.lifecycle.finish():
                         self._sender.seal(local)
-            except Exception:  # of a seal that waited for the batch, for example: the controller asks for it again
+            except Exception:  # for example of the seal that waited for the batch, which the controller requests again
                 log.exception("%s: failed to drop a processed batch", local.id)
             self._registry.on_change(local.id)
 
 
 class _Taken(Exception):
-    """The running batch or its group was taken away from this thread. ``told``: outcome of the current part; None:
-    no outcome is reported."""
+    """The running batch or its group was taken away from this thread. ``told`` is the outcome to report for the current
+    part; None: none is reported."""
 
     def __init__(self, told: BaseException | None) -> None:
         self.told = told
@@ -330,10 +332,10 @@ class _Taken(Exception):
 
 
 class Batches:
-    """Applies batches on one replica. Thread-safe. ``running``: the running batches of all threads.
+    """Applies batches on one replica. Thread-safe. ``running`` holds the running batches of all threads.
 
     Args:
-        sender: seals a partition after its running batch if a fence asked for that meanwhile.
+        sender: seals a partition at the end of its running batch if it was fenced during the batch.
     """
 
     def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
@@ -385,11 +387,11 @@ class Batches:
                 began,
                 self._clock.now_us(),
             )
-        except Exception as error:  # noqa: BLE001 - the first visit meets the same disk error, and reports it
-            log.warning("batch %s of %s skips no partitions: %s", frame.batch.number, frame.batch.source, error)
+        except Exception as error:  # noqa: BLE001 - a visiting batch meets the same disk error, and reports it
+            log.warning("batch %s of source %s skips no partitions: %s", frame.batch.number, frame.batch.source, error)
             return []
         self._registry.served_at = now = self._clock.monotonic()
-        # the process may have been suspended meanwhile: partitions skipped after the lease lapsed are not reported
+        # the process may have been suspended: partitions skipped after the lease lapsed are not reported
         return places if self._lease.holds(now, frame.operator) else []
 
     def _part(self, slices: BatchSlices, number: int, part: Part, group: Group, answers: Answers) -> bool:
@@ -421,7 +423,7 @@ class Batches:
         with local.mutex:
             if local.lost is not None and local.lifecycle.state is State.ABSENT:
                 raise local.lost
-            if local.lifecycle.state is not State.OWNED:  # perhaps for minutes, while a checkpoint is fetched
+            if local.lifecycle.state is not State.OWNED:  # do not wait for `work`: a restore may hold it for minutes
                 verdict = local.lifecycle.begin(part.epoch)
                 return local.lifecycle.successor if verdict is Verdict.MOVED else None
         processor = local.processor
@@ -468,7 +470,7 @@ class Batches:
                 raise _Taken(None)
             local.timing.ended(now)
             self._grant(local, processor, now)
-            # the process may have been suspended meanwhile: a commit after the lease lapsed is not reported
+            # the process may have been suspended: a commit after the lease lapsed is not reported
             self._lease.check(now, local.id.operator)
             return ran
         except Interrupted as error:
@@ -504,7 +506,7 @@ class Batches:
                 self._registry.served_at = now = self._clock.monotonic()
                 member.local.timing.ended(now)
                 self._grant(member.local, member.processor, now)
-                # the process may have been suspended meanwhile: a commit after the lease lapsed is not reported
+                # the process may have been suspended: a commit after the lease lapsed is not reported
                 self._lease.check(now, member.local.id.operator)
             except BaseException as error:  # noqa: BLE001 - it is reported
                 outcome = error
@@ -542,8 +544,8 @@ class Batches:
         return outcome
 
     def refusal(self, partition: PartitionId) -> OperatorStuck | None:
-        """Returns the error with which a partition's batches are refused since one of them was taken away; None: they
-        are not refused."""
+        """Returns the error with which a partition's batches are refused after one of them was taken away; None: they
+        are accepted."""
         stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
 
@@ -596,11 +598,12 @@ class Batches:
                 self.running.end(local, run)
 
     def judge(self, local: LocalPartition, error: Exception) -> None:
-        """Acts on an error of the store, and raises the error to report instead, if it is another one.
+        """Acts on an error of the store. If another error describes it better, raises that one, for the caller to
+        report.
 
         A partition that cannot be read is given up as lost, so that another replica takes it over instead of failing
-        again and again. A partition that could not be written is closed and opened again, because its database accepts
-        no more writes.
+        again and again. A partition that could not be written is closed and opened again, because its database refuses
+        writes after a failed one.
         """
         meant = meaning(error)
         if isinstance(meant, StateDamaged) and meant is not local.lost:
@@ -621,7 +624,7 @@ class Batches:
         return error
 
     def evolve(self, local: LocalPartition) -> None:
-        """Evolves a partition's stored states to those declared now, so that its first batch need not.
+        """Evolves a partition's stored states to those declared now, so that its first batch does not have to.
 
         Callers hold ``work``. Raises LeaseLost, and the errors of :meth:`.PartitionProcessor.evolve`.
         """
@@ -631,8 +634,8 @@ class Batches:
         processor.evolve(self._clock.now_us())
 
     def _take_up(self, local: LocalPartition, processor: PartitionProcessor) -> None:
-        """Stops batches from skipping the partition, and hands it the positions of those that did; its next commit
-        makes these durable in it. Callers hold ``work``."""
+        """Stops batches from skipping the partition, and gives ``processor`` the positions of those that skipped it;
+        its next commit makes them durable. Callers hold ``work``."""
         self._registry.skipped_batches.revoke(local)
         processor.adopt(self._registry.skipped_batches.held(local, processor.epoch, processor.sequence))
 
@@ -667,8 +670,8 @@ class Batches:
         return local.processor
 
     def hold(self, operator: str, seconds: float) -> None:
-        """Makes requests of an operator wait for a number of seconds at most; 0: lets them go on. Raises
-        InvalidArgument."""
+        """Makes requests of an operator wait for at most ``seconds``; 0 ends the wait. Raises InvalidArgument for a
+        negative number or more than ``HOLD_S_MAX``."""
         if not 0 <= seconds <= HOLD_S_MAX:
             raise InvalidArgument(
                 f"requests cannot be held for {seconds:g} s",

@@ -1,17 +1,17 @@
-"""Change feed of a partition: content-addressed base files, the change log that a follower reads, and the rules of
-following.
+"""Change feed of a partition: content-addressed base files, and a change log that followers read.
 
-Base: the files of a snapshot, each named by the xxh3_128 of its content, so that a target asks only for files that it
-lacks. Log: every change set committed since that snapshot, in order, then a seal when the partition is fenced.
+The *base* consists of the files of a snapshot, each named by the xxh3_128 of its content, so that a target requests
+only files that it lacks. The *log* contains every change set committed since that snapshot, in order, then a seal when
+the partition is fenced.
 
-A follower is the target of a move, or a standby. It reads the log after the last sequence that it has, applies what it
-reads, and from time to time confirms a sequence (:class:`Confirming`); the source then drops the log up to there. A log
-that grows beyond its limit overflows and becomes useless: the follower starts over with a new snapshot, as it does when
-a snapshot is gone or arrived damaged. :class:`Persistence` limits how often, and how long it retries a broken
-connection.
+A follower is the target of a move, or a standby. It reads the log after the last sequence that it has applied, applies
+the change sets, and from time to time confirms a sequence (:class:`Confirming`); the source then drops the log up to
+that sequence. A log that grows beyond its limit overflows and becomes useless. The follower then starts over with a new
+snapshot, as it does when a snapshot is gone or arrived damaged. :class:`Persistence` limits how often it starts over,
+and how long it retries a broken connection.
 
-Source and follower chain the change sets, each on its own. The seal has the :func:`cutover_digest` of base and chain.
-After a seal, a follower may own the partition only if its copy ends at the seal's sequence with the same digest.
+Source and follower chain the change sets, each on its own. The seal contains the :func:`cutover_digest` of base and
+chain. After a seal, a follower may own the partition only if its copy ends at the seal's sequence with the same digest.
 
 A partition that moves back needs no files. Its former owner kept its sealed copy. The new owner began with exactly that
 copy, and keeps the change sets since then, up to a limit; their net effect is the base.
@@ -33,14 +33,15 @@ from stateflow.types import ReplicaInfo
 
 # -- Following a source. Sans-io -------------------------------------------------------------------------------------
 
-#: bytes that a copy applies at most before it confirms them, and the source can drop them
+#: a copy confirms its changes after at most this many bytes, so that the source can drop them
 CONFIRM_BYTES = 1 << 20
-#: how often a move's copy starts over
+#: how often a move's copy may start over
 RESTARTS_MAX = 3
 
 
 class Persistence:
-    """Decides how long to retry: a standby forever, a move until ``resume_timeout_s`` after the last received byte."""
+    """Decides how long to retry. A standby retries forever, a move until ``resume_timeout_s`` after the last received
+    byte."""
 
     def __init__(self, standby: bool, resume_timeout_s: float) -> None:
         self._standby, self._resume_timeout_s = standby, resume_timeout_s
@@ -51,8 +52,8 @@ class Persistence:
         return self._standby or silent_s <= self._resume_timeout_s
 
     def begins_anew(self) -> bool:
-        """Tells whether to start over with a new snapshot, when the former is gone at the source or arrived damaged.
-        Counts the restarts."""
+        """Tells whether to start over with a new snapshot after the former one was dropped at the source or arrived
+        damaged. Counts the restarts."""
         self._restarts += 1
         return self._standby or self._restarts <= RESTARTS_MAX
 
@@ -95,7 +96,7 @@ class Rate:
 # -- The base and the change log, at the source ----------------------------------------------------------------------
 
 READ_BYTES = 4 << 20
-#: number of digests that are remembered, of about 300 bytes each: every snapshot has files that no other one has
+#: number of digests that are remembered, at about 300 bytes each; every snapshot adds files that no other has
 DIGESTS_KEPT = 100_000
 #: chain before the first change set
 NO_CHANGES = bytes(16)
@@ -120,7 +121,8 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy that was sealed for a move: the move, the epoch it granted, and the sequence where the copy ends."""
+    """A copy that was sealed for the move ``move_id``. ``epoch`` was granted to the target; ``sequence`` is the last
+    one in the copy."""
 
     move_id: str
     epoch: int
@@ -129,8 +131,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The source's final message of a move, to the target and to every standby. ``epoch``: granted to ``owner``, the
-    target; ``digest``: digest of all data sent to this follower."""
+    """The source's final message of a move, to the target and to every standby.
+
+    Attributes:
+        epoch: granted to ``owner``, the target.
+        digest: covers all data sent to this follower, see :func:`cutover_digest`.
+    """
 
     move_id: str
     epoch: int
@@ -169,7 +175,7 @@ class FileDigests:
         return digest
 
     def files(self, directory: Path) -> tuple[BaseFile, ...]:
-        """Returns all files of a flat directory, by name, without locks and logs."""
+        """Returns the files of a flat directory, sorted by name, except the database's lock and its text logs."""
         return tuple(
             BaseFile(path.name, path.stat().st_size, self.of(path))
             for path in sorted(directory.iterdir())
@@ -194,21 +200,22 @@ def kept_digest(kept: str, files: Iterable[BaseFile], sequence: int) -> str:
 
 
 def cutover_digest(base: str, changes: bytes) -> str:
-    """Returns the digest that both ends must agree on: of a base and the chain of change sets since then;
-    hexadecimal."""
+    """Returns the digest, in hexadecimal, of a base and of the chain of change sets since then. Both ends of a move
+    must agree on it."""
     return xxhash.xxh3_128_hexdigest(base.encode() + changes)
 
 
 class ChangeLog:
     """Change sets that one follower has yet to read. Thread-safe.
 
-    ``wake`` is called, from any thread, when there is more.
+    ``wake`` is called, from any thread, when there is more to read.
 
     Invariant: entries are consecutive, from the first unconfirmed one on; ``changes`` is the chain of all change sets
-    ever.
+    ever appended.
 
     Args:
-        standby: the follower stays, and confirms change sets that are durable there.
+        standby: the follower is a standby, which follows permanently and confirms change sets once they are durable
+            there.
     """
 
     def __init__(
@@ -223,8 +230,8 @@ class ChangeLog:
         self.seal: Seal | None = None
         self.standby = standby
         self.confirmed = -1
-        self.readers = 0  # calls that read from it, or from its snapshot, now
-        self.read_at = 0.0  # when the last of them ended, monotonic
+        self.readers = 0  # number of calls that are reading from the log or its snapshot
+        self.read_at = 0.0  # when the last such call ended, monotonic seconds
         self._bytes_max = bytes_max
         self._entries: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -233,7 +240,7 @@ class ChangeLog:
         self.wake: Callable[[], None] = lambda: None
 
     def entries(self) -> list[bytes]:
-        """Returns the change sets that were not confirmed."""
+        """Returns the change sets that are not confirmed yet."""
         with self._lock:
             return [change_set for _, change_set in self._entries]
 
@@ -271,12 +278,12 @@ class ChangeLog:
         self.wake()
 
     def read(self, after: int, bytes_max: int) -> Reading:
-        """Returns the change sets after sequence ``after``. Raises MoveUnknown if these were confirmed and
-        forgotten."""
+        """Returns the change sets after sequence ``after``, at most about ``bytes_max`` bytes. Raises MoveUnknown if
+        change sets after it were already dropped."""
         with self._lock:
             if after < self._forgotten:
                 raise MoveUnknown(
-                    f"changes up to {self._forgotten} are confirmed and dropped, those after {after} are requested",
+                    f"changes up to {self._forgotten} were already dropped, but those after {after} are requested",
                     remedy="restart the transfer",
                     move=self.move_id,
                 )
@@ -296,8 +303,13 @@ class ChangeLog:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Part of a change log. ``lag_bytes``: bytes left after ``change_sets``. ``seal`` and ``chain``, which covers every
-    change set up to here, come with the last change sets."""
+    """Part of a change log.
+
+    Attributes:
+        lag_bytes: bytes in the log after ``change_sets``.
+        seal: None unless ``lag_bytes`` is 0 and the partition is sealed.
+        chain: covers every change set up to here; empty unless ``lag_bytes`` is 0.
+    """
 
     change_sets: list[bytes]
     head_sequence: int

@@ -1,11 +1,11 @@
-"""Checkpoints of partitions: a replica takes them; they are verified, and their states read, without a cluster.
+"""Takes checkpoints of partitions on a replica; verifies and reads checkpoints without a cluster.
 
 Taking: the replica takes the snapshot between two batches, under the partition's lock ``work``. Hashing and upload run
-while batches go on. The state digest needs all of the snapshot to be read. It is computed on demand, and otherwise at
-most once in ``checkpoint_digest_interval_s``.
+while batches go on. Computing the state digest reads the whole snapshot, so it is done on demand, and otherwise at most
+once in ``checkpoint_digest_interval_s``.
 
 Verifying and reading: the files are fetched to a temporary directory. Verifying loads no code of the operator. Reading
-loads the operator's class, and evolves the fetched copy to its declarations where that is necessary.
+loads the operator's class, and evolves the fetched copy to its declarations if necessary.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from stateflow.types import PartitionId
 
 #: prefixes of entries that describe this copy (its owner, the clients that it refuses), not the partition's state
 NOT_STATE = (layout.OWNERSHIP, layout.LAPSED, layout.STOPPED)
-#: share of one CPU that computing a state digest may take while batches arrive, so that they find the interpreter free
+#: share of one CPU that computing a state digest may take while batches arrive, so that batches do not wait for the
+#: interpreter lock
 DIGEST_SHARE = DutyCycle(0.2)
 _CACHE_BYTES = 32 << 20
 
@@ -55,7 +56,7 @@ class Checkpointer:
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
-        self._proved: dict[PartitionId, float] = {}  # when the state digest was last computed
+        self._proved: dict[PartitionId, float] = {}  # when each state digest was last computed, monotonic seconds
 
     def take(
         self, partition: PartitionId, store: CheckpointStore, *, savepoint: str = "", on_demand: bool = True
@@ -63,13 +64,12 @@ class Checkpointer:
         """Takes a snapshot between two batches, then hashes, uploads and publishes it.
 
         Args:
-            savepoint: name under which the checkpoint is kept; empty: none.
-            on_demand: a caller waits for the checkpoint: it is taken even if nothing has changed since the last one,
-                the state digest is computed, and no bandwidth limit applies.
+            savepoint: name under which the checkpoint is kept; empty: it is no savepoint.
+            on_demand: a caller waits for the checkpoint. It is taken even if nothing has changed since the last one,
+                with its state digest, and without a bandwidth limit.
 
-        Returns None when the partition is no longer owned here, or unchanged since the last checkpoint and not
-        ``on_demand``. Raises StaleCheckpoint if the store has a later owner's checkpoint, Unavailable if no snapshot
-        can be taken.
+        Returns None if the partition is no longer owned here, or if it is unchanged and ``on_demand`` is False. Raises
+        StaleCheckpoint if the store has a later owner's checkpoint, Unavailable if no snapshot can be taken.
         """
         local = self._registry.local(partition)
         with contextlib.suppress(Exception):  # outside the lock, where the store may be closed at any moment
@@ -100,7 +100,9 @@ class Checkpointer:
             )
             if saved.manifest.epoch != epoch:
                 raise StaleCheckpoint(
-                    "a later owner has published a checkpoint", remedy="nothing to do", partition=partition
+                    "a later owner has already published a checkpoint",
+                    remedy="use the newer checkpoint; this one was not published",
+                    partition=partition,
                 )
             local.checkpointed = (store.url, *saved.manifest.order)
             return saved
@@ -108,12 +110,14 @@ class Checkpointer:
             self._registry.environment.remove_tree(directory)
 
     def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
-        """Returns this process's newest checkpoints in a store, as (partition, (epoch, sequence))."""
+        """Returns the last checkpoint that this process took of each partition in a store, as (partition, (epoch,
+        sequence))."""
         last = ((local.id, local.checkpointed) for local in self._registry.local_partitions())
         return {(partition, (epoch, sequence)) for partition, (url, epoch, sequence) in last if url == store.url}
 
     def forget(self, gone: Collection[tuple[PartitionId, tuple[int, int]]]) -> None:
-        """Forgets checkpoints that are gone from the store, so that they are taken again though nothing has changed."""
+        """Forgets checkpoints that are gone from the store, so that they are taken again even if nothing has
+        changed."""
         for partition, order in gone:
             local = self._registry.look(partition)
             if local.checkpointed[1:] == order:
@@ -201,9 +205,11 @@ class Checkpointer:
 class Verified:
     """Result of verifying a checkpoint.
 
-    ``proved``: its state digest was recomputed and matches the manifest's; False also when the manifest has none.
-    ``entries``: cells of its states; None: it was not opened. ``damaged``: blobs with the wrong content; ``missing``:
-    blobs that are not in the store.
+    Attributes:
+        proved: the recomputed state digest matches the manifest's; False also if the manifest has none.
+        entries: number of state cells; None: the database was not opened.
+        damaged: blobs with the wrong content.
+        missing: blobs that are not in the store.
     """
 
     operator: str
@@ -222,10 +228,11 @@ class Verified:
 
 
 def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
-    """Reads every blob, opens the database, compares sequence, positions and state digest, and looks at every cell.
-    Loads no code of the operator: a writer of the store must not decide what runs here.
+    """Reads every blob, opens the database, compares sequence, positions and state digest, and checks the format of
+    every cell. Loads no code of the operator, because whoever can write to the store must not decide what code runs
+    here.
 
-    Reports faults in the result; raises only the store's errors, and WrongKey.
+    Returns faults in the result; raises only the errors of the store, and WrongKey.
     """
     found = Verified(manifest.operator, manifest.partition, manifest.epoch, manifest.sequence, manifest.size)
     with tempfile.TemporaryDirectory(prefix="stateflow-verify-") as folder:
@@ -246,7 +253,7 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
             _verify_state(directory, manifest, found)
         except StateflowError as error:
             found.error = str(error)
-        except Exception as error:  # noqa: BLE001 - files that match their digests may still hold anything
+        except Exception as error:  # noqa: BLE001 - files that match their digests may still be invalid
             wrong = CheckpointCorrupt(
                 f"the entries cannot be read: {type(error).__name__}: {error}",
                 remedy="restore an older checkpoint",
@@ -257,10 +264,10 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
 
 
 def drop_damaged(store: CheckpointStore, manifests: Iterable[Manifest], blobs: Collection[str]) -> list[str]:
-    """Deletes the damaged blobs among these, and returns them.
+    """Deletes those of ``blobs`` that are damaged, and returns them.
 
-    Verifying takes long, and meanwhile a checkpoint may have repaired a blob, or begun to rely on it. So each blob is
-    read once more right before it is deleted, and kept if it was rewritten during that read.
+    While the blobs were verified, a new checkpoint may have repaired a blob, or begun to use it. So each blob is read
+    again right before it is deleted, and kept if it was rewritten during that read.
     """
     files = {file.blob: (manifest, file) for manifest in manifests for file in manifest.files if file.blob in blobs}
     dropped = []
@@ -284,7 +291,7 @@ def _verify_state(directory: Path, manifest: Manifest, found: Verified) -> None:
         positions = layout.positions(db)
         if (read_sequence(db), positions) != (manifest.sequence, manifest.positions):
             raise CheckpointCorrupt(
-                f"the database is at sequence {read_sequence(db)} and {positions}, the manifest says "
+                f"the database has sequence {read_sequence(db)} and positions {positions}, the manifest says "
                 f"{manifest.sequence} and {manifest.positions}",
                 remedy="restore an older checkpoint",
                 partition=manifest.id,
@@ -339,20 +346,20 @@ def read_checkpoint(
     """Yields the entries of one state as Arrow IPC streams, with the columns of :class:`.StateColumns`. Needs no
     cluster.
 
-    The entries are those that existed when the checkpoint was taken. Entries that had expired by then, by the clock of
-    the replica that took it or by its watermark, are left out; entries that have expired since are not.
+    The entries are those that existed when the checkpoint was taken. Entries that had expired by then, by that
+    replica's clock or by the partition's watermark, are left out; entries that have expired since are included.
 
     Args:
         state: the name of its attribute or tag, or an exact name.
         savepoint: name of the savepoint; empty: the newest checkpoint of each partition.
-        key: reads only this key; None: all.
+        key: the only key to read; None: all keys.
         cls: the operator's class, if it is not at the import path in the checkpoint; None: load it from there.
         lacking: called with the error of each partition that cannot be read, which is then left out; None: the error is
             raised.
-        partitions: reads only these; None: all.
+        partitions: numbers of the partitions to read; None: all.
 
-    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable, SchemaMismatch; InvalidArgument if
-    several tags have the name.
+    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable; SchemaMismatch if the states cannot
+    evolve to the class's declarations; InvalidArgument if several tags have the name.
     """
     exact, found = "", True
     for manifest in _manifests(store, operator, savepoint, key, lacking or _fail, partitions):
@@ -396,8 +403,9 @@ def _readable(store: CheckpointStore, operator: str, savepoint: str) -> list[Man
 
 
 def _fetched(store: CheckpointStore, manifest: Manifest, folder: Path, *, moves_on: bool) -> tuple[Manifest, Path]:
-    """Fetches a checkpoint's files and returns its manifest with their directory. ``moves_on``: fetch the newest
-    checkpoint instead if this one is garbage-collected meanwhile. Raises CheckpointMissing, CheckpointCorrupt."""
+    """Fetches a checkpoint's files and returns its manifest with their directory. ``moves_on``: if the checkpoint is
+    garbage-collected before it is fetched, fetch the newest one instead. Raises CheckpointMissing,
+    CheckpointCorrupt."""
     for attempt in itertools.count():
         directory = folder / f"files-{attempt}"
         try:
@@ -433,7 +441,7 @@ def _manifests(
     lacking: Callable[[StateflowError], None],
     partitions: Collection[int] | None = None,
 ) -> Iterator[Manifest]:
-    """Yields the manifests of all partitions, or of the one that has ``key``. Calls ``lacking`` for each partition
+    """Yields the manifests of all partitions, or of the one that contains ``key``. Calls ``lacking`` for each partition
     without a checkpoint, so that none is left out silently."""
     store.check()
     if savepoint:
@@ -468,15 +476,15 @@ def _newest(
     lacking: Callable[[StateflowError], None],
     partitions: Collection[int] | None,
 ) -> dict[int, Manifest]:
-    """Returns the newest manifests by partition. Leaves out a partition whose newest checkpoint cannot be read: its
-    older state would not match the time of the others."""
+    """Returns the newest manifests by partition. Leaves out a partition if its newest checkpoint cannot be read,
+    because an older one would be of another time than the others."""
     listed = store.catalog.checkpoints()
     numbers = {found.partition.partition for found in listed if found.partition.operator == operator}
     if not numbers:
         known = sorted({found.partition.operator for found in listed})
         raise CheckpointMissing(
             f"there is no checkpoint of {operator!r}",
-            remedy=f"choose one with checkpoints: {', '.join(known) or 'none'}",
+            remedy=f"choose an operator that has checkpoints: {', '.join(known) or 'none has'}",
             url=store.url,
         )
     found = {}

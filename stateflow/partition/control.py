@@ -1,12 +1,12 @@
-"""Control of a replica: the check of commands and answers, a controller's requests, and the replica's answers.
+"""Messages between a controller and a replica, and the check that a command comes from the leading controller.
 
 A replica obeys one controller at a time, fenced by the term of its leader lease on the ledger. A leading controller
-holds the leader lease of its ledger, and each lease has a term, greater than all terms before. A replica stores the
-greatest term it has seen durably before it acts on it. A command or an answer with a smaller term comes from a
-controller that was suspended and does not know that another one leads by now; the replica refuses it.
+holds the leader lease of its ledger, and each lease has a term, greater than all terms before. Before a replica acts on
+a greater term than all before, it stores that term durably. A command or an answer with a smaller term comes from a
+controller that was suspended and does not know that another one leads now; the replica refuses it.
 
 A command also names the session: the ticket with which this process registered. Only the controller and the replica
-know it, so no other process can command the replica. Commands from before the last registration are void: the
+know it, so no other process can command the replica. Commands from before the last registration are void, because the
 controller has given them up. A session belongs to one term, so a command of a greater term cannot arrive before the
 replica has registered with that term's controller.
 
@@ -30,9 +30,13 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 @dataclass(frozen=True, slots=True)
 class DiskView:
-    """Disk space that a replica has for its partitions. ``disk``: name of the disk; replicas that report the same name
-    share a disk; empty: unknown. ``disk_free_bytes``: free bytes beyond the reserve. ``room_bytes``: the replica's own
-    limit for its partitions; 0: none."""
+    """Disk space that a replica has for its partitions.
+
+    Attributes:
+        disk: name of the disk; replicas that report the same name share a disk; empty: unknown.
+        disk_free_bytes: free bytes beyond the reserve.
+        room_bytes: the replica's own limit for its partitions; 0: no limit.
+    """
 
     disk: str = ""
     disk_free_bytes: int = 0
@@ -41,11 +45,16 @@ class DiskView:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """A partition on one replica. ``move_id``: the move that warms, fenced or sealed it. ``batch_rate``: batches per
-    second. ``bytes``: size of its files, incoming copies included, 0: not measured. ``rows``, ``row_bytes``,
-    ``origins``: see :class:`~stateflow.partition.slices.Traffic`. ``entries``: see
-    :meth:`~stateflow.storage.store.PartitionStore.entries`; None also if the store is not open, or the number was not
-    requested."""
+    """A partition on one replica.
+
+    Attributes:
+        move_id: the move for which the partition is warming, fencing or sealed; empty: none.
+        batch_rate: batches per second.
+        bytes: size of its files, incoming copies included; 0: not measured.
+        rows, row_bytes, origins: see :class:`~stateflow.partition.slices.Traffic`.
+        entries: see :meth:`~stateflow.storage.store.PartitionStore.entries`; None also if the store is not open, or the
+            number was not requested.
+    """
 
     partition: PartitionId
     state: State
@@ -103,13 +112,13 @@ class FencingGuard:
         return self._seen
 
     def check_answer(self, ledger: str, term: int, adopted: str = "") -> None:
-        """Checks that an answer comes from this replica's ledger, in a term not older than the newest one seen. Raises
-        StaleTerm, ForeignLedger.
+        """Checks that an answer comes from this replica's ledger, in a term not smaller than the greatest one seen.
+        Raises StaleTerm, ForeignLedger.
 
         Args:
-            adopted: a former ledger whose replicas may change to this one: a lost ledger after `stateflow adopt`, or
-                the replica's own ledger if the replica holds nothing. Each ledger counts its own terms, so the term is
-                not checked for a replica of that ledger.
+            adopted: a former ledger from which replicas may change to ``ledger``. It is a lost ledger after `stateflow
+                adopt`, or the replica's own ledger if the replica holds nothing. Empty: none. Each ledger counts its
+                own terms, so the term is not checked for a replica of the former ledger.
         """
         known, newest = self._seen
         if known and ledger != known:
@@ -118,7 +127,7 @@ class FencingGuard:
             raise ForeignLedger(
                 "this replica does not belong to the controller's ledger",
                 remedy="start the controller with its previous ledger, or point the replica at its own controller; "
-                "if that ledger is lost, see `stateflow adopt --dry-run`",
+                "if the replica's ledger is lost, see `stateflow adopt --dry-run`",
                 ledger=ledger or None,
                 belongs_to=known,
             )
@@ -131,8 +140,8 @@ class FencingGuard:
             )
 
     def obey(self, command: Command, adopted: str = "") -> None:
-        """Accepts only commands of this command's controller and session from now on; makes the controller's term
-        durable first. Raises the errors of :meth:`check_answer`."""
+        """Accepts, from now on, only commands with the controller and session of ``command``. Makes the controller's
+        term durable first. Raises the errors of :meth:`check_answer`."""
         self.check_answer(command.ledger, command.term, adopted)
         if (command.ledger, command.term) != self._seen:
             self._keep(command.ledger, command.term)
@@ -147,12 +156,12 @@ class FencingGuard:
         """
         obeyed = self._obeyed
         if obeyed is None:
-            raise LeaseLost("this replica has not registered yet", remedy="retry once it has")
+            raise LeaseLost("this replica has not registered yet", remedy="retry after its registration")
         self.check_answer(command.ledger, command.term)
         if command != obeyed and not _same(command, obeyed):
             raise LeaseLost(
                 "the command is not from the controller session that this replica registered with last",
-                remedy="retry it",
+                remedy="retry the command through the leading controller",
             )
 
 
@@ -165,11 +174,14 @@ def _same(one: Command, other: Command) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A move, as requested from its target. ``bandwidth_max``: bytes per second for the base copy; 0: no limit.
+    """A move, as requested from its target.
 
-    ``standby``: the copy follows its source permanently. ``on_demand``: the partition is copied when a batch needs it;
-    otherwise partitions are copied one after another. ``newest_epoch``: newest epoch granted to any replica when the
-    move was planned; that grant may have been given up since.
+    Attributes:
+        bandwidth_max: bytes per second for the base copy; 0: no limit.
+        standby: the copy follows its source permanently.
+        on_demand: the partition is copied when a batch needs it; otherwise partitions are copied one after another.
+        newest_epoch: newest epoch granted to any replica when the move was planned; the controller may have given up
+            that grant.
     """
 
     move_id: str
@@ -211,8 +223,8 @@ class Progress:
     waited_s: float = 0.0  # time since the base was complete
     sequence: int = 0  # last sequence applied here
     epoch: int = 0  # when OWNED
-    digest: str = ""  # when OWNED: chain digest, equal on both sides
-    fault: StateflowError | None = None  # when FAILED; when OWNED: the partition was owned here, and is lost
+    digest: str = ""  # when OWNED: the cutover digest, equal on both sides
+    fault: StateflowError | None = None  # why it FAILED; when OWNED: why the partition was lost after it was owned here
 
 
 # -- Moves, at the source --------------------------------------------------------------------------------------------
@@ -235,8 +247,12 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Answer to a fence. ``in_hand_ms``: time spent waiting for a quiet moment and the running batch, while rows were
-    still processed. ``refused``: why the source did not seal; None: it has sealed."""
+    """Answer to a fence.
+
+    Attributes:
+        in_hand_ms: time spent waiting for a quiet moment and for the running batch; rows were still processed.
+        refused: why the source did not seal; None: it has sealed.
+    """
 
     in_hand_ms: float = 0.0
     refused: StateflowError | None = None
@@ -244,8 +260,8 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Request to cancel a move. ``owned_at``: epoch at which the replica owned the partition, if it is asked as the
-    source; 0: it is asked as the target."""
+    """Request to cancel a move. ``owned_at`` is the epoch at which the replica owned the partition, if it is the source
+    of the move; 0: it is the target."""
 
     partition: PartitionId
     move_id: str
@@ -254,8 +270,12 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Answer to a cancellation. ``sealed``: too late, the move goes forward. ``owned``: through this move the replica
-    owns the partition, at ``epoch``."""
+    """Answer to a cancellation.
+
+    Attributes:
+        sealed: the source has sealed already, so that the move must be completed.
+        owned: the replica already owns the partition through this move, at ``epoch``.
+    """
 
     sealed: bool = False
     owned: bool = False
@@ -267,8 +287,12 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Request to take over a partition without an owner. ``epoch``: granted to this replica. ``oldest_epoch``:
-    checkpoints of older epochs belong to a former deployment."""
+    """Request to take over a partition without an owner.
+
+    Attributes:
+        epoch: granted to this replica.
+        oldest_epoch: checkpoints of older epochs belong to a former deployment, and are not used.
+    """
 
     spec: OperatorSpec
     partition: PartitionId
@@ -291,8 +315,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """Answer to a takeover: the state that is served now. ``checkpoint``: the checkpoint that it was restored
-    from; None: it comes from a copy on the replica."""
+    """Answer to a takeover, which describes the state that is served now. ``checkpoint`` is the checkpoint it was
+    restored from; None: the state comes from a copy on the replica."""
 
     epoch: int
     sequence: int
@@ -302,10 +326,10 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A partition that a registering replica must seal, because ``owner`` owns it at ``epoch``, or will.
+    """A partition that a registering replica must seal, because ``owner`` owns it at ``epoch``, or will own it.
 
-    ``voided``: the epoch at which the replica holds the partition, if the controller gave that epoch up and it belongs
-    to no replica; 0: the replica holds an older epoch.
+    ``voided`` is the epoch at which the replica holds the partition, if the controller gave that epoch up, so that no
+    replica owns the partition at it; 0: the replica holds an older epoch.
     """
 
     partition: PartitionId
@@ -319,8 +343,8 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Choice of a checkpoint: the newest, a savepoint's, or the newest that ends with exactly ``batch`` of ``source``.
-    Default: the newest."""
+    """Choice of a checkpoint: the newest (default), that of a savepoint, or the newest that ends with exactly ``batch``
+    of ``source``."""
 
     savepoint: str = ""
     source: str = ""
@@ -332,8 +356,13 @@ NEWEST = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Request to restore a partition from a checkpoint. ``epoch``: least epoch at which to own it. ``url``: checkpoint
-    store; empty: the replica's own. ``stop_sources``: the owner refuses all clients that have sent so far."""
+    """Request to restore a partition from a checkpoint.
+
+    Attributes:
+        epoch: least epoch at which to own the partition.
+        url: checkpoint store; empty: the replica's own.
+        stop_sources: refuse all clients that began before the restore.
+    """
 
     restore_id: str
     spec: OperatorSpec
@@ -346,7 +375,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Answer to a restore. ``passed_over``: errors of newer checkpoints that could not be used."""
+    """Answer to a restore. ``passed_over`` are the errors of newer checkpoints that could not be used."""
 
     epoch: int
     sequence: int
@@ -362,8 +391,10 @@ class Restored:
 class Verification:
     """Verification of a partition's copy as of ``sequence``: its progress, and its result once it is ``done``.
 
-    ``digest``: state digest (empty: not all of the copy could be read); ``cells``: number of cells decoded by their
-    declaration; ``faults``: errors found.
+    Attributes:
+        cells: number of cells decoded by their declaration.
+        digest: state digest; empty: not all of the copy could be read.
+        faults: errors found.
     """
 
     epoch: int

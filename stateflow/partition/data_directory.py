@@ -12,15 +12,15 @@ state. They stay there, unused, until a user removes them.
 
 Copies: a copy of a partition is a directory with a database, in the home of its partition. It is brought by a move or
 for a standby, fetched from a checkpoint, created empty, or was sealed here before. Whatever brought it,
-:meth:`Copies.install` makes it the partition while a replica runs. A start installs nothing: it takes up what the
-records say, without opening a database (:class:`~stateflow.partition.replica.Recovery`).
+:meth:`Copies.install` makes it the partition while a replica runs. A start installs nothing: it restores the state that
+the records describe, without opening a database (:class:`~stateflow.partition.replica.Recovery`).
 
-States of a copy on disk, and what the next start makes of each:
+States of a copy on disk, and what the next start does with it:
 
 ===========  ==============================================================  ==========================================
 state        on disk                                                         at the next start
 ===========  ==============================================================  ==========================================
-PART         the name ends with ``.part``                                    removed; nobody looks into it
+PART         the name ends with ``.part``                                    removed unread
 UNFINISHED   a file ``RESTORING``                                            removed, whatever its ownership record says
 INCOMING     a file ``INCOMING``, and no record that names this replica      removed: its source has the partition
 installed    a record that names this replica, and no file ``RESTORING``     the newest epoch is the partition, older
@@ -28,38 +28,46 @@ installed    a record that names this replica, and no file ``RESTORING``     the
 unknown      anything else                                                   quarantined: it may be state
 ===========  ==============================================================  ==========================================
 
-A copy takes one of two ways, which differ in what commits it:
+A copy becomes the partition in one of two ways, which differ in the step that commits it:
 
-* PART → INCOMING → installed: what comes from another replica (:meth:`Copies.part`, :meth:`Copies.arrive`). Its
-  *record* commits it, so that the pause of a move has one durable write. This needs a base that was readable when it
-  was marked, and in which no record names this replica as the owner: the record in it is the source's, or says SEALED
-  (at the epoch of the original, which then counts).
-* UNFINISHED → installed: what was fetched from a checkpoint, which may hold this replica's own record of long ago, and
-  what is created, which a start may find unreadable (:meth:`Copies.unfinished`). The *removal of the mark* commits it.
-  The record is durable before that, and may be written long before, without any effect.
+* PART → INCOMING → installed: a copy that another replica sends (:meth:`Copies.part`, :meth:`Copies.arrive`). Its
+  ownership *record* commits it, so that the pause of a move has one durable write. This requires that the base was
+  readable when it was marked, and that no record in it says that this replica owns it: its record is the source's, or
+  says SEALED, at the epoch of the original copy, which then counts.
+* UNFINISHED → installed: a copy fetched from a checkpoint, which may contain an old record of this replica, or a copy
+  created empty, which a start may find unreadable (:meth:`Copies.unfinished`). The *removal of the mark* commits it.
+  The record is durable before that, and has no effect until then.
 
-What was sealed here is installed already. Taking it over writes another record at a newer epoch: the record commits.
+A copy that was sealed here is installed already. Taking it over writes a record at a newer epoch, which commits the
+takeover.
 
 Steps of :meth:`Copies.install`, and what a crash or a power loss after each of them leaves:
 
 1. The transition is tried on a copy of the lifecycle. It raises before anything is changed.
-2. The ownership record is written and synced. INCOMING, or sealed before: this copy is the partition. UNFINISHED: what
-   was here before is.
-3. The mark UNFINISHED is removed, and the directory synced. This copy is the partition. If the sync fails, the mark
-   comes back: else the former owner would go on beside a copy with a newer epoch.
-4. The transition is made, and the local partition points to this copy. Commits that were logged for the former one are
-   void by their epoch.
-5. The mark INCOMING is removed, and files that interrupted transfers left get a name that ends with ``.part``. Beside
-   this replica's record the mark means nothing; a start removes it.
-6. Once nobody waits (:meth:`Copies.tidy`): the directory is synced, the former copy and all leftovers are removed.
+2. The ownership record is written and synced. If the copy is INCOMING or was sealed here, it is the partition now. If
+   it is UNFINISHED, the former copy still is.
+3. The mark UNFINISHED is removed, and the directory synced. This copy is the partition now. If the sync fails, the mark
+   is written again; otherwise the former copy would be served while a copy with a newer epoch is on disk.
+4. The transition is made, and the local partition points to this copy. Commits that were logged for the former copy are
+   void because of their older epoch.
+5. The mark INCOMING is removed, and files that interrupted transfers left get a name that ends with ``.part``. A mark
+   that remains has no meaning beside this replica's record, and the next start removes it.
+6. Later, when no batch or move waits (:meth:`Copies.tidy`), the directory is synced, and the former copy and all
+   leftovers are removed.
 
-Invariants: a directory is synced before the name or the mark that makes it count, and its parents with it; at each
-point at most one copy is the partition, and it is whole; a failure before the commit leaves the partition as it was.
+Invariants:
 
-What callers must do: prove the copy (digest of the base and of the chain of changes; a checkpoint's files and its
-sequence: :meth:`Copies.fetch`); hold ``work``, and ``mutex`` where a method says so; check with ``mutex`` held that
-the command behind it still holds; report the change of the lifecycle; call :meth:`Copies.tidy`; discard a copy that was
-not installed.
+* A directory and its parents are synced before the name or the mark that makes the directory count.
+* At each point at most one copy is the partition, and that copy is whole.
+* A failure before the commit leaves the partition as it was.
+
+Duties of callers:
+
+* They prove the copy: by the digest of its base and the chain of changes, or, for a checkpoint, by its files and its
+  sequence (:meth:`Copies.fetch`).
+* They hold ``work``, and ``mutex`` if a method requires it.
+* They check, with ``mutex`` held, that the command is still valid.
+* They report the change of the lifecycle, call :meth:`Copies.tidy`, and discard a copy that was not installed.
 """
 
 from __future__ import annotations
@@ -92,9 +100,10 @@ PART = ".part"
 INCOMING = "INCOMING"
 #: file that marks a copy that is being restored or created
 UNFINISHED = "RESTORING"
-#: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
+#: folder beside a partition's copies, with base files of unfinished transfers, which the next transfer does not send
+#: again
 RECEIVED = "received"
-#: end of the name of a directory there, into which a file is fetched from the checkpoint store
+#: end of the name of a directory in that folder, into which a file is fetched from the checkpoint store
 STORED = ".stored"
 
 # -- Checkpoint store in use -----------------------------------------------------------------------------------------
@@ -103,7 +112,8 @@ NOTE = "CHECKPOINTS"
 
 
 def remember(environment: Environment, data_dir: Path, store: CheckpointStore) -> None:
-    """Checks that ``store`` is the noted one, or notes it. Raises InvalidArgument for a note that cannot be read."""
+    """Checks that ``store`` is the one in the note, or writes the note. Raises InvalidArgument for a note that cannot
+    be read."""
     note = data_dir / NOTE
 
     def keep(known: Known) -> None:
@@ -131,8 +141,8 @@ OWNED = "OWNED-"
 
 
 class Quarantine:
-    """Quarantined copies of one data directory. The replica never removes one, except copies in ``transfers``, which
-    arrived damaged while their source goes on serving; it keeps only a few of these."""
+    """Quarantined copies of one data directory. The replica never removes them, except old ones in ``transfers``: those
+    arrived damaged while their source still serves, and only a few are kept."""
 
     def __init__(self, root: Path, environment: Environment) -> None:
         self._root, self._environment = root, environment
@@ -167,7 +177,8 @@ class Quarantine:
             return True  # there may be one
 
     def of_move(self, move_id: str, *place: str) -> list[Path]:
-        """Returns quarantined copies that this move brought, or that a standby brought and this move came to own."""
+        """Returns the quarantined copies that the move ``move_id`` brought, or that a standby brought and the move then
+        owned."""
         folder, mark = self._at(*place), owned_mark(move_id)
         copies = sorted(folder.iterdir()) if folder.is_dir() else []
         return [
@@ -192,11 +203,11 @@ class Quarantine:
         return functools.reduce(lambda folder, name: folder / name, place, self._folder)
 
     def say(self) -> None:
-        """Logs the size of the quarantine in one line; nothing if it is empty."""
+        """Logs the size of the quarantine, unless it is empty."""
         kept = [file for operator in self._folder.glob("*") if operator.is_dir() for file in _files(operator)]
         if kept:
             log.warning(
-                "%s holds %d bytes of quarantined copies; remove them once nobody needs them",
+                "quarantine %s holds %d bytes of copies; remove those that are no longer needed",
                 self._folder,
                 sum(file.stat().st_size for file in kept),
             )
@@ -208,7 +219,7 @@ def owned_mark(move_id: str) -> str:
 
 
 def _created_at(copy: Path) -> int:
-    """Returns the epoch of a copy that was created empty here; 0 for others."""
+    """Returns the epoch at which a copy was created empty here; 0 for other copies."""
     made, _, rest = copy.name.partition("-")  # created-<epoch>-<number>
     return int(rest.partition("-")[0]) if made == "created" else 0
 
@@ -228,8 +239,8 @@ FILE = "REPLICA"
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Identity of a data directory. ``place``: the machine and the lock file on it; not stored. Two processes with the
-    same place cannot both have the directory open; two processes with one ``id`` and different places have copies of
-    it."""
+    same place cannot both have the directory open. Two processes with the same ``id`` and different places use copies
+    of one directory."""
 
     id: str
     name: str
@@ -239,8 +250,8 @@ class Identity:
 def identify(environment: Environment, root: Path, name: str) -> Identity:
     """Returns the identity of a claimed data directory, made or upgraded if necessary. Raises InvalidArgument.
 
-    A directory without operators may get another name: a replica that was refused under its first name has nothing to
-    lose. If the directory had state, it would look like unfinished transfers under another name.
+    A directory without operators may get another name, because a replica that was refused under its first name has no
+    state to lose. The copies in a directory with operators would look like unfinished transfers under another name.
     """
     file = root / FILE
     place = environment.place(root)
@@ -292,8 +303,10 @@ Entries = Iterable[tuple[bytes, bytes]]
 class Copy:
     """A proved copy that is to be installed.
 
-    ``transition``: makes the change of the lifecycle, or raises. ``also``: entries that are written with the ownership
-    record. ``recorded``: the record is durable.
+    Attributes:
+        transition: changes the lifecycle, or raises.
+        also: entries that are written with the ownership record.
+        recorded: whether the record is durable already.
     """
 
     directory: Path
@@ -312,7 +325,8 @@ class Copies:
     # -- on the way ---------------------------------------------------------------------------------------
 
     def part(self, local: LocalPartition, name: str) -> Path:
-        """Makes the directory of a copy that is PART: its files arrive one by one, and it is not opened there."""
+        """Creates the directory of a copy in state PART. Its files arrive there one by one, and it is not opened
+        there."""
         directory = local.home / f"{_numbered(local, name)}{PART}"
         self._environment.remove_tree(directory)
         directory.mkdir(parents=True)
@@ -323,7 +337,7 @@ class Copies:
         self._environment.sync([*(path for path in directory.iterdir() if path.is_file()), directory])
 
     def arrive(self, directory: Path) -> Path:
-        """Makes a PART whose files are all there, proved and synced, an INCOMING copy. Returns its new path."""
+        """Turns a PART, with all files present, proved and synced, into an INCOMING copy. Returns its new path."""
         (directory / INCOMING).write_bytes(b"")
         self._environment.sync([directory])  # otherwise a power loss might leave the name without the mark
         arrived = directory.rename(directory.parent / directory.name.removesuffix(PART))
@@ -331,8 +345,8 @@ class Copies:
         return arrived
 
     def adopt(self, local: LocalPartition, by: str) -> None:
-        """Lets ``by``, a takeover or another move, install the copy that came for a standby; its transfer applies
-        nothing more. Callers hold ``mutex``. Raises MoveAborted.
+        """Lets ``by``, a takeover or another move, install the copy that arrived for a standby. The standby's transfer
+        applies nothing more to it. Callers hold ``mutex``. Raises MoveAborted.
 
         A mark beside the database records this; it remains readable even if the copy is damaged.
         """
@@ -345,8 +359,8 @@ class Copies:
 
     @contextmanager
     def unfinished(self, local: LocalPartition, name: str) -> Iterator[Path]:
-        """Makes the directory of a copy that is UNFINISHED, durably. The caller may open the copy there. If the caller
-        raises before the copy is installed, the directory is removed."""
+        """Creates the directory of a copy in state UNFINISHED, durably. The caller may open the copy there. If the
+        caller raises before the copy is installed, the directory is removed."""
         directory, mark = local.home / name, local.home / name / UNFINISHED
         if directory.exists() and (mark.exists() or not any(directory.iterdir())):  # the rest of an attempt that failed
             self.remove(directory)
@@ -363,7 +377,7 @@ class Copies:
     def fetch(
         self, local: LocalPartition, name: str, manifest: Manifest, source: CheckpointStore, own: CheckpointStore | None
     ) -> Restoring:
-        """Fetches a checkpoint, verifies it and opens it; the copy is UNFINISHED.
+        """Fetches a checkpoint as a copy in state UNFINISHED, verifies it and opens it.
 
         Args:
             own: store that adopts the checkpoint; None: no store does.
@@ -409,27 +423,27 @@ class Copies:
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode()), *also]), sync=True)
 
     def record_ahead(self, local: LocalPartition, copy: Copy) -> None:
-        """Performs steps 1 and 2 of an installation, for callers that do not hold ``mutex`` meanwhile."""
+        """Performs steps 1 and 2 of an installation, for callers that do not hold ``mutex``."""
         self.record(local.lifecycle, copy.store, copy.transition, copy.also)
         copy.recorded = True
 
     def publish(self, local: LocalPartition, restoring: Restoring, copy: Copy, epoch: int) -> None:
         """Publishes a fetched checkpoint as the new owner's first one, so that no checkpoint of an earlier epoch can
-        become the newest any more. Raises StaleCheckpoint if a later owner has published meanwhile.
+        become the newest. Raises StaleCheckpoint if a later owner has already published one.
 
-        The ownership is durable before that, and without effect while the copy is UNFINISHED. If the disk is full, the
-        present owner goes on at its epoch; had the newer epoch been published by then, it could never publish a
-        checkpoint again.
+        The ownership record is made durable first; it has no effect while the copy is UNFINISHED. If that fails because
+        the disk is full, the present owner continues at its epoch. If the newer epoch were published already, that
+        owner could never publish a checkpoint again.
         """
         self.record_ahead(local, copy)
         if restoring.adoption is not None:
             restoring.adoption.publish(epoch, self._replica)
 
     def install(self, local: LocalPartition, copy: Copy) -> list[Path]:
-        """Makes a copy the partition, durably, in place of what was here. Callers hold ``work`` and ``mutex``.
+        """Makes ``copy`` the partition, durably, in place of the former copy. Callers hold ``work`` and ``mutex``.
 
-        Returns what is left over for :meth:`tidy`. Raises the errors of the transition and of the disk; the partition
-        is then as it was.
+        Returns the leftovers for :meth:`tidy`. Raises the errors of the transition and of the disk; the partition is
+        then as it was.
         """
         copy.transition(replace(local.lifecycle))
         if not copy.recorded:
@@ -468,21 +482,20 @@ class Copies:
         try:
             self._environment.sync([directory])
         except OSError:
-            mark.write_bytes(b"")  # what was here before goes on
+            mark.write_bytes(b"")  # the former copy stays the partition
             raise
 
     def tidy(self, local: LocalPartition, leftovers: Iterable[Path]) -> None:
         """Makes the marks of an installed copy durable, and removes leftovers. No batch or move waits for this."""
         if local.directory is not None:
-            with contextlib.suppress(FileNotFoundError):  # the partition has moved on
+            with contextlib.suppress(FileNotFoundError):  # the copy was replaced or removed by then
                 self._environment.sync([local.directory])  # makes durable which marks it has
         for directory in leftovers:
             self.remove(directory)
 
     def recovered(self, directory: Path) -> None:
-        """Removes the mark INCOMING of a copy that the last process had installed. Otherwise a copy that is quarantined
-        later would look as if it had never been the partition.
-        """
+        """Removes the mark INCOMING of a copy that the last process had installed. If the copy is quarantined later, it
+        would otherwise look as if it had never been the partition."""
         if self.is_incoming(directory):
             with contextlib.suppress(OSError):
                 (directory / INCOMING).unlink()
@@ -510,7 +523,7 @@ class Copies:
 
 
 def _numbered(local: LocalPartition, name: str) -> str:
-    """Returns a name that no copy of the partition has: what is there may be the partition."""
+    """Returns a name that no copy of the partition has yet, because an existing copy may be the partition."""
     while True:
         local.snapshots += 1
         numbered = f"{name}-{local.snapshots}"

@@ -69,7 +69,7 @@ class WorkLock:
 
     def release(self) -> None:
         lock = self._lock
-        if lock._is_owned():  # otherwise it was taken away meanwhile
+        if lock._is_owned():  # otherwise it was taken away
             lock.release()
 
     def take_away(self) -> None:
@@ -135,7 +135,7 @@ class Environment:
         """Opens a partition's database. Raises StateMissing, StateDamaged, DataDirLocked.
 
         Args:
-            up_to_damage: drop the end of its write-ahead log from the first damage on, as a power loss leaves it.
+            up_to_damage: drop the end of the write-ahead log from the first damage on, which a power loss may cause.
         """
         return self._engine.open(directory, create=create, up_to_damage=up_to_damage)
 
@@ -234,9 +234,9 @@ class Garbage:
     time.
 
     A replica holds hundreds of thousands of tracked objects, none of them in a cycle. The collector would examine all
-    of them again and again while everything stands still: 60 ms and more with raised thresholds, 150 ms for the oldest
-    generation. Here it examines new objects once, in small portions between batches, and all objects only when their
-    number, cached state apart, has doubled.
+    of them again and again, and stop all threads each time for 60 ms and more, even with raised thresholds, and for 150
+    ms for the oldest generation. Here it examines new objects once, in small portions between batches, and all objects
+    only when their number, without cached state, has doubled.
 
     Args:
         known: returns the number of objects, such as cached state, that are known to have no cycles.
@@ -262,8 +262,8 @@ class Garbage:
         reference."""
         gc.collect(0)
         gc.freeze()
-        # the interpreter walks all frozen objects to count them, which takes 40 ms for 600,000; it counts allocated
-        # blocks, at least one for nearly every object, by pool
+        # counting frozen objects takes 40 ms for 600,000, because the interpreter walks all of them; it counts
+        # allocated blocks, at least one for nearly every object, by pool, which is fast
         blocks = sys.getallocatedblocks()
         self._blocks = min(self._blocks, blocks)
         if blocks > self._blocks + max(self._kept, OLD):
@@ -285,7 +285,7 @@ class Garbage:
 
 #: mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: largest value that glibc accepts, in bytes; a larger buffer still comes from the kernel and goes back to it
+#: buffers up to this size, in bytes, stay with the process; it is the largest value that glibc accepts
 KEPT_WHOLE_BYTES: Final = 32 << 20
 #: free memory at the end of a heap that stays with the process, in bytes
 KEPT_FREE_BYTES: Final = 64 << 20
@@ -318,7 +318,7 @@ class RateLimit:
     _free_at: float = 0.0
 
     def wait_s(self, now: float, size: int) -> float:
-        """Returns how long to wait after a piece of ``size`` bytes that was done at ``now``, in seconds."""
+        """Returns the seconds to wait after a piece of ``size`` bytes that ended at ``now``."""
         if self.bytes_per_s <= 0:
             return 0.0
         self._free_at = max(self._free_at, now - self.burst_s) + size / self.bytes_per_s
@@ -327,9 +327,8 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class DutyCycle:
-    """Limits background work to ``share`` of the time while there is other work: after *t* seconds of work it waits
-    ``t·(1/share − 1)``. Other work counts as going on for ``busy_s`` after it was last seen.
-    """
+    """Limits background work to ``share`` of the time while there is other work. After *t* seconds of background work,
+    it waits ``t·(1/share − 1)``. Other work is assumed to continue for ``busy_s`` seconds after it was last seen."""
 
     share: float
     busy_s: float = 0.5

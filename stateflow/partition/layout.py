@@ -1,6 +1,6 @@
-"""Layout of a partition's store beside its cells, and the commits that change it.
+"""Layout of the entries in a partition's store that are not state cells, and the commits that change them.
 
-Entries other than cells, all under the byte ``m``:
+All these keys begin with the byte ``m``:
 
 ========  =============================================================================
 key       value
@@ -13,11 +13,12 @@ key       value
 ``mq``+s  in place of ``mo`` where *s* is a run of a batch DataFrame, or of a query in real-time mode: the output of
           each of its batches, see :class:`Piece`
 ``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
-``ml``+s  this copy may lack what clients know to be committed: the client of *s* must open the source again
+``ml``+s  this copy may lack commits that clients know: the client of *s* must open the source again
 ``mr``+s  tombstone of a retired source: msgpack ``[version, batch, when it arrived in µs, [generation, id] of its
           client or nil, newest event time]``; the source then has none of the entries above
-``mz``    tombstones were dropped: when the newest of them had its last batch, µs, 8 bytes big endian
-``mn``    clients of sources are refused if they began no later than this: µs, 8 bytes big endian
+``mz``    present once tombstones were dropped: time of the last batch of the newest of them, µs, 8 bytes big
+          endian
+``mn``    clients that began at this time or before are refused: µs, 8 bytes big endian
 ``mk``    watermark of the partition: µs, 8 bytes big endian, signed
 ``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
 ``mx``    declared state schema, JSON
@@ -32,13 +33,13 @@ Each commit is one atomic write under the next sequence. :class:`Committer` make
 2. ``log`` appends it to the commit log, if the replica has one. It is now committed: the database must get it, whatever
    happens.
 3. ``write`` writes it to the database and reports it to followers. Without a commit log, this step commits it.
-4. ``known`` says that memory has all of it, too. From the beginning of step 3 until then the commit is unsure: if it
-   fails, the database must be opened again before another commit.
+4. ``known`` marks the commit as complete in memory, too. From the beginning of step 3 until this call the commit is
+   unsure: after a failure the database must be reopened before another commit.
 
 :class:`Commits` is the commit log as the rest of the replica uses it. At start the replica completes every database
-with the logged commits that it lacks, and begins a new log. A copy that goes to quarantine takes its logged commits
-along in a file COMMITS. A copy that is being completed has that file, too: completing may drop the end of the
-database's own write-ahead log, and with the file an interrupted start can be repeated even if the commit log is gone.
+with the logged commits that it lacks, and begins a new log. A quarantined copy keeps its logged commits in a file
+COMMITS. A copy that is being completed has that file, too, because completing may drop the end of the database's own
+write-ahead log. With the file, an interrupted start can be repeated even if the commit log is gone.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ T = TypeVar("T")
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Turns errors of decoding an entry into DecodeError. Entries may be invalid: a copy may come from another
+    """Turns errors of decoding an entry into DecodeError. Entries may be invalid, because a copy may come from another
     process."""
     try:
         yield
@@ -117,8 +118,11 @@ def typed(found: T, *kinds: type) -> T:
 class Attempt:
     """Sender of a batch; it distinguishes a retry from another sender under the same source name.
 
-    ``run``: run of the query; ``use``: one application of the operator in it; ``task``: one attempt of one task;
-    ``call``: one pass of that task over its rows.
+    Attributes:
+        run: one run of the query.
+        use: one application of the operator in the query.
+        task: one attempt of one Spark task.
+        call: one pass of that task over its rows.
     """
 
     run: str = ""
@@ -134,8 +138,10 @@ UNKNOWN_ATTEMPT = Attempt()
 class Session:
     """One client of a source. The largest session is the newest, and partitions refuse the others.
 
-    ``generation_us``: start time of the client, µs, increased if necessary to be later than that of every client before
-    it; ``id`` distinguishes two clients that began at the same time.
+    Attributes:
+        generation_us: start time of the client, µs, increased if necessary to be later than that of every client before
+            it.
+        id: distinguishes two clients that began at the same time.
     """
 
     generation_us: int
@@ -154,15 +160,20 @@ class Session:
 
 
 class Position(NamedTuple):
-    """The last batch of a source that a partition contains, with the source's watermark at that batch (µs; None: none),
-    the number of its rows here, and its sender.
+    """The last batch of a source that a partition contains.
 
-    ``event_us``: newest event time (µs) that the source has reported up to this batch; ``event_before_us``: up to the
-    batch before. The watermark for this batch is computed from these, with the same result each time it is sent.
-
-    ``at_us``: when the batch was committed. ``digest``: digest of the rows, if the same batch must bring the same rows;
-    None: unknown. ``known``: the client's entry for its successor, see :mod:`stateflow.client.history`; ``client``: id
-    of the client.
+    Attributes:
+        batch: number of the batch; -1: the partition contains none.
+        watermark_us: the source's watermark at this batch, µs; None: none.
+        rows: number of the batch's rows for this partition.
+        attempt: sender of the batch.
+        event_us: newest event time that the source has reported up to this batch, µs.
+        event_before_us: newest event time up to the batch before. The watermark for this batch is computed from both
+            event times, with the same result each time the batch is sent.
+        at_us: when the batch was committed.
+        digest: digest of the rows, if the same batch must bring the same rows; None: unknown.
+        known: the client's entry for its successor, see :mod:`stateflow.client.history`.
+        client: id of the client.
     """
 
     batch: int
@@ -199,8 +210,8 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One batch of a source that keeps the outputs of several batches. ``bytes_up_to``: bytes of all outputs up to this
-    one, in a run of a batch DataFrame.
+    """Output of one batch, for a source that keeps the outputs of several batches. ``bytes_up_to``: bytes of all
+    outputs up to this one, in a run of a batch DataFrame.
 
     The key is ``mq``, the length of the source's name (2 bytes), the name, the batch number (8 bytes), both numbers big
     endian. The value is msgpack ``[version, rows, digest or nil, bytes up to here, output]``.
@@ -228,7 +239,7 @@ def piece_key(source: str, number: int) -> bytes:
 
 
 def piece_keys(source: str) -> tuple[bytes, bytes]:
-    """Returns the key range of a source's outputs: from the first key to before the second."""
+    """Returns the key range of a source's outputs, as (first key, key after the last)."""
     prefix = _pieces_of(source)
     return prefix, prefix + b"\xff" * 9
 
@@ -251,7 +262,7 @@ def positions(store: PartitionStore) -> dict[str, int]:
 
 
 def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
-    """Returns the entries to write to a copy that is served in place of a newer, perhaps lost one.
+    """Returns the entries to write to a copy that is served in place of a newer copy, which may be lost.
 
     The newer copy may have known a newer client of a source; without that knowledge, the former client would be
     accepted. So the copy accepts no client of a source until that client has opened the source on all partitions again:
@@ -261,8 +272,9 @@ def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
 
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
-    """Returns the entries to write to a copy that must refuse every client so far, including a client whose clock is
-    ahead, if one of the partition's ``stores`` knows it. An earlier stop is never lowered."""
+    """Returns the entries to write to a copy that must refuse every client that began by ``now_us``, and every client
+    that one of the partition's ``stores`` knows, even if the clock of that client is ahead. The limit is never set
+    back."""
     known_us = [now_us]
     for store in stores:
         known_us += [Session.decode(value).generation_us for _, value in store.scan(SESSION)]
@@ -274,7 +286,7 @@ def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes,
 class Ownership:
     """Durable part of a partition's lifecycle on one replica. ``state`` is OWNED or SEALED.
 
-    ``epoch``: for OWNED the epoch at which the partition is owned; for SEALED the epoch granted to the target.
+    ``epoch`` is the epoch at which the partition is owned, or for SEALED the epoch granted to the target.
     """
 
     replica: str
@@ -332,8 +344,8 @@ class Committer:
     """Commits to one partition at one epoch. Not thread-safe, except for :meth:`end`.
 
     Args:
-        log: commit log that makes each commit survive a power loss before :meth:`write`. None: a commit survives a
-            power loss only if ``sync`` asks for it.
+        log: commit log that makes each commit survive a power loss before :meth:`write`. None: only commits with
+            ``sync`` survive a power loss.
         on_commit: called after each commit with its sequence and a function that encodes its change set, so that
             nothing is encoded if no copy follows.
     """
@@ -359,7 +371,7 @@ class Committer:
         self._adopted: dict[bytes, bytes] = {}
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
-        """Calls :meth:`stage`, :meth:`log` and :meth:`write`. Args: sync: make it survive a power loss."""
+        """Calls :meth:`stage`, :meth:`log` and :meth:`write`. With ``sync``, the commit survives a power loss."""
         staged = self.stage(source, number, mutations)
         self.log(staged)
         self.write(staged, sync=sync)
@@ -403,7 +415,8 @@ class Committer:
         Raises Unavailable after :meth:`end`, unless the commit is logged: then it is committed already, and the
         database must get it.
 
-        Args: sync: make it survive a power loss; a logged commit does so anyway.
+        Args:
+            sync: make the commit survive a power loss; a logged commit survives it anyway.
         """
         changes, logged = staged
         if self._ended and logged is None:
@@ -453,7 +466,7 @@ class Commits:
     """Commit log of one data directory. Thread-safe.
 
     Args:
-        directory: returns the directory of a partition's database; None: not here.
+        directory: returns the directory of a partition's database; None: the database is not here.
         lose: called for a partition whose database cannot be made durable.
 
     Attributes:
@@ -482,8 +495,8 @@ class Commits:
         self._found = recover(self._files)
 
     def begin(self) -> None:
-        """Begins a new log. Before that, every database or quarantined copy must durably have the commits that were
-        found."""
+        """Begins a new log. By then, the commits that were found must be durable in the databases or in the quarantined
+        copies."""
         if self._settings.acknowledge != "wal":
             self.log = CommitLog(
                 self._files,

@@ -334,7 +334,7 @@ def _stale(what: str, remedy: str) -> Callable[[Lifecycle, Any], StaleEpoch]:
 def _other_warms(here: Lifecycle, _: Event) -> MoveConflict:
     return MoveConflict(
         "the partition is already warming for another move",
-        remedy="wait for it, or cancel it",
+        remedy="wait for that move, or cancel it",
         partition=here.partition,
         move=here.move_id,
     )
@@ -589,12 +589,12 @@ class Lifecycle:
     def prepare(self, move_id: str, source_epoch: int, newest_epoch: int = 0) -> None:
         """Makes this replica the target of a move from an owner at ``source_epoch``.
 
-        Raises MoveConflict while another move warms it, MoveAborted if this one was cancelled here, StaleEpoch if
-        this replica knows a newer epoch.
+        Raises MoveConflict while another move warms the partition, MoveAborted if this move was cancelled here,
+        StaleEpoch if this replica knows a newer epoch.
 
         Args:
-            newest_epoch: newest epoch granted to any replica when this move was planned. Grants above the source's
-                epoch were given up.
+            newest_epoch: newest epoch granted to any replica when this move was planned. The controller has given up
+                grants above the source's epoch.
         """
         self._handle(Prepare(move_id, source_epoch, newest_epoch))
 
@@ -640,7 +640,7 @@ class Lifecycle:
         return verdict
 
     def finish(self) -> bool:
-        """Ends the running batch, committed or rolled back. True: write the seal now, then call sealed()."""
+        """Ends the running batch, committed or rolled back. Returns True if the caller must write the seal now."""
         seals: bool = self._handle(_FINISH)
         return seals
 
@@ -659,10 +659,10 @@ class Lifecycle:
         self._handle(Sealed())
 
     def cancel(self, move_id: str, owned_at: int = 0) -> bool:
-        """Forbids this move to seal here, for good. False: it has sealed already and must go forward.
+        """Forbids the move to seal here, permanently. Returns False if it has sealed already and must be completed.
 
         Args:
-            owned_at: epoch at which this replica owned the partition, when it is asked as the source; 0: asked as the
+            owned_at: epoch at which this replica owned the partition, if it is the source of the move; 0: it is the
                 target.
 
         Raises StateMissing if this replica knows of no ownership at that epoch: its data is lost, so it cannot tell
@@ -674,8 +674,8 @@ class Lifecycle:
     def supersede(self, epoch: int, successor: ReplicaInfo, voided: int = 0) -> bool:
         """Records that the controller gave the partition to ``successor`` at ``epoch``.
 
-        The controller did so after this replica's lease had lapsed. The copy here is a warm base from now on. False: no
-        copy is here, or it is newer than ``epoch``.
+        The controller did so after this replica's lease had lapsed. The copy here is a warm base from now on. Returns
+        False if no copy is here, or if it is newer than ``epoch``.
 
         Args:
             voided: epoch of a takeover that the controller gave up; no replica owns it, and the partition is back at an
@@ -685,12 +685,12 @@ class Lifecycle:
         return changed
 
     def lose(self) -> bool:
-        """Gives the partition up, because its files cannot be read. False: nothing is here, or a batch is running."""
+        """Gives up an unreadable copy of the partition. Returns False if no copy is here or a batch is running."""
         changed: bool = self._handle(Lose())
         return changed
 
     def drop(self, epoch: int) -> bool:
-        """Gives up the copy here, up to this epoch, because the operator was undeployed. False: the copy here is
+        """Gives up a copy of ``epoch`` or older, because the operator was undeployed. Returns False if the copy is
         newer."""
         changed: bool = self._handle(Drop(epoch))
         return changed

@@ -1,13 +1,13 @@
-"""Local partition: one partition on a replica, with the served copy, the incoming copy, and the followers.
+"""One partition on a replica, with its served copy, its incoming copy and its followers.
 
 Locks: :class:`LocalPartition` has two. A thread holds ``work`` while it writes or copies the store (a batch, a
-snapshot), and ``mutex`` for the instant of a lifecycle transition, so that a fence never waits for a batch in order to
-be *heard*. Order: ``work`` before ``mutex``. Its invariants hold whenever ``mutex`` is free, see
-:meth:`LocalPartition.validate`.
+snapshot), and ``mutex`` for the instant of a lifecycle transition, so that a fence takes effect at once and never waits
+for a running batch. Order: ``work`` before ``mutex``. The invariants of a partition hold whenever its ``mutex`` is
+free, see :meth:`LocalPartition.validate`.
 
-Fences: the moment for a fence is between two batches, and while the disk is quiet. A micro-batch source sends at nearly
-equal intervals and is silent in between, so a partition fenced right after a commit pauses while no batch needs it. A
-source that sends all the time has no such moment, and the fence does not wait. A disk that is writing back other
+Fences: the best moment for a fence is between two batches, while the disk is quiet. A micro-batch source sends at
+nearly equal intervals and is silent in between, so a partition fenced right after a commit pauses while no batch needs
+it. A source that sends all the time has no such moment, and the fence does not wait. A disk that is writing back other
 processes' data may take a second for a write that otherwise takes a millisecond.
 """
 
@@ -49,7 +49,7 @@ NEWEST = 0.3
 INTERVALS_MAX = 1.5
 #: … and no longer than this, in seconds
 WAIT_S_MAX = 2.0
-#: number of batches, and their largest mean deviation as a part of the interval, from which the next one is predicted
+#: the next batch is predicted after this many batches, if their mean deviation is at most this part of the interval
 BATCHES_MIN = 4
 JITTER_MAX = 0.5
 #: a disk is quiet when a durable write takes no longer than this, or than the predicted pause
@@ -74,9 +74,9 @@ class QuietDisk:
     max_pause_ms: float = 0.0  # allowed; 0: any
 
     def has_come(self, sync_ms: float, now: float) -> bool:
-        """Tells whether the wait is over at ``now``, when a durable write took ``sync_ms``: the disk is quiet, or
-        ``WAIT_S_MAX`` has passed. Raises BudgetUnreachable if the write alone then takes longer than the allowed
-        pause."""
+        """Tells whether the wait is over at ``now``: the disk is quiet, as the last durable write took ``sync_ms``, or
+        ``WAIT_S_MAX`` has passed. Raises BudgetUnreachable if by then the write alone takes longer than
+        ``max_pause_ms``."""
         if disk_is_quiet(sync_ms, self.pause_ms):
             return True
         if now <= self.since + WAIT_S_MAX:
@@ -84,7 +84,7 @@ class QuietDisk:
         if 0 < self.max_pause_ms < sync_ms:
             raise BudgetUnreachable(
                 f"a durable write takes {sync_ms:.0f} ms at the source, the pause limit is {self.max_pause_ms:g} ms",
-                remedy="raise max_pause_ms, or move when its disk is less busy",
+                remedy="raise max_pause_ms, or move the partition when the source's disk is less busy",
                 partition=self.partition,
             )
         return True
@@ -135,8 +135,8 @@ class BatchTiming:
     def wait_s(self, now: float, pause_s: float) -> float:
         """Returns the seconds that a fence with a pause of ``pause_s`` should wait for the next commit; 0: fence now.
 
-        Waiting pays only when batches come regularly, the gap between them is longer than the pause, and the next batch
-        would otherwise arrive during the pause.
+        Waiting pays only when batches arrive regularly, the gap between them is longer than the pause, and the next
+        batch would otherwise arrive during the pause.
         """
         if self.batches < BATCHES_MIN or self.jitter_s > JITTER_MAX * self.interval_s:
             return 0.0
@@ -152,8 +152,8 @@ class BatchTiming:
 
 
 def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int | ReplicaInfo | NotOwner | None:
-    """Returns the answer to a commit that a standby must confirm: its ``sequence`` once confirmed, the new owner, or
-    NotOwner; None: not known yet, ask again after a change.
+    """Returns the answer to a commit that a standby must confirm: its ``sequence`` once it is confirmed, the new owner
+    if the partition has moved, or NotOwner. None: not known yet, ask again after the next change.
 
     A later attempt finds the batch applied, whichever replica it is sent to.
 
@@ -164,7 +164,7 @@ def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int
     if confirmed:
         return sequence
     if lifecycle.state is State.SEALED and lifecycle.successor is not None:
-        return lifecycle.successor  # it has the batch, and standbys of its own: the sender asks it again
+        return lifecycle.successor  # the sender asks there again: the successor has the batch, and its own standbys
     if lifecycle.state not in SERVED:
         return left(lifecycle.partition)
     return None
@@ -297,9 +297,8 @@ class Since:
 
 @dataclass(slots=True)
 class Incoming:
-    """An incoming copy of a partition. ``changes``: chain of the change sets applied to the base so far; ``seal``: seal
-    with which a standby's copy ends, when its source sealed for another replica.
-    """
+    """An incoming copy of a partition. ``changes``: chain of the change sets applied to the base so far. ``seal``: seal
+    at which a standby's copy ends, if its source sealed for another replica; otherwise None."""
 
     move_id: str
     directory: Path
@@ -312,9 +311,14 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """A checkpoint that was fetched and proved. ``adoption``: its adoption by the replica's own store, in which the
-    ownership is published first; None: the replica has no store. ``owning``: re-entrant lock, held while the checkpoint
-    becomes the partition."""
+    """A checkpoint that was fetched and proved.
+
+    Attributes:
+        epoch_min: least epoch at which the checkpoint may be owned.
+        adoption: its adoption by the replica's own store, in which the ownership is published first; None: the replica
+            has no store.
+        owning: re-entrant lock, held while the checkpoint becomes the partition.
+    """
 
     id: str
     directory: Path
@@ -325,7 +329,7 @@ class Restoring:
     owning: AbstractContextManager[Any]
 
     def checkpointed(self, epoch: int) -> tuple[str, int, int]:
-        """Returns the last checkpoint of the partition once this is owned at ``epoch``, see :class:`LocalPartition`."""
+        """Returns the value of ``LocalPartition.checkpointed`` once this checkpoint is owned at ``epoch``."""
         return ("", 0, 0) if self.adoption is None else (self.adoption.url, epoch, self.manifest.sequence)
 
     def release(self) -> None:

@@ -12,13 +12,14 @@ For a partition, a source is in one of these states:
 * *retired*: there is a tombstone in place of its position and its output.
 
 A source costs a partition its position, and the whole output of its newest batch. A run of a batch DataFrame costs the
-output of all its batches, a query in real-time mode that of all batches whose rows Spark may ask for again. A source
-that has been idle for long, or that is one of too many, is therefore retired: its output is removed, its watermark
-holds no other source back, and a tombstone of some bytes says which batch is contained. A retired source may come back
-at any time and goes on after that batch; only the output of that batch is gone. The newest tombstones are kept. Once
-any was dropped, an unknown source that cannot be new is refused: it may be one of the dropped.
+output of all its batches, and a query in real-time mode costs the output of all batches that Spark may request again. A
+source that has been idle for long, or that is one of too many, is therefore retired: its output is removed, its
+watermark holds no other source back, and a tombstone of a few bytes records its last batch. A retired source may return
+at any time and continues after that batch; only the output of that batch is gone. Only the newest tombstones are kept.
+Once a tombstone was dropped, an unknown source that cannot be new is refused, because the dropped tombstone may be its
+own.
 
-A retirement is part of a commit, and moves with the partition. Memory follows the commit: callers tell
+A retirement is part of a commit, and moves with the partition. Memory follows the commit: callers notify
 :class:`Positions` of a change once it is committed.
 """
 
@@ -51,8 +52,8 @@ from stateflow.types import PartitionId
 
 # -- Retirement of sources that send no more -------------------------------------------------------------------------
 
-#: of too many sources, only those silent for this long are retired, µs: their last batch may be asked for again, by a
-#: query that stands still, or (runs of a batch DataFrame: the second) for a frame that is evaluated twice
+#: if there are too many sources, only those silent for this long are retired, µs; until then a stopped query may
+#: request its last batch again, and a batch DataFrame (second value) may be evaluated again
 SPARED_US, SPARED_RUN_US = 86_400_000_000, 600_000_000
 #: maximum number of sources that one batch retires, and that it examines
 PER_BATCH, LOOKED_AT = 8, 64
@@ -66,8 +67,9 @@ class Retention:
 
     Args:
         idle_us: a source silent for this long is retired, µs; 0: never.
-        sources_max: sources of one partition; beyond it the longest silent ones are retired.
-        retired_max: tombstones of one partition.
+        sources_max: maximum number of sources of one partition; if there are more, those silent for longest are
+            retired.
+        retired_max: maximum number of tombstones of one partition.
         watermark_idle_us: the watermark of a source silent for this long does not count any more, µs; 0: always counts.
     """
 
@@ -79,7 +81,8 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Tombstone of a source. ``batch``: the last batch contained, -1: none; ``at_us``: its arrival."""
+    """Tombstone of a source. ``batch`` is the last batch contained (-1: none), and ``at_us`` the time of its
+    arrival."""
 
     batch: int
     at_us: int
@@ -126,7 +129,7 @@ def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, reten
         if len(found) == PER_BATCH or (not aged and silent_us < SPARED_RUN_US):
             break
         spared = silent_us < (SPARED_RUN_US if source.startswith(layout.BATCH_RUN) else SPARED_US)
-        # a source with a watermark holds the others back on purpose: only its age ends that
+        # a source with a watermark holds the others back on purpose, so only its age retires it
         promises = position.watermark_us is not None and position.watermark_us < LATEST_US
         if aged or (excess > len(found) and not promises and not spared):
             found.append(source)
@@ -181,8 +184,14 @@ class Tombstones:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """State of a source in a partition. ``batch``: the last batch contained, -1: none; ``at_us``: its arrival;
-    ``bytes``: size of its output and position; ``session``: its newest client."""
+    """State of a source in a partition.
+
+    Attributes:
+        batch: the last batch contained; -1: none.
+        at_us: when that batch arrived; without a batch, when the client began.
+        bytes: size of the source's outputs and position.
+        session: its newest client; None: none is known.
+    """
 
     source: str
     batch: int
@@ -197,7 +206,7 @@ def sources_in(store: PartitionStore, held: Mapping[str, Position] = MappingProx
     """Returns all sources that a partition knows.
 
     Args:
-        held: positions held for the partition, in addition to its own.
+        held: positions of batches that skipped the partition, which replace its own.
     """
     sessions = {key[len(layout.SESSION) :].decode(): Session.decode(v) for key, v in store.scan(layout.SESSION)}
     outputs = {key[len(layout.OUTPUT) :].decode(): len(value) for key, value in store.scan(layout.OUTPUT)}
@@ -222,7 +231,7 @@ def sources_in(store: PartitionStore, held: Mapping[str, Position] = MappingProx
 
 # -- Positions. Sans-io ----------------------------------------------------------------------------------------------
 
-#: prefix of source names that are not the user's
+#: prefix of source names that users may not choose
 RESERVED = "stateflow:"
 #: the source whose rows are not processed but become the operator's first state
 INITIAL = "stateflow:initial"
@@ -235,18 +244,21 @@ _NONE = Position(-1)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of a source, apart from its rows. ``number`` rises by one per batch; a *sparse* source may skip numbers.
+    """A batch of a source, apart from its rows.
 
-    ``rewind``: an older batch is sent again, for partitions that lost it. Partitions that contain it skip it, and no
-    longer have its output.
-
-    ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
-    ``event_us``: the newest event time among the rows its sender has, for all partitions, µs. ``attempt``: the attempt
-    that sends it, if known. ``session``: the client's session, if the source belongs to one client at a time; its rows
-    must then be the same every time the batch is sent. ``known``: the client's entry for its successor. ``site``:
-    origin of its rows, used only for statistics; ``site_column``: the column with the origin of each row.
-    ``traceparent``: id of the span that sends the batch, see :mod:`stateflow.tracing`; it makes no difference between
-    batches.
+    Attributes:
+        number: rises by one per batch; a *sparse* source may skip numbers.
+        watermark_us: this source promises no older rows from its next batch on, µs; None: it makes no promise.
+        attempt: the attempt that sends the batch, if known.
+        event_us: newest event time among the batch's rows for all partitions, µs.
+        rewind: an older batch is sent again, for partitions that lost it. Partitions that contain it skip it, and no
+            longer have its output.
+        session: the client's session, if the source belongs to one client at a time. The rows must then be the same
+            every time the batch is sent.
+        known: the client's entry for its successor.
+        site: origin of the rows, used only for statistics.
+        site_column: column with the origin of each row.
+        traceparent: id of the span that sends the batch, see :mod:`stateflow.tracing`; not compared between batches.
     """
 
     source: str
@@ -289,13 +301,13 @@ class Positions:
         self.partition = partition
         self._sessions = dict(sessions or {})
         self._stopped_us = stopped_us  # clients that began at this time or before are refused
-        self._lapsed = set(lapsed)  # sources whose client has to say again that it is the newest
+        self._lapsed = set(lapsed)  # sources that their client must open again
         opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
-        #: in order of when their last batch came; a client that has sent nothing yet counts from its start
+        #: in order of the arrival of their last batch; a client that has sent nothing yet is ordered by its start
         self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
         self._recalled: set[str] = set()
-        #: processing time of the newest batch, None: none came yet; and since when batches have come without a longer
-        #: pause
+        #: processing time of the newest batch, None before the first one; and the time since when batches have arrived
+        #: without a longer pause
         self._latest_us: int | None = None
         self._since_us = 0
 
@@ -308,7 +320,7 @@ class Positions:
         return source in self._known
 
     def recall(self, source: str, retired: Retired) -> None:
-        """Takes a retired source back. Its tombstone stays until a batch is committed."""
+        """Makes a retired source known again. Its tombstone stays until a batch is committed."""
         self._known[source] = retired.position
         self._recalled.add(source)
         self._lapsed.add(source)
@@ -323,10 +335,10 @@ class Positions:
         return source in self._recalled
 
     def refuse_forgotten(self, batch: Batch, after: int | None, forgotten_us: int) -> None:
-        """Checks that a batch of an unknown source is not from one whose tombstone was dropped.
+        """Checks that a batch of an unknown source does not come from a source with a dropped tombstone.
 
-        The newest of those had its last batch at ``forgotten_us``. Raises SourceRetired unless the source must be new,
-        or the batch is a possible first batch.
+        The newest of the dropped sources had its last batch at ``forgotten_us``. Raises SourceRetired if the batch
+        cannot be the first of a new source.
         """
         later = batch.number > 0 and not batch.sparse
         older = batch.session is not None and batch.session.generation_us <= forgotten_us
@@ -357,7 +369,7 @@ class Positions:
         return Retired.of(self._known[source], self._sessions.get(source))
 
     def retired(self, sources: Iterable[str]) -> None:
-        """Forgets these sources after the commit of their retirement."""
+        """Forgets ``sources`` after the commit of their retirement."""
         for source in sources:
             self._known.pop(source, None)
             self._sessions.pop(source, None)
@@ -388,7 +400,7 @@ class Positions:
         since = to_datetime(present.generation_us)
         raise SourceTaken(
             f"a newer client took over the source at {since:%Y-%m-%d %H:%M:%S} UTC",
-            remedy="send under another source name, or start a new client to take it back",
+            remedy="send under another source name, or start a new client to take the source back",
             operator=self.partition.operator,
             partition=self.partition.partition,
             source=source,
@@ -399,8 +411,8 @@ class Positions:
         """Checks the client of a batch. Raises SourceTaken for a client that has a newer successor.
 
         Raises PositionGap for a client that has opened the source but is not known here: this copy is older than the
-        one that admitted it. Copies of other partitions may be older as well, and may have lost a newer client or
-        batches in the same way. The client has to ask all of them first.
+        copy that admitted the client. Copies of other partitions may be older as well, and may have lost a newer client
+        or batches in the same way. The client has to open the source at all partitions first.
         """
         if self.is_newer(source, session):
             last = self.last(source)
@@ -430,7 +442,8 @@ class Positions:
         return any(source != INITIAL and position.batch >= 0 for source, position in self._known.items())
 
     def is_replay(self, batch: Batch, after: int | None, started: bool = False) -> bool:
-        """Returns whether the batch was applied before: it is its source's newest one, or any of a batch DataFrame's.
+        """Tells whether the batch was applied before. Only the newest batch of a source, and any batch of a batch
+        DataFrame, can be sent again.
 
         ``after``: see :meth:`~stateflow.partition.processor.PartitionProcessor.apply`.
 
@@ -475,7 +488,7 @@ class Positions:
                 expected=expected,
                 **where,
             )
-        if after is not None and after >= expected:  # a sparse source may skip, but no acknowledged batch
+        if after is not None and after >= expected:  # a sparse source may skip numbers, but no acknowledged batch
             raise PositionGap(
                 f"batch {after} was acknowledged, the state contains none after {expected - 1}",
                 remedy=f"resend the batches from {expected} on, with rewind",
@@ -485,7 +498,7 @@ class Positions:
         return False
 
     def output_is_gone(self, batch: Batch) -> SourceRetired:
-        """Makes the error for a batch that is contained, and whose output is not."""
+        """Returns the error for a batch that was applied, but has no stored output any more."""
         remedy = f"continue with batch {batch.number + 1}"
         if batch.is_piece:
             remedy = "its state is kept; pass another source= to apply the frame again"
@@ -516,11 +529,12 @@ class Positions:
             )
 
     def check_rows(self, batch: Batch, then: int, now: int) -> None:
-        """Checks the number of rows of a replay: ``now`` rows, ``then`` when it was applied.
+        """Checks the number of rows of a replay: ``then`` rows when the batch was applied, and ``now`` rows in the
+        replay.
 
-        The stored output belongs to the first rows. If Spark got it for other rows, those would be lost silently. A
-        query's replay may lack rows, because its source may skip data that is gone; a run of a batch DataFrame may not.
-        Raises BatchChanged.
+        The stored output belongs to the rows that were applied. If Spark received it for other rows, those would be
+        lost silently. A query's replay may lack rows, because its source may skip data that is gone; a run of a batch
+        DataFrame may not. Raises BatchChanged.
         """
         if now > then or (now < then and batch.is_piece):
             raise self._changed(batch, f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now")
@@ -528,7 +542,7 @@ class Positions:
     def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
         """Checks the rows of a replay by their digest. Raises BatchChanged if other rows were applied.
 
-        Digests of two kinds say nothing: a former version applied the batch.
+        Digests of two kinds are not compared, because a former version of stateflow applied the batch.
         """
         if now is not None and then is not None and now != then and comparable(now, then):
             raise self._changed(batch, f"batch {batch.number} was applied with other rows")
@@ -545,11 +559,11 @@ class Positions:
 
     def silent(self, now_us: int, idle_us: int, serving: str) -> dict[str, Position]:
         """Returns the positions, without watermarks, of sources that were silent for ``idle_us`` when a batch of
-        ``serving`` comes.
+        ``serving`` arrives.
 
-        A silent source's watermark no longer counts, until the source sends another.
+        A silent source's watermark does not count until the source sends another one.
 
-        Time in which no source sent does not count, nor does time before the partition was opened here: a cluster that
+        Time in which no source sent is not silence, nor is time before the partition was opened here: a cluster that
         was down, or restored, must wait for each of its sources.
         """
         if self._latest_us is None or now_us - self._latest_us >= idle_us:
@@ -570,7 +584,8 @@ class Positions:
         self._known.update(sources)
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
-        """Returns the minimum over the sources that have a watermark, including this batch's; None: none has."""
+        """Returns the minimum watermark, after ``batch``, of all sources except ``without``; None: no source has
+        one."""
         oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
         promised = _later(None if known is None else known.watermark_us, batch.watermark_us)
@@ -587,7 +602,7 @@ class Positions:
     def reached(self, source: str, position: Position) -> None:
         """Sets a source's position after its commit."""
         self._known.pop(source, None)
-        self._known[source] = position  # to the end: its last batch came last
+        self._known[source] = position  # at the end, because its last batch arrived last
         self._recalled.discard(source)
 
 
@@ -617,7 +632,7 @@ def behind(before: Position, batch: Batch, rows: int, now_us: int, digest: int |
 
 
 def watermark_of(positions: Mapping[str, Position], without: Collection[str] = ()) -> int | None:
-    """Returns the minimum over the sources that have a watermark; None when none has."""
+    """Returns the minimum watermark of all sources except ``without``; None: no source has one."""
     promised = (
         each.watermark_us
         for source, each in positions.items()

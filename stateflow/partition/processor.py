@@ -55,7 +55,7 @@ SWEPT_MIN = 32
 
 # -- Evolution of stored states --------------------------------------------------------------------------------------
 
-#: for an operator that was never deployed: it has what its code declares
+#: states of an operator that was never deployed: those that its code declares
 UNDEPLOYED = DeployedStates()
 
 
@@ -155,8 +155,12 @@ def converted(
     before: int,
     times_us: tuple[int, int | None],
 ) -> Mutations:
-    """Makes the mutations that turn the stored states into the declared ones. Args: before: version of the stored
-    states; times_us: processing time and watermark."""
+    """Returns the mutations that turn the stored states into the declared ones.
+
+    Args:
+        before: version of the stored states.
+        times_us: processing time and watermark.
+    """
     keyed = KeyedState(operator, declarations_of(type(instance.operator)), reader)
 
     def migrate(key: Any, old: SimpleNamespace) -> None:
@@ -175,11 +179,15 @@ def converted(
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Result of an applied batch. ``output``: see :mod:`stateflow.operator.output`; ``b""`` for nothing. ``replayed``:
-    it had been applied before. ``sequence``: the partition's sequence that includes the batch.
+    """Result of an applied batch.
 
-    ``operator_us``: time in the operator, including decoding of rows, timers and watermark, in µs; ``commit_us``: time
-    to collect the changes and write them. Both are 0 when the batch was applied before.
+    Attributes:
+        output: see :mod:`stateflow.operator.output`; ``b""`` for nothing.
+        replayed: the batch had been applied before.
+        rows: number of processed rows; 0 if ``replayed``.
+        sequence: a sequence of the partition that includes the batch.
+        operator_us: time in the operator, including decoding of rows, timers and watermark, µs; 0 if ``replayed``.
+        commit_us: time to collect the changes and write them, µs; 0 if ``replayed``.
     """
 
     output: bytes
@@ -222,7 +230,7 @@ class PartitionProcessor:
     Args:
         log: see :class:`~stateflow.partition.layout.Committer`.
         on_commit: see :class:`~stateflow.partition.layout.Committer`.
-        clock: measures durations; the time of day comes with each batch.
+        clock: measures durations; the time of day is an argument of each batch.
         deployed: returns the states of the present deployment; a new object after each change.
         partitions: number of the operator's partitions. A key that belongs to another partition is refused when it
             first occurs. None: keys are not checked.
@@ -319,13 +327,16 @@ class PartitionProcessor:
         return self._sources.positions.reached_by(source)
 
     def open_source(self, source: str, session: layout.Session, settled: int | None = None) -> int:
-        """Refuses older clients of a source from now on. Returns the sequence of the last commit, which may be an
-        earlier one. Raises SourceTaken if this client is itself older than the newest. Args: settled: see
-        :meth:`~stateflow.partition.sources.Sources.open`."""
+        """Refuses older clients of a source from now on. Returns the sequence of the last commit; there is no new one
+        if this client was the newest already. Raises SourceTaken if there is a newer client.
+
+        Args:
+            settled: see :meth:`~stateflow.partition.sources.Sources.open`.
+        """
         mutations = self._sources.open(source, session, settled)
         if mutations is not None:
             last = self._sources.positions.last(source)
-            # sync: the client gets no output from which it could learn that this commit was lost
+            # synced, because the client gets no output from which it could learn that this commit was lost
             self._committer.commit(source, -1 if last is None else last, mutations, sync=True)
             self._sources.positions.taken(source, session)
             self._committer.known()
@@ -343,8 +354,8 @@ class PartitionProcessor:
         return True
 
     def drop_output(self, source: str, batch: int, apply: bool) -> int:
-        """Drops the stored output of a contained batch. Returns its size in bytes; 0: there is none. Args: apply: drop
-        it; otherwise only report the size."""
+        """Drops the stored output of a contained batch, or with ``apply`` False only looks at it. Returns its size in
+        bytes; 0: there is none."""
         size, mutations = self._sources.without_output(source, batch)
         if size and apply:
             self._committer.commit(source, batch, mutations, sync=True)
@@ -380,8 +391,8 @@ class PartitionProcessor:
         return self._later(watermark_of(self._sources.positions.overlaid(held)))
 
     def needs_no_visit(self, until: float) -> SkipGrant:
-        """Returns which batches may skip this partition: none while the sweep finds much that has expired. Call it
-        between batches. Args: until: monotonic seconds."""
+        """Returns which batches may skip this partition, up to ``until`` in monotonic seconds; none while the sweep
+        finds many expired entries. Call it between batches."""
         event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
         if self._instance.hears_watermarks:
             event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
@@ -406,8 +417,8 @@ class PartitionProcessor:
         Args:
             input_schema: Arrow IPC schema of ``rows``.
             rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
-            now_us, after, guard, digest: see :meth:`run`. A missing digest is computed from the rows where the batch
-                names a client.
+            now_us, after, guard, digest: see :meth:`run`. A missing digest is computed from the rows if the batch names
+                a client.
 
         Raises the errors of :meth:`run`, :meth:`stage` and :meth:`write`; the state is then as it was before the call.
         """
@@ -463,7 +474,7 @@ class PartitionProcessor:
         if (replayed := sources.replayed(batch, after, digest)) is not None:
             earlier, named = replayed.output, batch.session is not None
             if rows is None or named or replayed.rows or not sources.takes_rows_later(batch):
-                if batch.attempt.use and not initial:  # a sender of the same rows, or a mistaken one
+                if batch.attempt.use and not initial:  # a retry must have the same number of rows
                     now = 0 if rows is None else len(self._checked(rows).columns())
                     sources.positions.check_rows(batch, replayed.rows, now)
                 return Applied(earlier, True, 0, self.sequence)
@@ -505,8 +516,8 @@ class PartitionProcessor:
         return rows
 
     def _later(self, watermark_us: int | None) -> int | None:
-        """Returns the partition's watermark after a batch with which the minimum of its sources is ``watermark_us``.
-        The watermark never goes back when a late source joins. It is the event time of the whole batch: of its rows,
+        """Returns the partition's watermark after a batch, if the minimum of its sources is ``watermark_us`` then. The
+        watermark never decreases, even if a late source joins. It is the event time of the whole batch: of its rows,
         its timers and their writes."""
         if watermark_us is None or (self._watermark_us is not None and watermark_us <= self._watermark_us):
             return self._watermark_us

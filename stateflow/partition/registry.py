@@ -1,11 +1,11 @@
-"""Registry of a replica: its data directory, the operators that it knows, and every partition on it; and its lease.
+"""Registry of a replica, which manages its data directory, its operators and its partitions; and the replica's lease.
 
-Lease: without one from the controller a replica does not serve. The controller answers a heartbeat with a duration. The
-replica counts it on its own monotonic clock from when it *sent* that heartbeat, the controller from when it received
-the heartbeat, which is later. If the clocks drift apart by less than the controller's margin, a replica knows that its
-lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A process that was suspended
-finds its lease lapsed when it continues, because the monotonic clock went on. An operator with manual failover needs no
-lease while no controller answers: no other replica gets its partitions then.
+A replica serves only while it has a lease from the controller. The controller answers a heartbeat with a duration. The
+replica counts the duration on its own monotonic clock from when it *sent* that heartbeat, the controller from when it
+received the heartbeat, which is later. If the clocks drift apart by less than the controller's margin, a replica knows
+that its lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A process that was
+suspended finds its lease lapsed when it continues, because the monotonic clock kept running. An operator with manual
+failover needs no lease while no controller answers, because no other replica gets its partitions then.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 #: how long operators may take together to close when the replica stops, seconds
 CLOSE_S_MAX = 3.0
-#: how long a stopping replica waits, for all partitions together, for threads that still write to one, seconds
+#: how long a stopping replica waits for threads that still write to its partitions, in seconds for all partitions
+#: together
 RELEASE_S_MAX = 1.0
-#: the greatest term of a controller that this replica has heard of, and its ledger
+#: file with the greatest term that this replica has seen, and the ledger of that term
 TERM = "TERM"
 ALONE = "ALONE"
 
@@ -69,10 +70,13 @@ ALONE = "ALONE"
 
 @dataclass(slots=True)
 class Lease:
-    """Lease up to ``until``, monotonic seconds. Sans-io. Default: never expires (replicas without a controller).
+    """Lease up to ``until``, in monotonic seconds. Sans-io. By default it never expires, for replicas without a
+    controller.
 
-    ``alone``: operators that the replica serves without a lease while it is ``cut_off``: it has asked every controller
-    since the last answer or since its start, and none answered."""
+    Attributes:
+        alone: operators that the replica serves without a lease while it is ``cut_off``.
+        cut_off: the replica has asked every controller since the last answer, or since its start, and none answered.
+    """
 
     until: float = math.inf
     alone: frozenset[str] = frozenset()
@@ -121,12 +125,19 @@ class PartitionRegistry:
 
     Raises DataDirLocked if another process owns it, InvalidArgument if it is another replica's.
 
-    Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
-    :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (operators that may be served while no controller
-    answers), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB, see
-    :mod:`stateflow.partition.data_directory`), ``commits/`` (see :mod:`stateflow.partition.layout`), ``passed/`` (see
-    :mod:`stateflow.partition.sources`), ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`),
-    ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
+    Layout:
+
+    * ``LOCK``: locked by the process that owns the directory
+    * ``NODE`` and ``workers/``: see :mod:`stateflow.node.workers`
+    * ``REPLICA``: see :mod:`stateflow.partition.data_directory`
+    * ``TERM``: greatest term of a controller that this replica has seen, and the ledger of that term
+    * ``ALONE``: operators that may be served while no controller answers
+    * ``operators/<name>/operator.json``: description of an operator
+    * ``operators/<name>/p00003/<copy>/``: RocksDB, see :mod:`stateflow.partition.data_directory`
+    * ``commits/``: see :mod:`stateflow.partition.layout`
+    * ``passed/``: see :mod:`stateflow.partition.sources`
+    * ``bundles/<digest>.zip``: see :mod:`stateflow.code.bundles`
+    * ``snapshots/<id>/``: hard links that serve a transfer; emptied at start
     """
 
     def __init__(
@@ -174,7 +185,7 @@ class PartitionRegistry:
     def recover_operator(self, folder: Path) -> None:
         """Loads an operator's description and code.
 
-        Its partitions are recovered even without these: the controller knows the operator, too.
+        Its partitions are recovered even without description and code, because the controller can send both.
         """
         file = folder / "operator.json"
         self._unloadable[folder.name] = Unavailable(
@@ -183,7 +194,7 @@ class PartitionRegistry:
             operator=folder.name,
         )
         if not file.exists():
-            log.error("%s: description missing, requested from the controller", folder.name)
+            log.error("operator %s: description missing, requested from the controller", folder.name)
             return
         try:
             spec = OperatorSpec.from_json(json.loads(file.read_text()))
@@ -192,7 +203,7 @@ class PartitionRegistry:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             kept = self.quarantine.put_aside(file, folder.name)
             log.error(
-                "%s: description damaged or of another version (%s), quarantined as %s, requested from the controller",
+                "operator %s: description unreadable (%s), quarantined as %s; requested from the controller",
                 folder.name,
                 error,
                 kept,
@@ -203,7 +214,7 @@ class PartitionRegistry:
             self._know(spec, self._load(spec))
             del self._unloadable[spec.name]
         except StateflowError as error:
-            log.error("%s cannot be served: %s", spec.name, error)
+            log.error("operator %s cannot be served: %s", spec.name, error)
             self._unloadable[spec.name] = error
         get_ready()
 
@@ -236,7 +247,7 @@ class PartitionRegistry:
                     self.put_aside(local.id, directory, str(why))
                     self.commits.forget([local.id])
                 except (OSError, CommitLogDamaged) as error:  # it stays where it is, and is still lost
-                    log.error("%s cannot be quarantined: %s (%s)", directory, error, why)
+                    log.error("damaged copy %s cannot be quarantined: %s (damage: %s)", directory, error, why)
         self.on_change(local.id)
         self.on_lost()
 
@@ -244,7 +255,7 @@ class PartitionRegistry:
         self.lose(self.local(partition), why)
 
     def read_term(self) -> tuple[str, int]:
-        """Returns (ledger, greatest term) of the controllers that were heard here; ("", 0): none was.
+        """Returns (ledger, greatest term) of the controllers that this replica has seen; ("", 0): none.
 
         Raises DecodeError.
         """
@@ -265,7 +276,8 @@ class PartitionRegistry:
         self.environment.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
 
     def read_alone(self) -> tuple[int, frozenset[str]]:
-        """Returns (order, operators) that may be served without a controller; no operators if the file is damaged."""
+        """Returns (number, operators) of the stored permission to serve without a controller; no operators if it is
+        damaged."""
         file = self.root / ALONE
         if not file.exists():
             return 0, frozenset()
@@ -274,7 +286,7 @@ class PartitionRegistry:
             return int(kept["order"]), frozenset(map(str, kept["operators"]))
         except (ValueError, KeyError, TypeError) as error:
             log.error(
-                "list of operators that may be served alone cannot be read: none is until a controller allows it (%s)",
+                "list of operators to serve without a controller cannot be read, a controller must allow them anew: %s",
                 error,
             )
             return 0, frozenset()
@@ -292,8 +304,8 @@ class PartitionRegistry:
         self.environment.expect(here + more)
 
     def learn(self, spec: OperatorSpec) -> None:
-        """Learns an operator: loads its code and keeps its description. An older version than the present one changes
-        nothing: its request was sent, or begun, before the newer one was deployed.
+        """Learns an operator: loads its code and keeps its description. A version older than the present one is
+        ignored, because its request was sent or begun before the newer version was deployed.
 
         Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch if a partition here has states that cannot
         evolve to those of this code.
@@ -316,17 +328,15 @@ class PartitionRegistry:
             self._unloadable.pop(spec.name, None)
 
     def follow(self, spec: OperatorSpec) -> StateflowError | None:
-        """Learns the version that is deployed now. Returns the error that prevents it; None: learnt.
-
-        If it cannot be learnt, no older version serves in its place, and the controller names it again at the next
-        registration.
-        """
+        """Learns the version that is deployed now. Returns the error that prevents this; None: it is learnt. After an
+        error, no older version serves in its place, and the controller names the version again at the next
+        registration."""
         with self._learning:
             try:
                 self.learn(spec)
                 return None
             except StateflowError as error:
-                log.error("%s cannot be served: %s", spec.name, error)
+                log.error("operator %s cannot be served: %s", spec.name, error)
                 self._operators.pop(spec.name, None)
                 self._recorded_us[spec.name] = max(spec.recorded_us, self._recorded_us.get(spec.name, 0))
                 self._unloadable[spec.name] = error
@@ -378,8 +388,8 @@ class PartitionRegistry:
         self._undeployed[operator] = max(epoch, self._undeployed.get(operator, 0))
 
     def check_deployed(self, partition: PartitionId, epoch: int) -> None:
-        """Checks that the operator was not undeployed at this epoch. Callers hold ``mutex``, so that a drop either
-        comes first, or finds the partitions created. Raises StaleEpoch."""
+        """Checks that the operator was not undeployed at this epoch. Callers hold ``mutex``, so that a concurrent drop
+        either is noticed here, or finds the partitions created. Raises StaleEpoch."""
         undeployed = self._undeployed.get(partition.operator, 0)
         if epoch <= undeployed:
             raise StaleEpoch(
@@ -461,8 +471,8 @@ class PartitionRegistry:
         return local
 
     def look(self, partition: PartitionId) -> LocalPartition:
-        """Returns a partition as it is here, for reading. An absent partition leaves no entry behind, because callers
-        may ask for any."""
+        """Returns a partition as it is here, for reading. No entry is made for an absent partition, because callers may
+        ask for any."""
         return self._local.get(partition) or self._empty(partition)
 
     def _empty(self, partition: PartitionId) -> LocalPartition:
@@ -508,9 +518,9 @@ class PartitionRegistry:
         return store
 
     def close_store(self, local: LocalPartition) -> None:
-        """Closes a partition's store; the next caller that needs it opens it again.
+        """Closes a partition's store; the next caller that needs the store opens it again.
 
-        Followers begin anew, because it is unknown until then whether the store has the last write.
+        Followers start over, because it is unknown whether the closed store contains the last write.
         """
         with local.work, local.mutex:
             if local.lifecycle.running or local.store is None:
@@ -568,7 +578,7 @@ class PartitionRegistry:
             free = list(self._free(held))
             for local in free:
                 if local.processor is not None:
-                    with contextlib.suppress(Exception):  # the next start finds it where it is held
+                    with contextlib.suppress(Exception):  # else the next start finds the held positions
                         self.settle(local)
                     local.processor.let_go(closing.append)
             if closing:  # an operator that never returns from close() keeps nothing open
@@ -593,7 +603,7 @@ class PartitionRegistry:
                 continue
             if (processor := local.processor) is not None:
                 processor.end()
-            log.error("%s is still in use, its database is left open", local.id)
+            log.error("%s is still in use while the replica stops, its database is left open", local.id)
 
 
 def _all(calls: Iterable[Callable[[], None]]) -> None:
@@ -602,8 +612,8 @@ def _all(calls: Iterable[Callable[[], None]]) -> None:
 
 
 def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
-    """Checks that code matches the deployed version. Newer code may have more states than that; with fewer it would
-    lose some. Raises OperatorOutdated."""
+    """Checks that code matches the deployed version. Code may have more states than the deployed version; with fewer it
+    would lose some. Raises OperatorOutdated."""
     here = describe(cls, spec.partitions, spec.name)
     differs = [name for name in ("key", "output_schema") if getattr(here, name) != getattr(spec, name)]
     have = {each["name"]: each for each in json.loads(here.state_schema)}

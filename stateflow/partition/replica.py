@@ -3,8 +3,8 @@
 :class:`ReplicaNode` joins the parts of a replica around one data directory.
 
 * Start: :class:`Recovery` finds each partition's newest copy that this replica owned. Nothing is installed at a start:
-  the record that decides is there already, and no other one is written. What a copy on disk may look like, and why:
-  :mod:`stateflow.partition.data_directory`.
+  the deciding record exists already, and no other one is written. See :mod:`stateflow.partition.data_directory` for the
+  states of a copy on disk.
 * Deployment: :func:`create` makes the first, empty copies of an operator's partitions, :func:`drop` deletes those of an
   undeployed operator; both can be repeated after a crash. A copy that was not created completely is marked as
   unfinished on disk.
@@ -51,7 +51,7 @@ from stateflow.storage.faults import damage
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: the batch rate of a partition is 0 when no batch came for this long, seconds
+#: the batch rate of a partition is 0 when no batch has arrived for this long, seconds
 RATE_FORGOTTEN_S = 60.0
 
 # -- Start -----------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Recovery:
                 if self._given_up:
                     return
                 rests = list(home.glob("*" + PART))
-                if rests:  # synced: otherwise a half removed one may come back under the name of a whole one
+                if rests:  # synced, as a power loss might bring back a half removed copy under its former name
                     registry.environment.sync([home])
                 for rest in rests:
                     registry.environment.remove_tree(rest)
@@ -148,7 +148,7 @@ class Recovery:
         return ownership is not None and ownership.replica == self._registry.info.name
 
     def _complete(self, partition: PartitionId, copy: _Copy) -> bool:
-        """Completes a copy from the commit log. False: the copy was quarantined."""
+        """Completes a copy from the commit log. Returns False if the copy was quarantined."""
         registry = self._registry
         try:
             registry.commits.complete(partition, copy.directory, copy.lacking, up_to_damage=copy.up_to_damage)
@@ -246,7 +246,7 @@ def create(
         check_asked: raises if the command to create them is void by now.
 
     Raises TooFewFiles, before anything is created; StaleEpoch, and the error of ``check_asked``, if the operator may
-    have been undeployed meanwhile.
+    have been undeployed since.
     """
     with registry.making(spec, check_asked):
         partitions = list(partitions)
@@ -308,7 +308,7 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     registry.commits.forget(dropped)
     registry.unlearn(operator)
     if dropped:
-        log.warning("%s undeployed: %d partitions deleted", operator, len(dropped))
+        log.warning("operator %s undeployed: %d partitions deleted", operator, len(dropped))
     return len(dropped)
 
 
@@ -476,8 +476,8 @@ class ReplicaNode:
     looks for damage, ``trials`` try a new version.
 
     Args:
-        lease: None: the replica needs no controller to serve.
-        recover: recovers at once; False: the caller calls :meth:`recover`.
+        lease: lease from the controller; None: the replica needs no controller to serve.
+        recover: recover at once; False: the caller calls :meth:`recover`.
 
     Raises the errors of :class:`~stateflow.partition.registry.PartitionRegistry` for its data directory.
     """
@@ -535,7 +535,7 @@ class ReplicaNode:
 
     @property
     def alone(self) -> tuple[int, frozenset[str]]:
-        """(order, operators) that may be served while no controller answers, as kept on disk."""
+        """(number, operators) of the stored permission to serve operators while no controller answers."""
         return self._alone_order, self.lease.alone
 
     def serve_alone(self, order: int, operators: frozenset[str]) -> None:
@@ -635,7 +635,7 @@ class ReplicaNode:
         return [self.view(lifecycle.partition) for lifecycle, _ in self.inventory()]
 
     def sized(self, views: Iterable[PartitionView]) -> tuple[list[PartitionView], DiskView]:
-        """Returns these views with the size of their files, and the disk's view. Waits for the disk."""
+        """Returns ``views`` with the size of their files, and the view of the disk. Waits for the disk."""
         return [self._sized(view) for view in views], self.disk()
 
     def _sized(self, view: PartitionView) -> PartitionView:
@@ -658,7 +658,7 @@ class ReplicaNode:
         return self._registry.look(partition).sealed_at
 
     def batch_rate(self, partition: PartitionId) -> float:
-        """Returns the batches per second, averaged over the time in which they came."""
+        """Returns the batches per second, averaged over the time in which batches arrived."""
         timing = self._registry.look(partition).timing
         return timing.rate if self._clock.monotonic() - timing.began_at < RATE_FORGOTTEN_S else 0.0
 
@@ -668,7 +668,7 @@ class ReplicaNode:
         sizes: dict[int, int] = {}  # by inode: a file that two copies share counts once
         for directory in (local.directory, incoming.directory if incoming is not None else None):
             if directory is not None and directory.is_dir():
-                with contextlib.suppress(FileNotFoundError):  # the copy may go meanwhile
+                with contextlib.suppress(FileNotFoundError):  # the copy may be removed by then
                     for stat in (path.stat() for path in directory.iterdir() if path.name.endswith(".sst")):
                         sizes[stat.st_ino] = stat.st_size
         return sum(sizes.values())
@@ -680,7 +680,7 @@ class ReplicaNode:
         return DiskView(disk_of(self.identity.place), max(0, free), settings.room_bytes)
 
     def sequence(self, partition: PartitionId) -> int:
-        """Returns the sequence of the last commit; 0 where the partition is not being served here."""
+        """Returns the sequence of the last commit; 0 if the partition is not being served here."""
         processor = self._registry.look(partition).processor
         return processor.sequence if processor else 0
 
@@ -692,11 +692,11 @@ class ReplicaNode:
         )
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
-        """Stops sending and receiving this move. False: it has sealed here and goes forward.
+        """Stops sending and receiving the move. Returns False if it has sealed here and must be completed.
 
         ``owned_at``: see :meth:`~stateflow.partition.lifecycle.Lifecycle.cancel`. Raises StateMissing.
         """
-        # the sender first: a prepare that comes later is refused, and one that came before is undone
+        # the sender first, so that a prepare that arrives later is refused, and one that arrived before is undone
         possible = self.sender.cancel(partition, move_id, owned_at)
         self.receiver.abandon(partition, move_id)
         return possible

@@ -1,9 +1,10 @@
 """Slices of one batch for several partitions, with the rows of all of them in one record batch.
 
 A :class:`Frame` holds the slices as received. Its rows are not decoded yet, so slices without rows can be left out
-first. Decoding gives :class:`BatchSlices`, whose parts lie one after another in the rows. :class:`Waiting` limits the
-bytes of rows that cannot be applied yet. :class:`Traffic` counts received rows, for placement. :func:`digests_of`
-identifies the rows of each slice, so that a changed batch is noticed when it is sent again.
+first. Decoding gives :class:`BatchSlices`, in which the rows of one part follow those of the part before it.
+:class:`Waiting` limits the bytes of rows that cannot be applied yet. :class:`Traffic` counts received rows, for
+placement. :func:`digests_of` identifies the rows of each slice, so that a changed batch is noticed when it is sent
+again.
 """
 
 from __future__ import annotations
@@ -27,22 +28,28 @@ from stateflow.types import NAME
 
 # -- Traffic of a partition ------------------------------------------------------------------------------------------
 
-#: sites that are counted separately; rows of other sites count like rows without one
+#: number of sites that are counted separately; rows of further sites count like rows without a site
 SITES_MAX = 64
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Rows received for a partition: ``rows`` since this process first served it, their ``bytes`` in Arrow, and
-    ``origins``, rows by the site that they name. The numbers only grow, and end with the process; two readings give a
-    rate."""
+    """Rows received for a partition since this process first served it. The numbers only grow; two readings give a
+    rate.
+
+    Attributes:
+        rows: number of rows.
+        bytes: size of the rows in Arrow.
+        origins: number of rows by the site that they name.
+    """
 
     rows: int = 0
     bytes: float = 0.0
     origins: dict[str, int] = field(default_factory=dict)
 
     def came(self, rows: int, row_bytes: float, site: str) -> None:
-        """Counts rows of ``row_bytes`` each. ``site``: their origin; empty: unknown, or each row names its own."""
+        """Counts received rows of ``row_bytes`` each. ``site`` is their origin; empty: unknown, or each row names its
+        own site."""
         self.rows += rows
         self.bytes += rows * row_bytes
         if site:
@@ -59,8 +66,9 @@ class Traffic:
 
 
 class Origins:
-    """Sites of rows received together, named by one of their columns. The column is read once, and counted part by
-    part. A value that is not a site's name does not count, nor does a column that is missing or not text."""
+    """Sites of rows received together, named by one of their columns. The column is read once, and its values are
+    counted part by part. Values that are not names of sites are not counted; a column that is missing or is not text
+    names no sites."""
 
     def __init__(self, rows: pa.RecordBatch, column: str) -> None:
         index = rows.schema.get_field_index(column)
@@ -69,7 +77,7 @@ class Origins:
             return
         encoded = rows.column(index).dictionary_encode()
         values = len(encoded.dictionary)
-        # a column that names no sites may have as many values as rows: the first ones are enough to look at
+        # a column that names no sites may have as many values as rows, so only the first ones are examined
         number_of = np.full(values + 1, SITES_MAX, np.int64)
         for place, site in enumerate(encoded.dictionary[:SITES_MAX].to_pylist()):
             if NAME.holds(site):
@@ -78,7 +86,8 @@ class Origins:
         self._numbers = number_of[encoded.indices.fill_null(values).to_numpy(zero_copy_only=False)]
 
     def of(self, start: int, stop: int) -> dict[str, int]:
-        """Returns site → number of the rows from ``start`` to before ``stop`` that name it, never 0."""
+        """Returns site → number of the rows from ``start`` to before ``stop`` that name the site; without sites that no
+        row names."""
         if not self._sites:
             return {}
         counts = np.bincount(self._numbers[start:stop], minlength=len(self._sites))[: len(self._sites)].tolist()
@@ -93,9 +102,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 class Part(NamedTuple):
-    """Slice of a batch for one partition: the rows from ``start`` to before ``stop``. ``epoch``: epoch of ownership, as
-    the sender knows it. ``after``: see :meth:`.PartitionProcessor.run`. ``digest``: digest of the rows, if they must be
-    the same every time the batch is sent.
+    """Slice of a batch for one partition: the rows from ``start`` to before ``stop``.
+
+    Attributes:
+        epoch: epoch of ownership, as the sender knows it.
+        after: see :meth:`.PartitionProcessor.run`.
+        digest: digest of the rows, if they must be the same every time the batch is sent; None: they need not be.
     """
 
     partition: int
@@ -107,9 +119,17 @@ class Part(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Slices as received, with rows that are not decoded yet. ``partitions``: ascending; ``epochs``, ``counts`` of
-    rows, ``afters`` (-1: not stated) and ``digests``: of each slice; the last two may be empty. ``message``: the
-    Arrow record batch message of all rows, ``b""`` for none."""
+    """Slices as received, with rows that are not decoded yet.
+
+    Attributes:
+        schema: Arrow IPC schema of the rows.
+        partitions: the partition of each slice, ascending.
+        epochs: the epoch of each slice.
+        counts: the number of rows of each slice.
+        afters: see :meth:`.PartitionProcessor.run`, for each slice; -1: not stated. Empty: not stated for any.
+        digests: the digest of each slice's rows; empty: the sender has none.
+        message: Arrow record batch message of all rows; ``b""``: no rows.
+    """
 
     operator: str
     batch: Batch
@@ -174,8 +194,14 @@ class Frame(NamedTuple):
 
 @dataclass(slots=True)
 class BatchSlices:
-    """Slices of a batch, with their rows. ``schema``: Arrow IPC schema of ``rows``, which are checked; None: no part
-    has any. The rows of each part come after those of the parts before it. Raises InvalidArgument if they do not."""
+    """Slices of a batch, with their rows.
+
+    The rows of each part must follow those of the parts before it; otherwise InvalidArgument is raised.
+
+    Attributes:
+        schema: Arrow IPC schema of ``rows``.
+        rows: checked rows of all parts; None: no part has rows.
+    """
 
     operator: str
     batch: Batch
@@ -216,7 +242,7 @@ class BatchSlices:
         return 0 if self.rows is None else int(self.rows.nbytes)
 
     def origins(self, part: Part) -> dict[str, int]:
-        """Returns site → number of a part's rows that name it, in the column that the batch names."""
+        """Returns site → number of the part's rows that name the site in the batch's ``site_column``."""
         if self.rows is None:
             return {}
         if self._origins is None:
@@ -224,9 +250,9 @@ class BatchSlices:
         return self._origins.of(part.start, part.stop)
 
     def only(self, places: Sequence[int]) -> BatchSlices:
-        """Returns some of the parts, by index, ascending.
+        """Returns the parts at the indices ``places``, which are ascending.
 
-        The result keeps the rows of all parts, or only its own if these are few.
+        The result shares the rows of all parts, or copies its own rows if they are at most half of them.
         """
         parts = [self.parts[place] for place in places]
         count = sum(part.stop - part.start for part in parts)
@@ -242,7 +268,8 @@ class BatchSlices:
         return BatchSlices(self.operator, self.batch, self.schema, rows, mine)
 
     def arrived(self, part: Part, key: tuple[str, ...]) -> DecodedRows | None:
-        """Returns a part's rows, read with these key columns; None: it has none. Raises KeyColumnMissing."""
+        """Returns a part's rows, read with the key columns ``key``; None: the part has no rows. Raises
+        KeyColumnMissing."""
         if part.start == part.stop:
             return None
         if self._arriving is None or self._arriving.reader.key != key:
@@ -256,8 +283,8 @@ class BatchSlices:
 
 
 class Waiting:
-    """Limit on the bytes of rows that cannot be applied yet: of incomplete slices, and of slices that arrived before
-    their partition.
+    """Limit on the bytes of rows that cannot be applied yet, because their slice is incomplete or arrived before its
+    partition.
 
     Args:
         bytes_max: limit for all callers together; one caller may use half of it.
@@ -268,10 +295,10 @@ class Waiting:
         self.bytes = 0
 
     def admit(self, more: int, has: int, source: str) -> None:
-        """Admits ``more`` waiting bytes of a caller that ``has`` some waiting already.
+        """Admits ``more`` waiting bytes of a caller that already ``has`` that many waiting.
 
-        Raises InvalidArgument if they exceed the share of one caller, Unavailable if all callers together have too
-        many.
+        Raises InvalidArgument if both together exceed the share of one caller, Unavailable if the callers together
+        exceed the limit.
         """
         if has + more > self._bytes_max // 2:
             raise InvalidArgument(
@@ -297,11 +324,14 @@ _BITS = (1 << 63) - 1
 
 
 def digests_of(schema: bytes, rows: pa.RecordBatch | None, bounds: Sequence[int]) -> list[int]:
-    """Returns the digest of each part of the rows; a part reaches from one bound to before the next. Args: schema:
-    Arrow IPC schema; rows: None for no rows.
+    """Returns the digest of each part of the rows; a part extends from one bound to before the next.
 
     Rows are digested by their values, so that the same rows have the same digest in any message and beside any other
     rows. A digest covers the buffers of each column, as if the part were alone and all bytes under nulls were zero.
+
+    Args:
+        schema: Arrow IPC schema of the rows.
+        rows: None: there are no rows.
     """
     seed = _hash(schema)
     found = [seed] * (len(bounds) - 1)

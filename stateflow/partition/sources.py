@@ -1,19 +1,19 @@
-"""Sources of a partition: the position and the client of each, the tombstone of one that no longer sends, and batches
-that skip the partition.
+"""Sources of a partition, with their positions, clients and tombstones; and batches that skip the partition.
 
 :mod:`~stateflow.partition.positions` decides what is kept of a source. :class:`Sources` reads it from the partition's
 store, and adds the changes to the partition's commits.
 
-A batch need not visit a partition for which it has no rows and in which nothing is due: it *skips* the partition. A
-source that visits all partitions with each batch advances its position in each of them. Written partition by partition,
-this costs as much as a row does. The positions of the partitions that a batch skips are therefore kept in one place, a
-database of the replica's own (:class:`SkippedBatches`), with one write for all of them. Such a position is *held* for
-the partition, and becomes the partition's own with its next commit. Before a copy of the partition is taken (a
-snapshot, a checkpoint, a seal), held positions become its own: :meth:`SkippedBatches.settle`.
+A batch *skips* a partition for which it has no rows and in which nothing is due. The source's position still advances
+in every partition, and writing it partition by partition would cost as much as a row does in each. The positions of the
+partitions that a batch skips are therefore kept in one place, a database of the replica's own
+(:class:`SkippedBatches`), with one write for all of them. Such a position is *held* for the partition, and becomes the
+partition's own with its next commit. Before a copy of the partition is taken (a snapshot, a checkpoint, a seal), held
+positions become its own: :meth:`SkippedBatches.settle`.
 
-A held position belongs to a partition at one epoch and sequence. A commit makes the positions held before it void. So
-does everything that rolls a copy back: if a power loss destroys a commit, positions held after it are void, too, and
-the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
+A held position belongs to a partition at one epoch and sequence. The partition's next commit makes it void. So does
+everything that rolls a copy back: if a power loss destroys a commit, positions held after that commit are void, too,
+and the gap is noticed. A start discards void positions before the replica serves, because other commits may reach the
+same sequence.
 
 A partition is skipped only after one of its own batches, committed here, has determined until when nothing is due: see
 :class:`SkipGrant`. Everything else that a visit does, such as sweeping expired state, is done at least every
@@ -46,10 +46,10 @@ from stateflow.types import PartitionId
 log = logging.getLogger(__name__)
 #: folder of the database, in the data directory
 FOLDER = "passed"
-#: longest time without a visit, seconds; a partition is visited again after half of it to all of it, so that not all
-#: partitions are visited at once
+#: longest time without a visit, seconds; each partition is visited again after half of this time or more, so that not
+#: all partitions are visited at once
 VISIT_S_MAX = 60.0
-#: number of distinct positions kept for one source before those that no partition has any more are removed
+#: number of distinct positions kept for one source before those that no partition uses any more are removed
 KINDS_MAX = 64
 _GOLDEN = 0.6180339887498949
 
@@ -67,11 +67,8 @@ class Advance(NamedTuple):
 
 
 class Sources:
-    """Sources of one partition. Not thread-safe. ``positions``: what is known of them.
-
-    Changes added to ``mutations`` take effect in memory once :meth:`committed`, or ``taken`` or ``retired`` of the
-    positions, reports that they are on disk.
-    """
+    """Sources of one partition, with their ``positions``. Not thread-safe. Changes added to ``mutations`` take effect
+    in memory once :meth:`committed`, or ``taken`` or ``retired`` of the positions, reports that they are on disk."""
 
     def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
         known = {
@@ -103,7 +100,7 @@ class Sources:
         self._passed.update(held)
 
     def _recall(self, source: str) -> bool:
-        """Tells whether the source is known. A source known by its tombstone is taken back."""
+        """Tells whether the source is known. Makes a source that has only a tombstone known again."""
         if self.positions.knows(source):
             return True
         retired = self._tombstones.of(source)
@@ -121,8 +118,7 @@ class Sources:
             self.positions.check_client(batch.source, batch.session)
 
     def replayed(self, batch: Batch, after: int | None, digest: int | None) -> layout.Piece | None:
-        """Returns the stored result of a batch that was applied before: its source's newest one, or any of a run of a
-        batch DataFrame; None: the batch is new.
+        """Returns the stored result of a batch that was applied before; None: the batch is new.
 
         Raises BatchChanged, SourceRetired, and the errors of
         :meth:`~stateflow.partition.positions.Positions.is_replay`.
@@ -139,7 +135,7 @@ class Sources:
             stored = self._store.get(layout.piece_key(batch.source, batch.number))
             if stored is not None:
                 return layout.Piece.decode(stored)
-            if not self.is_newest(batch):  # the source has gone on since it was retired
+            if not self.is_newest(batch):  # the source has sent further batches since it was retired
                 raise self.positions.output_is_gone(batch)
         position = self.positions.reached_by(batch.source)
         assert position is not None, batch
@@ -154,7 +150,7 @@ class Sources:
     def takes_rows_later(self, batch: Batch) -> bool:
         """Tells whether a contained batch that brought no rows may still bring some.
 
-        In a run of a batch DataFrame it may not, because a task has all of its rows at once.
+        A batch in a run of a batch DataFrame may not, because a task sends all of its rows at once.
         """
         return self.is_newest(batch) and not batch.is_piece
 
@@ -180,7 +176,7 @@ class Sources:
         if retired := positions.idle(position.at_us, self._retention, source):
             self._tombstones.bury(retired, mutations)
         if silent:
-            # written with the resulting watermark: a copy that has the batch keeps that decision
+            # written with the resulting watermark, so that a copy with the batch has the same decision
             silent = {each: without for each, without in silent.items() if each not in retired}
             mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
@@ -189,7 +185,8 @@ class Sources:
         """Returns the mutations that store a batch's output.
 
         A run of a batch DataFrame keeps every output, because another evaluation needs them all. A query in real-time
-        mode keeps those that its client has not settled, because Spark may run an epoch again and end it elsewhere.
+        mode keeps the outputs that its client has not settled, because Spark may run an epoch again and end it
+        elsewhere.
         """
         if source.startswith(layout.REAL_TIME):
             piece = layout.Piece(position.rows, position.digest, len(output), output)
@@ -212,8 +209,8 @@ class Sources:
     def open(self, source: str, session: layout.Session, settled: int | None) -> Mutations | None:
         """Returns the mutations that refuse older clients of a source from now on; None: they are refused already.
 
-        Raises SourceTaken if this client is older itself, and SourceRetired if the client may need outputs of a source
-        that has none.
+        Raises SourceTaken if there is a newer client, and SourceRetired if the client may need outputs that were
+        removed when the source was retired.
 
         Args:
             settled: outputs of batches up to this one are no longer needed; None: remove none.
@@ -244,7 +241,7 @@ class Sources:
 
     def without_output(self, source: str, batch: int) -> tuple[int, Mutations]:
         """Returns (bytes of one batch's stored output, mutations that remove it); (0, no mutations) if the batch or its
-        output is not stored here. The batch stays contained; sent again, it is answered with no rows."""
+        output is not stored here. The batch stays contained; if it is sent again, the answer has no rows."""
         mutations, key = Mutations(), layout.piece_key(source, batch)
         stored = self._store.get(key)
         if stored is not None:
@@ -271,9 +268,8 @@ class Serving(Protocol):
     def runs(self, operator: type) -> bool: ...
 
     def contains(self, source: str) -> Position | None:
-        """Returns the source's last batch here; None also if the source's next batch must change more than its
-        position.
-        """
+        """Returns the position of the source's last batch here; None also if the next batch must change more than the
+        position."""
         ...
 
     def settle(self, held: dict[str, Position]) -> None: ...
@@ -281,8 +277,8 @@ class Serving(Protocol):
 
 @dataclass(slots=True)
 class SkipGrant:
-    """Describes batches that need not visit a partition: they come before ``until`` (monotonic seconds), have no rows
-    for it, a watermark below ``event_us`` and a processing time below ``processing_us``."""
+    """Describes batches that need not visit a partition: they arrive before ``until`` (monotonic seconds), have no rows
+    for the partition, a watermark below ``event_us`` and a processing time below ``processing_us``."""
 
     processor: Serving
     until: float
@@ -292,8 +288,8 @@ class SkipGrant:
 
 @dataclass(slots=True)
 class SkippedPositions:
-    """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: positions by source; ``granted``: the
-    batches that may skip the partition; None: every batch visits it."""
+    """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: positions by source. ``granted``:
+    batches that may skip the partition; None: every batch visits the partition."""
 
     epoch: int
     sequence: int
@@ -319,8 +315,8 @@ class SkippablePartition(Protocol):
 
 @dataclass(slots=True)
 class _Source:
-    """Positions held for one source. ``kinds``: the distinct positions; ``kind``: which of them each partition has, by
-    partition number; void where the partition is at another epoch or sequence."""
+    """Positions held for one source. ``kinds``: the distinct positions. ``kind``: index in ``kinds`` of each
+    partition's position, by partition number; void if the partition is at another ``epoch`` or ``sequence``."""
 
     kinds: list[Position] = field(default_factory=list)
     kind: Any = field(default_factory=lambda: np.zeros(0, np.uint32))
@@ -387,14 +383,14 @@ class SkippedBatches:
 
     Args:
         root: the data directory.
-        durable: whether held positions survive a loss of power, as commits do. None: nothing is held, and every batch
-            visits.
+        durable: whether held positions survive a power loss, as commits do. None: no positions are held, and every
+            batch visits all partitions.
     """
 
     def __init__(self, root: Path, environment: Environment, durable: bool | None) -> None:
         self._directory, self._environment, self._durable = root / FOLDER, environment, durable
         self._lock: AbstractContextManager[Any] = environment.mutex()
-        self._granted: dict[str, dict[int, SkippablePartition]] = {}  # with a granted pass, by operator
+        self._granted: dict[str, dict[int, SkippablePartition]] = {}  # partitions with a SkipGrant, by operator
         self._sources: dict[tuple[str, str], _Source] = {}
         self._void: set[tuple[str, PartitionId]] = set()  # (source, partition) of void positions found at start
         self._store: PartitionStore | None = None
@@ -403,8 +399,8 @@ class SkippedBatches:
     # -- at start -----------------------------------------------------------------------------------------
 
     def find(self) -> None:
-        """Reads the positions that the last process left. A database that cannot be read is quarantined: partitions
-        then lack batches, and their sources must send these again."""
+        """Reads the positions that the last process left. A database that cannot be read is quarantined; partitions
+        then lack batches, which their sources must send again."""
         if not (self._directory / "CURRENT").exists():
             return
         try:
@@ -440,7 +436,7 @@ class SkippedBatches:
     def begin(self) -> None:
         """Durably discards void positions, except those of quarantined partitions, which may be put back.
 
-        Call it once all partitions were looked for. Raises errors of the disk.
+        Call it after :meth:`found` was called for all partitions. Raises errors of the disk.
         """
         if not self._void:
             return
@@ -459,9 +455,8 @@ class SkippedBatches:
     # -- while it serves ----------------------------------------------------------------------------------
 
     def grant(self, local: SkippablePartition, processor: Serving, until: SkipGrant) -> None:
-        """Lets batches skip a partition from now on, as far as ``until`` says. Callers hold ``work``, after a batch
-        that was committed or found committed.
-        """
+        """Lets the batches that ``until`` describes skip a partition from now on. Callers hold ``work``, after a batch
+        that was committed or found committed."""
         if self._durable is None or local.logs:
             return
         with self._lock:
@@ -570,11 +565,11 @@ class SkippedBatches:
             mutations = Mutations(puts=[(_key(operator, source), found.encode())])
             self._open().apply(mutations, sync=bool(self._durable))
         except BaseException:
-            self._close()  # the database takes no more writes before it is opened anew
+            self._close()  # the database refuses writes until it is reopened
             raise
 
     def settle(self, local: SkippablePartition, store: PartitionStore, commits: CommitLog | None) -> None:
-        """Writes the positions held for a partition to the partition itself. No more are held for it before its next
+        """Writes the positions held for a partition to its own database. No positions are held for it before its next
         batch.
 
         Callers hold ``work``, or ``mutex`` with no batch running. Raises errors of the disk.
@@ -618,7 +613,7 @@ def _key(operator: str, source: str) -> bytes:
 def _may_skip(batch: Batch) -> bool:
     """Tells whether a batch may skip partitions.
 
-    A source with a named client states itself which partitions it visits and what these must contain.
+    A source with a named client decides itself which partitions it visits and what they must contain.
     """
     return not (
         batch.sparse

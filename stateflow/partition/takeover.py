@@ -2,16 +2,16 @@
 not from the present owner.
 
 Takeover (:class:`Successor`): the owner's lease has lapsed, or its data is lost. The controller chooses one of three
-ways: to serve the copy that a standby kept, to serve the copy sealed here for a move that can never end, or to restore
-the newest checkpoint. Each takes effect once, however often the controller asks: if the replica owns the partition at
-the granted epoch, that is the answer. The new owner makes its ownership durable before it serves; right before that it
-checks again, with the partition locked, that the controller cannot have given the takeover up. The old owner, if it
-comes back, learns that it was superseded: its copy is only a warm base from then on.
+ways: to serve a standby's copy, to serve the copy sealed here for a move that can never end, or to restore the newest
+checkpoint. Each takes effect once, however often the controller asks: a replica that owns the partition at the granted
+epoch only repeats its answer. The new owner makes its ownership durable before it serves; right before that it checks
+again, with the partition locked, that the controller cannot have given the takeover up. If the old owner returns, it
+learns that it was superseded, and keeps its copy only as a warm base.
 
-Restore (:class:`Restorer`): a user puts a partition back to a checkpoint. There are two steps, so that the present
-owner is asked to stop only once its successor is ready: the target fetches and proves the checkpoint while the stream
-goes on, then owns the partition at a newer epoch. The copy is unfinished meanwhile (see
-:mod:`stateflow.partition.data_directory`): a restart finds either the former copy or the whole restored partition.
+Restore (:class:`Restorer`): a user resets a partition to a checkpoint. There are two steps, so that the present owner
+stops only once its successor is ready: the target fetches and proves the checkpoint while the stream goes on, then owns
+the partition at a newer epoch. Until then its copy is unfinished (see :mod:`stateflow.partition.data_directory`), so
+that a restart finds either the former copy or the whole restored partition.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ def fetch_first(
     *,
     falls_back: bool = True,
 ) -> Restoring | None:
-    """Fetches and proves the first candidate that can be used. None: there is none.
+    """Fetches and proves the first candidate that can be used. None: no candidate can be used.
 
-    The candidates are listed again when one was garbage-collected before it was fetched: a newer one was published.
+    If a candidate was garbage-collected before it was fetched, a newer one was published, and the candidates are listed
+    again.
 
     Args:
         own: store that adopts the checkpoint; None: no store does.
-        passed_over: gets the errors of damaged candidates.
+        passed_over: the errors of damaged candidates are appended to it.
         falls_back: try the next candidate after a damaged one; False: raise CheckpointCorrupt.
     """
     for _ in range(LISTED_AGAIN):
@@ -130,7 +131,7 @@ class Successor:
             if not self._owns(local, epoch):
                 try:
                     store = self._registry.store(local)
-                except StateDamaged as error:  # else the controller would ask for it again and again
+                except StateDamaged as error:  # otherwise the controller would request this again and again
                     self._registry.lose(local, error)
                     raise
                 assert local.directory is not None
@@ -146,7 +147,7 @@ class Successor:
                     local.lifecycle.prepare(move_id, local.lifecycle.epoch)
                 try:
                     self._own(local, self._copy(local.directory, store, move_id, epoch), move_id, epoch, command)
-                except BaseException:  # such as a full disk: it is sealed as before, and may be asked for again
+                except BaseException:  # such as a full disk: the copy stays sealed, for another attempt
                     with local.mutex:
                         if local.lifecycle.state is State.WARMING:
                             local.lifecycle.seal_again(sealed)
@@ -164,8 +165,8 @@ class Successor:
         command: Command = NOBODY,
         oldest_epoch: int = 1,
     ) -> TakenOver:
-        """Restores the newest readable checkpoint, and publishes it under the new epoch before it is served: an old
-        owner that comes back can then checkpoint no more.
+        """Restores the newest readable checkpoint, and publishes it under the new epoch before it is served, so that an
+        old owner that returns can publish no more checkpoints.
 
         Args:
             oldest_epoch: checkpoints of older epochs belong to a former deployment of the same name.
@@ -195,10 +196,10 @@ class Successor:
                 if found is None:
                     raise StateMissing(
                         "the partition has no checkpoint to restore from",
-                        remedy="restart its owner with its data directory",
+                        remedy="restart its former owner with its data directory",
                         partition=partition,
                     )
-                self._check_asked(command)  # that may have taken minutes
+                self._check_asked(command)  # fetching may have taken minutes
                 copy = self._copy(found.directory, found.store, move_id, epoch)
                 self._registry.copies.publish(local, found, copy, epoch)
                 self._own(local, copy, move_id, epoch, command)
@@ -245,9 +246,9 @@ class Successor:
     # -- the old owner ------------------------------------------------------------------------------------
 
     def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, voided: int = 0) -> bool:
-        """Notes durably that ``owner`` owns the partition at ``epoch``: the copy here is now only a warm base.
+        """Records durably that ``owner`` owns the partition at ``epoch``, and that the copy here is only a warm base.
 
-        False: there is no copy here, or it is newer.
+        Returns False if there is no copy here, or it is newer.
         """
         local = self._registry.local(partition)
         with self._registry.reopening(local), local.work, local.mutex:
@@ -298,12 +299,12 @@ class Restorer:
         own: CheckpointStore | None,
         wanted: Wanted = NEWEST,
     ) -> Restored:
-        """Fetches and proves the newest checkpoint that can be used. Nothing changes for the partition yet.
+        """Fetches and proves the newest checkpoint that can be used. The partition itself does not change yet.
 
         Args:
             own: store in which this replica keeps its checkpoints; None: it has none. The restored checkpoint, from
-                whichever store, is published there as the newest one before it is owned, so that nothing of it is lost
-                if the disk fails right afterwards.
+                whichever store, is published in ``own`` as the newest one before it is owned, so that it is not lost if
+                the disk fails right afterwards.
 
         Raises CheckpointMissing if there is none, CheckpointCorrupt if a savepoint is damaged, SchemaMismatch for a
         checkpoint of another operator, and the store's errors.
@@ -339,7 +340,7 @@ class Restorer:
                     remedy="see `stateflow checkpoint list`, or name another store with --from",
                     partition=partition,
                 )
-            local.restoring = found  # also where the stores do not answer: the next request removes it
+            local.restoring = found  # set even if a store does not answer below, so that the next request removes it
             manifest = found.manifest
             newest = [manifest.epoch, *_newest_epoch(store, partition)]
             if own is not None:
@@ -378,10 +379,10 @@ class Restorer:
         """Serves the prepared checkpoint, at ``epoch`` or a newer one. This is the commit point of a restore.
 
         Args:
-            stop_sources: refuse the clients that have sent to the partition until now.
+            stop_sources: refuse the clients that have sent to the partition so far.
 
         Raises MoveUnknown if nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint if a
-        later owner has published a checkpoint meanwhile, LeaseLost if the controller may have given this restore up.
+        later owner has already published a checkpoint, LeaseLost if the controller may have given this restore up.
         """
         local = self._registry.local(partition)
         restoring = local.restoring
@@ -389,7 +390,7 @@ class Restorer:
             return self._as_it_is(local)
         if restoring is None or restoring.id != restore_id:
             raise _not_under_way(restore_id)
-        with restoring.owning:  # a repeated request waits for a slow first one, and gets its answer
+        with restoring.owning:  # a repeated request waits for a slow first one, and returns the same answer
             return self._own(local, restoring, epoch, command, stop_sources)
 
     def _own(
@@ -410,7 +411,7 @@ class Restorer:
                 return self._as_it_is(local)
             self._authority.check(command)
             self._registry.check_deployed(local.id, asked)
-            if local.restoring is not restoring:  # it was fetched anew meanwhile, and this copy closed
+            if local.restoring is not restoring:  # it was fetched again, and this copy was closed
                 raise _not_under_way(restore_id)
             self._check_still(local)
             leftovers = self._registry.copies.install(local, copy)
@@ -458,18 +459,17 @@ def _is_owned_by(local: LocalPartition, restore_id: str) -> bool:
 
 
 def _not_under_way(restore_id: str) -> MoveUnknown:
-    return MoveUnknown("this restore is not under way here", remedy="start it again", restore=restore_id)
+    return MoveUnknown("this restore is not under way here", remedy="start the restore again", restore=restore_id)
 
 
 def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> None:
     """Checks that a checkpoint fits an operator. Raises SchemaMismatch if it has other partitions or another key than
-    the operator, or states that cannot become the ones it declares.
-    """
+    the operator, or states that cannot evolve to those that the operator declares."""
     if manifest.partitions and (manifest.partitions, manifest.key) != (spec.partitions, spec.key):
         raise SchemaMismatch(
             f"the checkpoint has {manifest.partitions} partitions keyed by {', '.join(manifest.key)}, "
-            f"the operator has {spec.partitions} keyed by {', '.join(spec.key)}",
-            remedy=f"deploy it with --partitions {manifest.partitions} and the same key",
+            f"the operator has {spec.partitions} partitions keyed by {', '.join(spec.key)}",
+            remedy=f"deploy the operator with --partitions {manifest.partitions} and the checkpoint's key",
             operator=spec.name,
         )
     if manifest.schema:

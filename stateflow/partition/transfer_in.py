@@ -1,4 +1,4 @@
-"""Moving in: the target builds a copy while the stream goes on, proves it at the seal, and then owns it."""
+"""Moves at their target: it builds a copy while the stream goes on, proves the copy at the seal, and then owns it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from stateflow.partition.registry import PartitionRegistry
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
-#: smaller files are sent again rather than kept, bytes
+#: smaller files are not kept for a later attempt, but sent again, bytes
 KEPT_BYTES_MIN = 4096
+#: number of quarantined transfers that are kept
 EVIDENCE_KEPT = 3
 
 
@@ -43,19 +44,19 @@ class Receiver:
         self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
     ) -> Kept | None:
         """Makes this replica the target of a move. A second call for the same move starts its transfer again. Returns
-        the sealed copy that an earlier stay of the partition left here; None: there is none."""
+        the sealed copy that remains here since the partition moved away; None: there is none."""
         local = self._registry.local(partition)
         with self._registry.making(spec), local.work, local.mutex:
             self._registry.check_deployed(partition, max(source_epoch, newest_epoch))
             if local.incoming is None:
                 self._registry.expect(1)
             replace(local.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises before anything is changed
-            directory = self._copies.part(local, move_id)  # the disk may refuse: nothing has changed then
+            directory = self._copies.part(local, move_id)  # before any change, as the disk may refuse
             former, local.incoming = local.incoming, Incoming(move_id, directory)
             local.lifecycle.prepare(move_id, source_epoch, newest_epoch)
             if former is not None:
                 self._copies.discard(former)
-            if local.store is not None:  # the copy from before a move away: from now on only files
+            if local.store is not None:  # the sealed copy from before a move away is used only as files from now on
                 local.store.close()
                 local.store = None
         self._registry.on_change(partition)
@@ -64,8 +65,8 @@ class Receiver:
     def lost(self, partition: PartitionId, move_id: str) -> StateMissing | None:
         """Returns an error if the copy that this move brought was owned and has been quarantined since; otherwise None.
 
-        That copy may have taken batches. So the source's sealed copy may not be the whole state any more, and the move,
-        which has ended, cannot begin anew.
+        Batches may have been applied to that copy, so that the source's sealed copy may not contain the whole state any
+        more. The move has ended, and cannot start over.
         """
         home = self._registry.local(partition).home
         for copy in self._registry.quarantine.of_move(move_id, partition.operator, home.name):
@@ -80,8 +81,8 @@ class Receiver:
         return None
 
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
-        """Returns digest → file, for files that an earlier stay of this partition, or an interrupted transfer, left
-        here."""
+        """Returns digest → file, for the files here of an earlier copy of the partition, or of an interrupted
+        transfer."""
         local = self._registry.local(partition)
         found = {self._registry.digests.of(path): path for path in self._received(local) if path.suffix != PART}
         if local.directory is not None and local.directory.is_dir():
@@ -101,7 +102,7 @@ class Receiver:
         return [path for path in received.iterdir() if path.is_file()] if received.is_dir() else []
 
     def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
-        """Removes files that interrupted transfers left here, except files with these digests."""
+        """Removes the files of interrupted transfers, except those with ``digests``."""
         local = self._registry.local(partition)
         for path in self._received(local):
             if path.stem not in digests:
@@ -119,8 +120,8 @@ class Receiver:
         return received / (file.digest + PART)
 
     def keep_received(self, partition: PartitionId, move_id: str, file: BaseFile) -> None:
-        """Proves a base file that has arrived, and makes it part of the copy. The file stays for the next attempt,
-        however this one ends. Raises TransferCorrupt; the received data is then removed."""
+        """Proves a base file that has arrived, and makes it part of the copy. The file is kept for another attempt,
+        too. Raises TransferCorrupt if the content is wrong; the received data is then removed."""
         if file.size < KEPT_BYTES_MIN:
             return
         arrived = self.arriving(partition, move_id, file)
@@ -139,7 +140,7 @@ class Receiver:
         if bytes_needed + reserve > free:
             raise DiskFull(
                 f"the transfer needs {bytes_needed} bytes, {free} are free",
-                remedy="free space at the target, or move to another replica; nothing was changed",
+                remedy="free space at the target, or move the partition to another replica; nothing was changed",
                 replica=self._registry.info.name,
                 partition=partition,
                 reserve=reserve,
@@ -161,7 +162,7 @@ class Receiver:
         if digest != base.digest:
             self._registry.environment.remove_tree(
                 self._registry.local(partition).home / RECEIVED
-            )  # one of them may be wrong
+            )  # one of its files may be wrong
             raise DigestMismatch(
                 "the base that arrived differs from the one sent",
                 remedy="inspect the quarantined copy and start the move again; the source keeps serving",
@@ -173,11 +174,11 @@ class Receiver:
         self._open(partition, move_id, base)
 
     def open_kept(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> int:
-        """Opens a copy of the sealed copy that an earlier stay left here, with the received changes: together they are
-        the base. Returns the bytes that were here already.
+        """Opens the base, which is made of the sealed copy that remains here since an earlier move, and of the received
+        changes. Returns the bytes that were here already.
 
-        The sealed copy itself stays unchanged until the move ends. Raises MoveUnknown or StateMissing if it is gone,
-        TransferCorrupt if the changes are not those that were sent.
+        The sealed copy is copied, and stays unchanged until the move ends. Raises MoveUnknown or StateMissing if it is
+        gone, TransferCorrupt if the changes are not those that were sent.
         """
         local = self._registry.local(partition)
         arrived = self._incoming(partition, move_id).directory
@@ -227,11 +228,12 @@ class Receiver:
     def apply_changes(
         self, partition: PartitionId, move_id: str, change_sets: Iterable[bytes], *, sync: bool = False
     ) -> int:
-        """Applies change sets in order and returns the sequence reached. Raises TransferCorrupt on a gap or bad
+        """Applies change sets in order and returns the last sequence. Raises TransferCorrupt for a gap or a wrong
         checksum.
 
         Args:
-            sync: the change sets survive a loss of power once this returns; False: the end of this process only.
+            sync: the change sets survive a power loss once this returns; False: they survive only the end of this
+                process.
         """
         with self._registry.local(partition).work:
             incoming = self._incoming(partition, move_id)
@@ -252,8 +254,8 @@ class Receiver:
             return incoming.sequence
 
     def sync(self, partition: PartitionId, move_id: str) -> float:
-        """Forces the copy to disk while it follows, so that owning it only has to write the ownership. Returns the
-        duration in milliseconds."""
+        """Forces the copy to disk while it follows, so that owning the copy later writes only the ownership. Returns
+        the duration in milliseconds."""
         incoming = self._incoming(partition, move_id)
         assert incoming.store is not None
         return self._registry.sync(incoming.store)
@@ -275,11 +277,12 @@ class Receiver:
                 )
 
     def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path] | None:
-        """Owns the copy: proves it, makes the ownership durable, and serves. This is the commit point of a move.
+        """Proves the copy, makes the ownership durable, and serves. This is the commit point of a move.
 
-        Returns files on disk that are no longer needed, for :meth:`tidy` to remove once no caller waits. None: the copy
-        is a standby's, and the seal is for another replica or for a move that was cancelled here; the copy stays, for a
-        takeover. Raises DigestMismatch if the copy differs from the one that the source sealed; nothing is owned then.
+        Returns the leftovers on disk, which :meth:`tidy` should remove once no caller waits. Returns None if the copy
+        is a standby's, and the seal is for another replica or for a move that was cancelled here; the copy then stays,
+        for a takeover. Raises DigestMismatch if the copy differs from the one that the source sealed; the copy is not
+        owned then.
         """
         local = self._registry.local(partition)
         with local.work:
@@ -320,8 +323,9 @@ class Receiver:
         self._copies.tidy(self._registry.local(partition), leftovers)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
-        """Gives up an unfinished incoming move. The copy that was here before stays as a warm base, unless the copy is
-        a standby's that ends with a seal: that copy is then the base, since its owner has the changes from there on."""
+        """Gives up an unfinished incoming move. The former copy here stays as the warm base, unless the incoming copy
+        is a standby's that ends with a seal. That copy then becomes the warm base, because the new owner has all
+        changes after the seal."""
         local = self._registry.local(partition)
         if local.incoming is None:  # without waiting for a running batch
             return
@@ -335,7 +339,7 @@ class Receiver:
                 if incoming.seal is not None:
                     self._keep(local, incoming, incoming.seal)
             finally:
-                local.lifecycle.abandon(move_id)  # also where keeping fails; a no-op once it is kept
+                local.lifecycle.abandon(move_id)  # even if keeping the copy fails; no effect once it is kept
                 if local.directory != incoming.directory:
                     self._copies.discard(incoming)
             self._registry.on_change(local.id)
@@ -352,8 +356,8 @@ class Receiver:
         self._copies.tidy(local, leftovers)
 
     def _quarantine(self, incoming: Incoming) -> Path:
-        """Quarantines a copy with wrong content, for inspection, and returns its path. Only the newest are kept: the
-        copy does not count as state, and its source goes on serving."""
+        """Quarantines a copy with wrong content, for inspection, and returns its path. Only the newest such copies are
+        kept, as they are not state: their sources still serve."""
         if incoming.store is not None:
             incoming.store.close()
             incoming.store = None

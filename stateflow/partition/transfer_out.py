@@ -1,4 +1,4 @@
-"""Moving out: snapshots and change logs for a move's target, the fence and the seal."""
+"""Moves at their source: it takes snapshots, keeps change logs for targets, and fences and seals partitions."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class Sender:
     def snapshot(
         self, partition: PartitionId, move_id: str, standby: bool = False, kept: Kept | None = None
     ) -> SnapshotInfo:
-        """Takes a base for a move's target, and starts a change log from there on.
+        """Takes a snapshot as the base for a move's target, and starts a change log at that point.
 
-        A sealed partition can only be the base for the move that it was sealed for.
+        A sealed partition can be the base only for the move that it was sealed for. Raises MoveUnknown for another
+        move, and for a move that was cancelled or restarted.
 
         Args:
-            kept: the sealed copy that the target has. It becomes the base if every change since then is known here.
+            kept: the sealed copy that the target has; None: it has none. This copy becomes the base if every change
+                since then is known here.
         """
         local = self._registry.look(partition)
         goes_back = kept is not None and local.since is not None and local.since.kept == kept
@@ -75,7 +77,7 @@ class Sender:
             changes.read_at = self._registry.clock.monotonic()
             self._registry.drop_log(local, move_id)
             local.logs[move_id] = changes
-        # the rest while the stream goes on
+        # the rest is done while the stream goes on
         try:
             if known:
                 directory.mkdir()
@@ -84,18 +86,18 @@ class Sender:
         except FileNotFoundError:
             if not changes.closed:
                 raise
-        if changes.closed:  # the files it was made of are gone, except those written after that
+        if changes.closed:  # its files were removed, except those written after the log was closed
             self._registry.environment.remove_tree(directory)
-            raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=move_id)
+            raise MoveUnknown("the move was cancelled or restarted", remedy="start the move again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
         with local.mutex:
-            if local.lifecycle.state is State.SEALED and local.kept is not None:  # perhaps sealed meanwhile
+            if local.lifecycle.state is State.SEALED and local.kept is not None:  # perhaps sealed since the snapshot
                 self._end(local, changes, local.kept)
         return changes.base
 
     def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
-        """Opens a base file for reading. Raises MoveUnknown, also if a cancelled move's files are being removed."""
+        """Opens a base file for reading. Raises MoveUnknown if the file is gone, as after a cancelled move."""
         path = self._registry.snapshots / snapshot_id / name
         try:
             if path.parent.parent == self._registry.snapshots:
@@ -123,8 +125,8 @@ class Sender:
             changes.read_at = self._registry.clock.monotonic()
 
     def drop_unread(self) -> None:
-        """Removes snapshots and logs from which no target has read for ``transfer_timeout_s``, because the message that
-        their move is over was lost. A target that comes back after that begins with a new snapshot."""
+        """Removes snapshots and logs from which no target has read for ``transfer_timeout_s``: the message that their
+        move is over may be lost. A target that returns after that begins with a new snapshot."""
         before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
         for local in self._registry.local_partitions():
             for move_id, changes in list(local.logs.items()):
@@ -134,7 +136,7 @@ class Sender:
                             self._registry.drop_log(local, move_id)
 
     def is_followed(self, partition: PartitionId, *moves: str) -> bool:
-        """Tells whether the target of one of these moves reads the change log now."""
+        """Tells whether the target of one of ``moves`` is reading the change log now."""
         logs = self._registry.look(partition).logs
         return any(move_id in logs and logs[move_id].readers > 0 for move_id in moves)
 
@@ -151,7 +153,7 @@ class Sender:
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
     def sync(self, partition: PartitionId) -> float:
-        """Forces the partition's store to disk while it is served, so that sealing only has to write the seal. Returns
+        """Forces the partition's store to disk while it is served, so that sealing later writes only the seal. Returns
         the duration in milliseconds."""
         store = self._registry.look(partition).store
         return 0.0 if store is None else self._registry.sync(store)
@@ -167,14 +169,15 @@ class Sender:
         standby_move: str = "",
         command: Command = NOBODY,
     ) -> bool:
-        """Stops serving, after the running batch, for this move. True: sealed; False: it will be sealed when that batch
-        is done.
+        """Stops serving for the move, after the running batch. Returns True if the partition is sealed, False if it
+        will be sealed at the end of that batch.
 
         Args:
-            cold: the target copies after the seal; False: the target must follow by now, for the move or as this
-                standby.
+            cold: the target copies after the seal; False: the target must already follow, through ``move_id`` or
+                ``standby_move``.
+            standby_move: move of the standby that the target is; empty: the target is no standby.
 
-        Raises the error that keeps the move from sealing; the partition is then served as before.
+        Raises the error that prevents the seal; the partition is then served as before.
         """
         local = self._registry.local(partition)
         with self._registry.reopening(local), local.mutex:
@@ -201,8 +204,9 @@ class Sender:
     ) -> bool:
         """Stops serving, because the partition is restored elsewhere.
 
-        True: sealed, or not owned here now; False: it will be sealed when the running batch is done. Raises
-        InvalidTransition while a move is being fenced, StaleEpoch if it is owned at this epoch or a newer one.
+        Returns True if the partition is sealed or not owned here, False if it will be sealed at the end of the running
+        batch. Raises InvalidTransition while a move is being fenced, StaleEpoch if the partition is owned at ``epoch``
+        or a newer one.
         """
         local = self._registry.local(partition)
         with self._registry.reopening(local), local.mutex:
@@ -216,7 +220,7 @@ class Sender:
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
 
     def seal(self, local: LocalPartition) -> None:
-        """Writes the seal durably, then tells followers. Callers hold ``mutex``, with no batch running."""
+        """Writes the seal durably, then sends it to the followers. Callers hold ``mutex``, with no batch running."""
         lifecycle = local.lifecycle
         local.sealed_at = self._registry.clock.monotonic()
         store = self._registry.store(local)
@@ -226,7 +230,7 @@ class Sender:
         sequence = local.processor.sequence if local.processor else read_sequence(store)
         local.kept = Kept(lifecycle.move_id, lifecycle.epoch, sequence)
         for changes in local.logs.values():
-            if changes.base is not None:  # else the log ends when its base is known
+            if changes.base is not None:  # otherwise snapshot() ends the log once its base is known
                 self._end(local, changes, local.kept)
         if local.processor is not None:
             local.processor.let_go(self._registry.environment.aside)
@@ -241,9 +245,9 @@ class Sender:
         changes.end(Seal(kept.move_id, kept.epoch, kept.sequence, digest, now_us, local.lifecycle.successor))
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
-        """Forbids this move to seal. False: it has sealed already and goes forward. Raises StateMissing.
+        """Forbids the move to seal. Returns False if it has sealed already and must be completed.
 
-        Does not wait for a running batch.
+        Does not wait for a running batch. Raises StateMissing if the partition's data was lost here.
         """
         local = self._registry.local(partition)
         with local.mutex:
@@ -254,11 +258,11 @@ class Sender:
         return possible
 
     def release(self, partition: PartitionId, move_id: str) -> None:
-        """Ends a move whose target owns the partition. Nothing else of the move is needed; the files stay as a warm
-        base for a return."""
+        """Ends a move whose target owns the partition. The change log is dropped; the partition's files stay as a warm
+        base, in case it moves back."""
         local = self._registry.local(partition)
         if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id and local.store is not None:
-            local.store.flush()  # else opening it reads its write-ahead log, and holds up every thread
+            local.store.flush()  # otherwise the next open reads its write-ahead log, and blocks every thread
         with local.work, local.mutex:
             self._registry.drop_log(local, move_id)
             if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id:

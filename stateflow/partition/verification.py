@@ -1,14 +1,15 @@
-"""Verification of a whole partition while batches go on: of the stored data, and of its evolution by a new version.
+"""Verifies the stored data of a partition, and tries its evolution to a new version, while batches go on.
 
 Both read a snapshot, with a cache of their own, and change nothing.
 
 :class:`Verifier` finds damage in a partition before the partition is needed: it reads every block and every cell. Its
 state digest can be compared with that of another copy at the same sequence.
 
-:class:`Trials` try an operator's new version on all stored state, before that version serves. Keys come in pieces, in
-the order in which they are stored. For each piece, ``migrate_state`` runs as it will run later, after ``open``; the
+:class:`Trials` try an operator's new version on all stored state, before that version serves. Keys are processed in
+pieces, in their stored order. For each piece, ``migrate_state`` runs as in the later migration, after ``open``; the
 resulting states are encoded, and cells that the new version reads as another type are decoded. The real migration is
-one commit of the whole partition. Pieces keep the trial's memory small and let it stop between two of them.
+one commit of the whole partition. A trial works in pieces to limit its memory, and to be able to stop between two of
+them.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ from stateflow.storage import PartitionStore
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId
 
-#: faults of one partition that are reported one by one
+#: number of faults of one partition that are reported one by one
 FAULTS_MAX = 5
-#: how often a standby is checked for having reached its owner's sequence, seconds
+#: interval at which a standby is checked for having reached its owner's sequence, seconds
 LOOK_S = 0.002
-#: how often a wait checks whether the verification is still wanted, seconds
+#: interval at which a wait checks whether the verification is still wanted, seconds
 STOP_S = 0.2
 TAG = slice(len(CELL), len(CELL) + 8)
 
@@ -92,18 +93,19 @@ class Verifier:
     """Verifies partitions. Called from several threads; changes nothing.
 
     Args:
-        sleep: waits for a number of seconds, to make way for other work.
+        sleep: waits for the given seconds, to leave time for other work.
     """
 
     def __init__(self, registry: PartitionRegistry, sleep: Callable[[float], None] = time.sleep) -> None:
         self._registry, self._sleep = registry, sleep
 
     def begin(self, partition: PartitionId, standby_of: int | None = None, wait_s: float = 1.0) -> Copy | None:
-        """Takes a snapshot, between two batches, of a partition owned here; None: it is not owned here.
+        """Takes a snapshot, between two batches, of a partition owned here. Returns None if there is no such copy.
 
         Args:
-            standby_of: the owner's sequence. The standby's copy here is taken instead, once it has reached this
-                sequence, or as it is after ``wait_s``. None: the owned copy is taken.
+            standby_of: the owner's sequence. The snapshot is of the standby's copy here instead, once the copy has
+                reached this sequence, or as it is after ``wait_s`` seconds. None: the snapshot is of the owned
+                partition.
         """
         local = self._registry.look(partition)
         if standby_of is not None:
@@ -141,9 +143,9 @@ class Verifier:
         return Copy(partition, directory, epoch, read_sequence(db))
 
     def read(self, copy: Copy, stopped: Callable[[], bool] = lambda: False) -> Verification:
-        """Reads all of a copy, at most at ``verify_bytes_per_s``, and slower while batches come: every block by its
-        checksum, and every cell by its declaration. Raises Stopped.
-        """
+        """Reads all of a copy, at most at ``verify_bytes_per_s``, and more slowly while batches arrive. Checks the
+        checksum of every block, and decodes every cell by its declaration. Raises Stopped once ``stopped`` returns
+        True."""
         reading = _Reading()
         limit = RateLimit(self._registry.settings.verify_bytes_per_s)
         clock = self._registry.clock
@@ -170,7 +172,7 @@ class Verifier:
                 db.close()
         except Stopped:
             raise
-        except Exception as error:  # noqa: BLE001 - files may be anything
+        except Exception as error:  # noqa: BLE001 - damaged files may raise any error
             faults.append(_unreadable(copy.partition, error))
         if reading.wrong > len(faults):
             faults.append(_cells_wrong(copy.partition, reading.wrong))
@@ -181,7 +183,7 @@ class Verifier:
 
     def _declared(self, partition: PartitionId, db: PartitionStore) -> dict[bytes, Declaration]:
         """Returns the declarations of states by tag. Empty if the operator cannot be loaded here, or if another version
-        of it stored the cells, which the first batch would evolve."""
+        of it stored the cells and the next batch will evolve them."""
         with contextlib.suppress(StateflowError):
             _, cls = self._registry.operator(partition.operator)
             if is_evolved(cls, db, self._registry.deployed(partition.operator)):
@@ -213,7 +215,7 @@ class _Reading:
                 check_cell(declaration, key, value)
                 self.cells += 1
             elif not value or value[0] & ~EXPIRES != FORMAT_VERSION:
-                raise StateDamaged("a state cell has an unknown format", remedy="check which version wrote it")
+                raise StateDamaged("a state cell has an unknown format", remedy="run the version that wrote it")
         except StateflowError as error:
             self.wrong += 1
             if self.wrong <= FAULTS_MAX:
@@ -243,7 +245,7 @@ def _cells_wrong(partition: PartitionId, count: int) -> StateflowError:
 #: a piece ends with the key that reaches one of these limits
 PIECE_KEYS = 1000
 PIECE_BYTES = 4 << 20
-#: the version's own faults
+#: errors that are faults of the new version itself
 FAILURES = (OperatorFailed, SchemaMismatch, DecodeError, EncodeError)
 _STATE = len(CELL) + 8
 _Cell = tuple[bytes, bytes]
@@ -269,7 +271,7 @@ class Trials:
         return None if copy is None else Trial(self._registry, spec, cls, copy)
 
     def is_needed(self, spec: OperatorSpec, cls: type[Operator], partition: PartitionId) -> bool:
-        """Tells whether the version changes the partition's stored cells, or reads them as other types. Opens no
+        """Tells whether the version converts the partition's stored cells, or reads them as other types. Opens no
         database. Raises SchemaMismatch."""
         stored = self._registry.stored_schema(self._registry.look(partition))
         if stored is None:
@@ -284,7 +286,7 @@ class Trials:
 
 
 class Trial:
-    """Trial on one partition, for one thread. ``copy``: the snapshot."""
+    """Trial on the snapshot ``copy`` of one partition, for one thread."""
 
     def __init__(self, registry: PartitionRegistry, spec: OperatorSpec, cls: type[Operator], copy: Copy) -> None:
         self.copy = copy
@@ -292,9 +294,9 @@ class Trial:
         self._pieces = self._run()
 
     def step(self) -> bool:
-        """Tries the next piece; False: there is none.
+        """Tries the next piece. Returns False if there is none.
 
-        Raises SchemaMismatch, OperatorFailed, and DecodeError or EncodeError for a value that cannot be read or kept.
+        Raises SchemaMismatch, OperatorFailed, and DecodeError or EncodeError for a value that cannot be read or stored.
         """
         try:
             return next(self._pieces, None) is not None
@@ -305,7 +307,7 @@ class Trial:
 
     def close(self) -> None:
         left_behind = inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
-        if not left_behind:  # otherwise its thread drops it, should it return
+        if not left_behind:  # otherwise its thread frees it if it ever returns
             self._pieces.close()
 
     def _run(self) -> Generator[int]:
@@ -336,7 +338,7 @@ def try_out(
                 times_us = now_us, watermark_us
                 made = converted(partition.operator, evolution, reader, instance, before["version"], times_us)
                 gone = [*(start for start, _ in made.clears), *made.deletes]
-                reader = Evolved(reader, gone, dict(made.puts))  # as it would be read after the migration
+                reader = Evolved(reader, gone, dict(made.puts))  # reads the states as after the migration
             for declaration in retyped:
                 for _ in scan_entries(declaration, reader):
                     pass
@@ -358,9 +360,9 @@ def _instance(
 
 
 class Piece:
-    """The cells of some keys, of all states, in memory; everything else is read from the store.
+    """The cells of some keys in all states, in memory; everything else is read from the store.
 
-    ``keys``: number of these keys.
+    ``keys``: number of keys in memory.
     """
 
     def __init__(self, store: CellReader, cells: Iterable[_Cell], keys: int) -> None:
@@ -381,7 +383,8 @@ class Piece:
 
 
 def pieces(store: CellReader, tags: Iterable[bytes]) -> Iterator[Piece]:
-    """Yields all keys of the states with these tags in pieces; each key once, with the cells of all its states."""
+    """Yields all keys of the states with ``tags``, in pieces. Each key occurs once, with the cells of all its
+    states."""
     scans = [store.scan(space + tag) for tag in tags for space in (CELL, COUNT)]
     cells: list[_Cell] = []
     keys = size = 0
@@ -404,7 +407,8 @@ def _row(cell: _Cell) -> bytes:
 
 
 def _retyped(cls: type[Operator], stored: Iterable[Mapping[str, Any]]) -> list[Declaration]:
-    """States whose cells stay where they are and are read as other types, such as records with a wider field."""
+    """Returns the states with cells that stay unchanged but are read as other types, such as records with a wider
+    field."""
     types = {(each["name"], each["tag"]): each.get("types") for each in stored}
     return [
         each

@@ -40,7 +40,7 @@ from stateflow.tracing import Made, Tracing, tracing
 from stateflow.types import ADDRESS
 
 log = logging.getLogger(__name__)
-#: seconds for which a read waits for partitions that are on the move
+#: seconds for which a read waits for partitions that are moving
 READ_TIMEOUT_S = 8.0
 #: seconds between two warnings of a batch that waits for an owner
 SAY_EVERY_S = 5.0
@@ -54,8 +54,12 @@ _Arrived = queue.SimpleQueue[tuple[str, Answers]]
 class OfOperator:
     """Metrics of one operator.
 
-    ``took``: durations, in seconds, of batches that all their partitions acknowledged. ``failed``: number of other
-    batches. ``replayed``: number of partitions that contained their batch already.
+    Attributes:
+        took: durations, in seconds, of batches that all their partitions acknowledged.
+        rows: number of rows in these batches.
+        failed: number of batches that failed.
+        replayed: number of partitions that already contained their batch.
+        under_way: number of batches that are being sent.
     """
 
     took: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
@@ -127,17 +131,17 @@ SENT = Sent()
 class Router:
     """Sends batches of one operator. Thread-safe. Creating one raises OperatorNotDeployed or Unavailable.
 
-    Only the constructor waits for a controller that does not answer or does not lead. Later requests do not: owners go
-    on without the controller, and their answers must not wait for it.
+    Only the constructor waits for a controller that does not answer or does not lead. Later requests do not wait for
+    it, because owners serve without the controller.
 
     Args:
-        controller: its address.
+        controller: address of the controller, or several separated by commas.
         operator: name of a deployed operator.
         known: an earlier deployment, used if no controller answers.
-        silence_s: seconds of silence, at least the time-out, after which an owner that took a batch counts as having
-            lost it.
-        addresses: replicas' advertised addresses → addresses as seen from here, where they differ. Raises
-            InvalidArgument for a malformed address.
+        silence_s: an owner that received a batch counts as having lost it after this many seconds of silence, or after
+            ``unavailable_timeout_s`` if that is longer.
+        addresses: replicas' advertised addresses → addresses as seen from here, if they differ. Raises InvalidArgument
+            for a malformed address.
     """
 
     def __init__(
@@ -155,7 +159,7 @@ class Router:
         self.clock: Clock = SYSTEM_CLOCK
         self.operator = operator
         self._silence_s = silence_s
-        #: of this process, as it was when the router was made
+        #: tracing of this process when the router was made; None: there is none
         self.tracing = tracing()
         self._sent = SENT.of(operator)
         self.deployment = self._first(controller, known)
@@ -178,9 +182,9 @@ class Router:
         return table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved(), self._addresses)
 
     def span(self, source: str) -> AbstractContextManager[object]:
-        """Returns the span of a client's call, the parent of all calls made meanwhile.
+        """Returns the span of a client's call, which is the parent of all calls made inside it.
 
-        Without traces, it is an empty context.
+        Without tracing, the span is an empty context.
         """
         if self.tracing is None:
             return nullcontext()
@@ -288,7 +292,8 @@ class Router:
             return said_at
         if (waiting := session.waits(now)) is not None:
             log.warning(
-                "batch %s of %s waits for %d partitions of %s, %.0f of at most %.0f s: %s, owner of %d: %s",
+                "batch %s of source %s waits for %d partitions of %s for %.0f of at most %.0f s: %s, owner of "
+                "partition %d: %s",
                 batch.number,
                 batch.source,
                 waiting.partitions,
@@ -341,8 +346,8 @@ class Asked:
     """Questions to all owners about a source. The constructor sends them; :meth:`answers` waits for the answers.
 
     Args:
-        batch: an owner whose partitions all contain the batch before this one answers only that.
-        timeout_s: seconds for which a partition may stay without an owner that answers.
+        batch: the next batch. An owner with the batch before it in all its partitions answers only that fact.
+        timeout_s: seconds for which a partition may have no answering owner.
     """
 
     def __init__(self, router: Router, source: str, batch: int, timeout_s: float) -> None:
@@ -387,7 +392,7 @@ class Asked:
             try:
                 self._router.refresh()
             except Unavailable:
-                pass  # go on with the known owners
+                pass  # continue with the known owners
             self._pending = self._ask()
         return self._found
 

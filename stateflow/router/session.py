@@ -1,15 +1,15 @@
 """Sans-io part of the router: positions that a source has reached, routing tables, and the delivery of one batch.
 
 A :class:`BatchSession` delivers one batch to the owners of its partitions. The caller carries out the steps that
-``poll`` returns, and reports events to the session: answers, signs of life, tables. It passes on an output or a refusal
-only if ``awaits`` admits it. In the table, a route with an older epoch never replaces one with a newer epoch.
+``poll`` returns, and reports events to the session: answers, signs of life, tables. It reports an output or a refusal
+only if ``awaits`` returns True for it. In the table, a route with an older epoch never replaces one with a newer epoch.
 
 Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at some time) or *done*. Answers:
 
 * output: the partition is done.
 * silence, without even a sign of life, for as long as the batch may be without an owner: the batch fails.
-* no answer for a while: the router asks for the table, and sends the partition to its new owner, if it has one by now;
-  the old answer is ignored.
+* no answer for a while: the router asks the controller for the table, and sends the partition to its new owner, if
+  there is one by then; an answer of the former owner is ignored.
 * moved: the table is corrected, and the partition is sent at once to its new owner. If the answer names no newer owner,
   the router asks for the table.
 * refused, retryable (not owner, unavailable): the router asks for the table, and sends the partition after a back-off.
@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from stateflow.errors import BatchIncomplete, Moved, PositionGap, StateflowError, Unavailable
 from stateflow.types import PartitionId, ReplicaInfo
 
-#: seconds; a replica at work gives a sign more often than this
+#: least silence, in seconds, after which a replica counts as having lost a batch; a working replica gives signs of life
+#: more often
 SILENCE_S_MIN = 15.0
 
 # -- Positions of a source in the partitions of an operator ----------------------------------------------------------
@@ -36,8 +37,10 @@ SILENCE_S_MIN = 15.0
 class Reached:
     """Position of a source in one partition.
 
-    ``batch``: the last batch that it contains. ``event_us``: newest event time, µs, that the source had reported up to
-    that batch. ``event_before_us``: the same up to the batch before.
+    Attributes:
+        batch: the last batch that the partition contains.
+        event_us: newest event time, µs, that the source had reported up to that batch; None: none.
+        event_before_us: newest event time, µs, up to the batch before; None: none.
     """
 
     batch: int
@@ -57,10 +60,9 @@ def newest_event_us(reached: Mapping[int, Reached], batch: int) -> int | None:
 def check_whole(operator: str, source: str, batch: int, partitions: int, reached: Mapping[int, Reached]) -> None:
     """Checks that every partition contains the batch before ``batch``.
 
-    It is for a source that visits all partitions with each batch.
-
-    Call it before any part of ``batch`` is sent: a partition that was left out cannot report that while it is left out
-    again. Partitions without a batch of the source are not in ``reached``.
+    Use it for a source that visits all partitions with each batch. Call it before any part of ``batch`` is sent,
+    because a partition that is left out again cannot report that it was left out before. Partitions without a batch of
+    the source are not in ``reached``.
 
     Raises BatchIncomplete if only the batch before is missing, in some partitions, so that it can be sent again;
     PositionGap if more is missing, because a part of the state was lost.
@@ -99,8 +101,10 @@ class Route:
 class RoutingTable:
     """Partition → route, as last reported.
 
-    ``version``: the assignment's version. ``unserved``: partition → why no replica serves it. ``addresses``: owners'
-    advertised addresses → addresses as seen from here, where they differ.
+    Attributes:
+        version: version of the assignment.
+        unserved: partition → why no replica serves it.
+        addresses: owners' advertised addresses → addresses as seen from here, if they differ.
     """
 
     operator: str
@@ -114,12 +118,12 @@ class RoutingTable:
         return Route(owner, self.addresses.get(address, address), epoch)
 
     def update(self, partition: int, route: Route) -> None:
-        """Takes in a route if its epoch is newer; an older epoch never replaces a newer one."""
+        """Stores a route if its epoch is newer; an older epoch never replaces a newer one."""
         if route.epoch > self.routes[partition].epoch:
             self.routes[partition] = route
 
     def merge(self, other: RoutingTable) -> None:
-        """Takes in the controller's table, except where a redirect named a newer epoch."""
+        """Merges the controller's table, except routes for which a redirect named a newer epoch."""
         for partition, route in enumerate(other.routes):
             known = self.routes[partition]
             if route.epoch >= known.epoch:
@@ -138,7 +142,7 @@ class RoutingTable:
             return known
         return Unavailable(
             f"no owner answered for {waited_s:.0f} s; last error: {last.what}",
-            remedy="start the replica that owns it, then send the batch again",
+            remedy="start the replica that owns the partition, then send the batch again",
             partition=PartitionId(self.operator, partition),
             owner=self.routes[partition].owner,
         )
@@ -149,7 +153,7 @@ class RoutingTable:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the rows of these partitions, each with the epoch at which its owner is believed to own it."""
+    """Instruction to send the rows of ``parts``: (partition, epoch at which its owner is believed to own it)."""
 
     address: str
     parts: tuple[tuple[int, int], ...]
@@ -157,12 +161,12 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """Ask the controller for the table, then call ``refreshed`` or ``not_refreshed``."""
+    """Instruction to ask the controller for the table, then to call ``refreshed`` or ``not_refreshed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until an answer comes; there is nothing to do before this many seconds have passed."""
+    """Instruction to wait for an answer; until then, or until ``seconds`` have passed, there is nothing else to do."""
 
     seconds: float
 
@@ -172,7 +176,15 @@ Instruction = Send | Refresh | Wait
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """``partitions`` of a batch have no answering owner; ``partition``, for longest, since ``seconds``."""
+    """Partitions of a batch that have no answering owner.
+
+    Attributes:
+        partitions: number of these partitions.
+        partition: the one that has waited for longest.
+        owner: last known owner of ``partition``.
+        seconds: how long ``partition`` has waited.
+        error: the last error.
+    """
 
     partitions: int
     partition: int
@@ -185,10 +197,14 @@ class Waiting:
 class Delivery:
     """A batch that is applied everywhere.
 
-    ``outputs``: partition → Arrow record batch message, ``b""`` for none. ``replayed``: number of partitions that
-    contained it already. ``operator_us`` and ``commit_us``: times of the replica that spent most on the batch. Replicas
-    work in parallel, and each works on one partition after another, so this is the share of the sending time that
-    replicas account for.
+    Replicas work in parallel, and each works on one partition after another. The times of the replica that spent most
+    on the batch are therefore the part of the sending time that replicas account for.
+
+    Attributes:
+        outputs: partition → Arrow record batch message, ``b""`` for none.
+        replayed: number of partitions that already contained the batch.
+        operator_us: time in the operator at the replica that spent most, µs.
+        commit_us: time in commits at that replica, µs.
     """
 
     outputs: dict[int, bytes]
@@ -214,10 +230,10 @@ class BatchSession:
     outputs: dict[int, bytes] = field(default_factory=dict)
     replayed: int = 0
     _spent_us: dict[str, tuple[int, int]] = field(default_factory=dict)  # address → µs in operator, in commit
-    _waiting: dict[int, float] = field(default_factory=dict)  # partition → not before
+    _waiting: dict[int, float] = field(default_factory=dict)  # partition → earliest time to send
     _outstanding: dict[int, Route] = field(default_factory=dict)  # partition → route by which it was sent
     _failing_since: dict[int, float] = field(default_factory=dict)
-    _heard: dict[str, float] = field(default_factory=dict)  # address → when it was last heard, or sent something
+    _heard: dict[str, float] = field(default_factory=dict)  # address → when it last answered, or was sent something
     _tries: dict[int, int] = field(default_factory=dict)
     _refresh_wanted: bool = False
     _error: StateflowError | None = None
@@ -228,7 +244,7 @@ class BatchSession:
 
     @property
     def done(self) -> bool:
-        """True when all outputs are there, or the batch failed and nothing is outstanding."""
+        """Tells whether all outputs have arrived, or the batch has failed and no answer is outstanding."""
         return not self._outstanding and (self._error is not None or not self._waiting)
 
     def result(self) -> dict[int, bytes]:
@@ -306,7 +322,8 @@ class BatchSession:
             self._fail(error)
 
     def refreshed(self, table: RoutingTable) -> None:
-        """Takes in the table. Partitions with another owner stop waiting: their pause was for the former owner."""
+        """Merges the controller's table. Partitions with another owner stop waiting, because their pause was for the
+        former owner."""
         self._refresh_wanted = False
         before = {partition: self.table.routes[partition] for partition in self._waiting}
         self.table.merge(table)
@@ -317,7 +334,7 @@ class BatchSession:
     def awaits(self, partition: int, address: str) -> bool:
         """Tells whether an answer from ``address`` is outstanding.
 
-        An answer from another address comes too late: the partition was sent elsewhere since.
+        An answer from another address is too late, because the partition was sent elsewhere since.
         """
         sent = self._outstanding.get(partition)
         return sent is not None and sent.address == address
@@ -334,7 +351,7 @@ class BatchSession:
     def check_silence(self, now: float) -> dict[str, float]:
         """Treats silent replicas as having lost the batch. Returns address → time since which it is silent.
 
-        A replica that takes longer gives a sign every few seconds.
+        A replica that is still working gives a sign of life every few seconds.
         """
         silence_s = max(self.timeout_s, self.silence_s_min)
         silent: dict[str, float] = {}
@@ -344,15 +361,14 @@ class BatchSession:
                 self._failing_since[partition] = since
                 what = f"{sent.address} received the batch and has been silent for {now - since:.0f} s"
                 silent[sent.address] = since
-                self.refused(partition, Unavailable(what, remedy="check its log"), now)
+                self.refused(partition, Unavailable(what, remedy="check the replica's log"), now)
         return silent
 
     def reroute(self, now: float) -> None:
         """Sends parts that are outstanding at a former owner, which may hang, to the new owner.
 
-        Call it when the table was refreshed while answers take long.
-
-        If both receive the batch, its position shows that it is the same one.
+        Call it after a refresh of the table while answers take long. If both owners receive the batch, the source's
+        position shows that it is the same batch.
         """
         for partition, sent in list(self._outstanding.items()):
             if self.table.routes[partition].address != sent.address:

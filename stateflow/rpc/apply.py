@@ -1,19 +1,21 @@
-"""Batches on their way to a replica: their rows by partition, the calls that send them, and the stream of these calls.
+"""Sends batches to replicas, as calls on a shared stream, with their rows arranged by partition.
 
 Rows
     :class:`BatchRows` holds a batch's rows as one record batch in which the rows of each partition are contiguous.
 
 Calls
     A batch goes to a replica as one call, in as few messages as the limit allows (:func:`requests_of`). The answers of
-    the partitions come in any order and in pieces, which :class:`Replies` joins.
+    the partitions arrive in any order and in pieces, which :class:`Replies` joins.
 
 Stream
     All threads of a process share one Apply stream to a replica (:class:`Link`), which is opened when it is needed. A
-    call begins on the open stream, or on a new one if that is over. Messages of several calls go in turn. Each call has
-    a waiter (:class:`Reply`), which receives the responses, or a call of ``broke`` if the call ends early.
+    call begins on the open stream, or on a new one if that stream is over. Messages of several calls are sent in turn.
+    Each call has a waiter (:class:`Reply`), which receives the responses, or a call of ``broke`` if the call ends
+    early.
 
     A stream is over when the replica ends it, when it breaks, when it has had no call for a while, or when the caller
-    gives it up because it is silent (:meth:`Link.give_up`). Its open calls then break; nothing is sent again here.
+    gives it up because it is silent (:meth:`Link.give_up`). Its open calls then break; the caller may send their
+    batches again.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from stateflow.rpc.wire import answered, error_of, pieces, remote_error, unexpec
 
 #: bytes of a partition in a message, in addition to its rows
 PART_BYTES = 32
-#: a stream without calls is closed after this long: replicas serve a limited number
+#: a stream without calls is closed after this many seconds, because replicas serve a limited number of streams
 IDLE_S = 60.0
 Requests = Iterator[rpb.ApplyRequest]
 T = TypeVar("T")
@@ -53,8 +55,10 @@ T = TypeVar("T")
 class Frame(NamedTuple):
     """The rows of some partitions, in ascending order.
 
-    ``counts``: number of rows of each, in the same order. ``digests``: one for each partition, or none. ``message``: an
-    Arrow record batch message; ``b""`` for no rows.
+    Attributes:
+        counts: number of rows of each partition.
+        digests: digest of each partition's rows; empty: not computed.
+        message: Arrow record batch message; ``b""`` for no rows.
     """
 
     partitions: list[int]
@@ -68,8 +72,8 @@ class BatchRows:
 
     Args:
         schema: Arrow IPC schema of ``rows``.
-        rows: None: no partition has any.
-        partitions: those that are visited, ascending.
+        rows: rows of all partitions; None: no partition has rows.
+        partitions: visited partitions, ascending.
         ends: for each partition, the position after its last row; its first row is where the previous partition ends.
         digests: 64-bit digests of each partition's rows, if these must be the same whenever they are sent. A digest of
             a partition without rows is meaningless.
@@ -98,7 +102,7 @@ class BatchRows:
         """Returns a batch without rows that visits partitions.
 
         Args:
-            partitions: ascending.
+            partitions: partitions to visit, ascending.
         """
         return cls(b"", None, list(partitions), [0] * len(partitions))
 
@@ -124,7 +128,7 @@ class BatchRows:
         return hash(self.digest)
 
     def only(self, partitions: Iterable[int]) -> BatchRows:
-        """Returns the rows of some of its partitions; a copy, unless these are all of them."""
+        """Returns the rows of ``partitions``; a copy, unless these are all partitions of the batch."""
         wanted = sorted(partitions)
         if len(wanted) == len(self.partitions):
             return self
@@ -145,9 +149,9 @@ class BatchRows:
         return {partition: place for place, partition in enumerate(self.partitions)}
 
     def merged(self, newer: BatchRows) -> BatchRows | None:
-        """Returns these rows, with ``newer`` rows in place of those of their partitions.
+        """Returns the rows, with those of ``newer`` in place of the former rows of its partitions.
 
-        None: one batch cannot hold both, because the schemas differ.
+        Returns None if one batch cannot hold both, because the schemas differ.
         """
         if len(newer) >= len(self) and set(newer.partitions) >= set(self.partitions):
             return newer
@@ -216,7 +220,7 @@ class Answer:
     commit_us: int
 
 
-#: answer of a partition that has no rows of the batch, and nothing due
+#: answer of a partition that the batch skipped, because it has no rows for the partition and nothing is due
 PASSED = Answer(b"", False, 0, 0)
 #: (partition, its answer or the error in its place)
 Answers: TypeAlias = list[tuple[int, Answer | StateflowError]]
@@ -233,7 +237,7 @@ def requests_of(
     """Packs a batch into as few messages as the limit allows.
 
     Args:
-        parts: (partition, epoch) of some of ``rows``.
+        parts: (partition, epoch) of the partitions of ``rows`` to send.
         after: see :class:`~stateflow.client.delivery.Deliver`.
     """
     request = rpb.ApplyRequest(header=header_of(operator, batch, rows.schema))
@@ -280,10 +284,10 @@ def header_of(operator: str, batch: Batch, schema: bytes) -> rpb.ApplyHeader:
 
 
 class Replies:
-    """Joins answers that come in pieces, and reports each partition of a call once.
+    """Joins answers that arrive in pieces, and reports each partition of a call once.
 
     Args:
-        tell: called as answers come, in the stream's thread.
+        tell: called with answers as they arrive, in the stream's thread.
     """
 
     def __init__(self, address: str, partitions: Iterable[int], tell: Callable[[Answers], None]) -> None:
@@ -318,7 +322,7 @@ class Replies:
             self.broke(error_of(response.fault))
         elif response.last:
             what = f"{self._address} ended the call without an answer"
-            self.broke(Unavailable(what, remedy="see its log; the batch is sent again"))
+            self.broke(Unavailable(what, remedy="check the replica's log; the batch is sent again"))
 
     def broke(self, error: StateflowError) -> None:
         left, self._begun = list(self._begun), {}
@@ -332,8 +336,8 @@ class Replies:
 class Calls(Generic[T]):
     """The calls under way on one stream. Each has a number, and a waiter for its answers. Sans-io.
 
-    ``heard_at``: start of the present silence while an answer is due, in monotonic seconds: the time of the last
-    message, or the begin of a call if none was open before. Any message is a sign of life for all calls.
+    ``heard_at`` is the time of the last message, or the beginning of a call when no other call was open, in monotonic
+    seconds. Any message is a sign of life for all calls.
     """
 
     def __init__(self) -> None:
@@ -385,7 +389,8 @@ class Link:
     """The Apply stream to one replica. Thread-safe.
 
     Args:
-        begin: opens a stream of these requests, and returns an iterable of responses that can be cancelled.
+        begin: opens a stream that sends the given requests, and returns an iterable of the responses, with a method
+            ``cancel``.
     """
 
     def __init__(self, address: str, begin: Callable[[Requests], Any], idle_s: float = IDLE_S) -> None:
@@ -407,7 +412,7 @@ class Link:
 
     @property
     def heard_at(self) -> float | None:
-        """Time at which a message last came, in monotonic seconds; None: there is no stream."""
+        """Time at which the last message arrived, in monotonic seconds; None: there is no stream."""
         stream = self._stream
         return None if stream is None else stream.calls.heard_at
 
@@ -419,7 +424,10 @@ class Link:
                 return
             self._stream = None
         stream.cancel(
-            Unavailable(f"{self.address} is silent", remedy="check that it is healthy; the batch is sent again")
+            Unavailable(
+                f"{self.address} has been silent for too long",
+                remedy="check that the replica runs and is reachable; the batch is sent again",
+            )
         )
 
     def _opened(self) -> _Stream:
@@ -431,7 +439,8 @@ class Link:
 
 
 class _Stream:
-    """One open stream. A thread of gRPC takes its requests, and a thread of its own hands its responses out."""
+    """One open stream. A thread of gRPC reads the requests to send, and a thread of the stream hands out the
+    responses."""
 
     def __init__(self, address: str, begin: Callable[[Requests], Any], idle_s: float) -> None:
         self.calls: Calls[Reply] = Calls()
@@ -444,7 +453,7 @@ class _Stream:
             threading.Thread(target=self._read, name=f"answers of {address}", daemon=True).start()
         except BaseException:
             self.cancel(
-                Unavailable("cannot start a thread for answers", remedy="check how many threads this process has")
+                Unavailable("cannot start a thread for answers", remedy="reduce the number of threads in this process")
             )
             raise
 
@@ -506,7 +515,7 @@ class _Stream:
     # -- receiving, in its own thread ---------------------------------------------------------------------
 
     def _read(self) -> None:
-        error: StateflowError = Unavailable(f"{self._address} ended the stream", remedy="see its log")
+        error: StateflowError = Unavailable(f"{self._address} ended the stream", remedy="check the replica's log")
         try:
             for response in self._responses:
                 with self._lock:

@@ -1,5 +1,4 @@
-"""Blocking clients of controllers and of replicas, for threads and Spark workers; how agents and controllers call each
-other.
+"""Blocking clients of controllers and replicas, for threads and Spark workers; and callers for agents and controllers.
 
 Channels are opened at first use, so that a process may fork before that. :class:`Round` is the order in which several
 controllers are asked, and :class:`Seen` rejects answers older than earlier ones. Both are sans-io.
@@ -57,16 +56,16 @@ READS = frozenset(
     {"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration", "ListAgents", "ListJobs", "GetJobRun"}
 )
 READ_TIMEOUT_S = 3.0
-#: after this long a log line says that the client waits for a controller, which it asks again at this interval
+#: a client that waits for a controller logs that after this many seconds, and asks again at this interval, in seconds
 TOLD_AFTER_S = 1.0
 ASKED_AGAIN_S = 0.1
 _LOCK = threading.Lock()
 _STUBS: dict[tuple[str, object], tuple[int, Any]] = {}
 _LINKS: dict[str, tuple[int, Link]] = {}
-#: the threads of a stream stay in the process that opened it
+#: a forked child opens its own streams, because the threads of a stream exist only in the process that opened it
 os.register_at_fork(after_in_child=_LINKS.clear)
-#: a new version is first tried on all stored state, of thousands of partitions on slow disks; a dead controller is
-#: noticed long before, by its connection
+#: time limit of a deployment, in seconds: a new version is first tried on all stored state, perhaps of thousands of
+#: partitions on slow disks; a dead controller is noticed long before, by its connection
 DEPLOY_TIMEOUT_S = 86_400.0
 #: the thread that asks reads the answers itself, instead of waking a thread of the channel for each
 _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
@@ -74,7 +73,7 @@ _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 CALL_TIMEOUT_S = 30.0
 #: time limit of an agent's heartbeat, in seconds
 BEAT_TIMEOUT_S = 5.0
-#: long enough for a replica that waits for its standbys, for as long as it holds a batch
+#: time limit for opening a source, in seconds: long enough for a replica that waits for its standbys
 OPEN_TIMEOUT_S = 90.0
 #: gRPC's words for a missing connection
 _NOT_CONNECTED = ("failed to connect", "resolution failed")
@@ -119,11 +118,11 @@ class Seen:
 
 
 class Round:
-    """One round over the controllers: it asks each once at most, and the leader that they name.
+    """One round over the controllers, which asks each of them at most once, and the leader that they name.
 
-    ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. So the round ends
-    only when every address has been asked: another controller may lead by now. ``unled``: one of them answered that it
-    does not lead.
+    ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. The round therefore
+    ends only when every address has been asked, because another controller may lead by then. ``unled`` tells whether a
+    controller has answered that it does not lead.
     """
 
     def __init__(self, addresses: list[str], first: str) -> None:
@@ -132,9 +131,9 @@ class Round:
         self.unled = False
 
     def go_on(self, error: StateflowError) -> bool:
-        """Notes that ``asked`` failed with ``error``, and moves ``asked`` on.
+        """Notes that ``asked`` failed with ``error``, and sets ``asked`` to the next controller.
 
-        Returns False if all were asked; ``asked`` is then where the next round begins.
+        Returns False if all were asked; ``asked`` is then the first controller of the next round.
         """
         order = self._behind(self.asked)
         if isinstance(error, NotLeading):
@@ -156,8 +155,8 @@ class Round:
 def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
     """Returns the stub for an address, with one channel per address and process.
 
-    So a Spark worker keeps its connections from batch to batch. When the TLS files have changed there is a new channel;
-    calls that have begun continue on the former one.
+    A Spark worker therefore keeps its connections from batch to batch. After a change of the TLS files a new channel is
+    opened; calls that have begun continue on the former one.
     """
     number = own_certificate()
     with _LOCK:
@@ -246,8 +245,8 @@ class ControllerClient:
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Calls a method of the leader.
 
-        Asks each address once at most, and the leader that they name. Asks another address only if the earlier attempt
-        cannot have begun, or the method changes nothing.
+        Asks each address at most once, and the leader that the controllers name. Asks another one only if the earlier
+        attempt cannot have begun, or the method changes nothing.
         """
         attempts, following = self._attempts(), False
         turn = Round(self._addresses, self._asked)
@@ -298,7 +297,8 @@ class ControllerClient:
             return self._seen.takes(term, record)
 
     def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
-        """Streams the answer of a method that only reads, from the leader until that changes, or from a follower."""
+        """Streams the answer of a method that only reads, from the leader, or from a follower if no controller
+        leads."""
         begun, attempts, following = False, self._attempts(), False
         turn = Round(self._addresses, self._asked)
         while True:
@@ -331,7 +331,7 @@ class ControllerClient:
                     yield message
                 return
             except (Unavailable, HoldLost):
-                if not begun:  # after a first message, the controller has ended or leads no more
+                if not begun:  # after a first message, the controller may have stopped or lost its leadership
                     raise
 
     def _attempts(self) -> Iterator[bool]:
@@ -344,7 +344,7 @@ class ControllerClient:
         while (waited := SYSTEM_CLOCK.monotonic() - begun) < self._connect_timeout_s:
             if waited >= TOLD_AFTER_S and not told:
                 told = True
-                log.warning("waiting for the controller at %s", self.address)  # on stderr where logging is not set up
+                log.warning("waiting for the controller at %s", self.address)  # on stderr if logging is not set up
             sleep(ASKED_AGAIN_S)
             yield True
 
@@ -437,7 +437,7 @@ class ReplicaClient:
     ) -> dict[int, Position]:
         """Makes a replica refuse older clients of ``source`` from now on, and returns the source's positions.
 
-        Raises SourceTaken; StandbyMissing if the replica waited for a standby in vain; SourceRetired if outputs of
+        Raises SourceTaken; StandbyMissing if no standby confirmed the change in time; SourceRetired if outputs of
         batches after ``settled`` are gone.
 
         Args:
@@ -465,7 +465,7 @@ class ReplicaClient:
                 yield page.partition, page.batch, b"".join(begun)
                 begun.clear()
         if begun:  # the stream ended before the announced piece
-            raise Unavailable("an output ended in the middle", remedy="retry", address=self.address)
+            raise Unavailable("an output arrived incomplete", remedy="retry", address=self.address)
 
     def sources(self, operator: str, partition: int) -> list[SourceView]:
         """Returns the sources that have sent to a partition."""
@@ -476,7 +476,7 @@ class ReplicaClient:
         return [value_of(SourceView, view) for page in pages for view in page.sources]
 
     def retire_source(self, operator: str, source: str, partition: int) -> bool:
-        """Reduces a source to a tombstone in a partition. Returns False if the partition had no more than that."""
+        """Reduces a source to a tombstone in a partition. Returns False if there was nothing to retire."""
         request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
         return bool(self.call("RetireSource", request).retired)
 
@@ -496,14 +496,16 @@ class ReplicaClient:
     ) -> ReplicaStatistics:
         """Returns statistics of the replica, with its requests after number ``after``.
 
-        ``newest``: number of newest requests to return; 0: all. ``sizes``: include sizes of partitions, for which the
-        replica inspects its files.
+        Args:
+            newest: number of newest requests to return; 0: all.
+            sizes: include sizes of partitions, for which the replica inspects its files.
         """
         request = rpb.StatsRequest(after=after, newest=newest, sizes=sizes)
         return value_of(ReplicaStatistics, self.call("Stats", request, timeout_s))
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
-        """Yields Arrow IPC streams of one state's entries: those of the given stored keys, or all."""
+        """Yields the entries of one state as Arrow IPC streams, for ``keys`` in their stored encoding; no keys: for
+        all."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
         begun: list[bytes] = []
@@ -513,7 +515,7 @@ class ReplicaClient:
                 yield b"".join(begun)
                 begun.clear()
         if begun:  # the stream ended before the announced piece
-            raise Unavailable("a page of state ended in the middle", remedy="retry", address=self.address)
+            raise Unavailable("a page of state arrived incomplete", remedy="retry", address=self.address)
 
     def apply(
         self,
@@ -525,7 +527,7 @@ class ReplicaClient:
         after: Mapping[int, int] | None,
         tell: Callable[[Answers], None],
     ) -> None:
-        """Sends one batch's rows for these (partition, epoch), and returns at once.
+        """Sends one batch's rows for ``parts``, which are (partition, epoch), and returns at once.
 
         ``tell`` is called in another thread as answers arrive, once for each partition.
         """

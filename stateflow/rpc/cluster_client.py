@@ -1,4 +1,4 @@
-"""The client of a controller's commands and queries: values in, reports out."""
+"""Client of a controller's commands and queries, which takes values and returns reports."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class ClusterClient:
         """Changes the autopilot's settings, and returns those in force.
 
         Args:
-            orders: settings in force from now on; None: only ask.
+            orders: settings in force from now on; None: change nothing.
         """
         request = message_of(cpb.AutopilotRequest, orders=orders)
         return value_of(AutopilotReport, self._controller.call("Autopilot", request, PLAN_TIMEOUT_S))
@@ -198,8 +198,8 @@ class ClusterClient:
         """Moves all partitions off a replica.
 
         Args:
-            maintenance: (duration in seconds, or 0: until it is ended; the name of a set of nodes of which only one may
-                be in maintenance at a time, or empty).
+            maintenance: (duration in seconds, name of a set of nodes); None: no maintenance. Duration 0: until it is
+                ended. Only one node of the set may be in maintenance at a time; empty: no such limit.
         """
         request = message_of(cpb.DrainRequest, replica=replica, options=options)
         if maintenance is not None:

@@ -1,7 +1,7 @@
-"""The values that each field on the wire may hold, checked on receipt: :func:`checked`.
+"""Valid values of each field on the wire; :func:`checked` checks a message on receipt.
 
-The table names fields by their name, which means the same in every message, or by ``Message.field`` where it does not.
-It names every text and every bytes field: tests/unit/rpc/test_fields.py enumerates them. An accepted value may become a
+``KINDS`` lists a field by its name if that means the same in every message, and by ``Message.field`` otherwise. It
+lists every text field and every bytes field, which tests/unit/rpc/test_fields.py checks. An accepted value may become a
 path, a ledger id, a label on a terminal or a number in SQL, and an epoch or sequence may be incremented.
 """
 
@@ -44,7 +44,7 @@ from stateflow.types import (
 M = TypeVar("M", bound=Message)
 #: limit of repeated fields; those of partitions have a lower one
 ENTRIES_MAX = 1 << 17
-#: fits 64 bits with a sign: SQL, Arrow and every JSON reader take it, except those that read doubles
+#: greatest signed 64-bit number: SQL, Arrow and every JSON reader accept it, except readers that use doubles
 NUMBER_MAX = (1 << 63) - 1
 TEXT_MAX = 1 << 20
 DURATION_MAX = 1e9
@@ -112,7 +112,7 @@ TEXT = Kind("text", f"use at most {TEXT_MAX} characters", lambda value: len(valu
 #: an operator's source text; :func:`stateflow.code.loading.check_digest` tells whether it is the deployed one
 SOURCE = Kind("source", f"use at most {SOURCE_MAX} bytes", lambda value: len(value.encode()) <= SOURCE_MAX)
 #: W3C Trace Context
-TRACED = optional(Kind("traceparent", "send one of version 00, or nothing", is_traceparent))
+TRACED = optional(Kind("traceparent", "send a traceparent of version 00, or none", is_traceparent))
 WORD = optional(
     Kind(
         "word",
@@ -120,7 +120,7 @@ WORD = optional(
         lambda value: len(value) <= 64 and value.replace("-", "_").isidentifier(),
     )
 )
-STATES = Kind("list of states", "send what KeyedState.schema() gives, as JSON", is_states)
+STATES = Kind("list of states", "send the result of KeyedState.schema() as JSON", is_states)
 SCHEMA = Kind("Arrow schema", "send an Arrow IPC schema", is_schema)
 #: a client's entry for its successor: at most 9 bytes a partition and its number; only clients read it
 KNOWN = Kind("client record", "use at most 1 MiB", lambda value: len(value) <= 1 << 20)
@@ -133,7 +133,7 @@ BATCH = _whole("batch number", -1, SEQUENCE_MAX)
 COUNT = _whole("number", 0, NUMBER_MAX)
 #: from 1970 to 9999
 INSTANT = _whole("time in µs", 0, 253_402_300_799_999_999)
-#: event times, also "for ever"
+#: event times; a watermark of NUMBER_MAX means that nothing follows
 MOMENT = _whole("time in µs", -NUMBER_MAX - 1, NUMBER_MAX)
 DURATION = _real("duration", 0, DURATION_MAX)
 ASKED = _real("limit", -RATE_MAX, RATE_MAX)
@@ -141,7 +141,8 @@ RATE = _real("rate", 0, RATE_MAX)
 #: a measured value, to be shown: it may be infinite, or -1 for none
 MEASURE = Kind("measure", "use a number", lambda value: not math.isnan(value))
 
-#: by the field's name, or ``Message.field`` where that name means something else; of a map (keys, values)
+#: kind of each field, by its name, or by ``Message.field`` if the name means something else there; for a map: (keys,
+#: values)
 KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     # names
     "operator": NAMED,

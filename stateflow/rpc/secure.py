@@ -1,4 +1,4 @@
-"""Channels and servers with the TLS files that are configured, or in plain text where that is allowed."""
+"""Opens channels and ports of servers with the configured TLS files, or in plain text if that is allowed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class _SecureChannel(grpc.aio.Channel):
         self._leave(channel)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        """Closes a former channel that has no calls left. A close with a grace period could not be shortened later."""
+        """Closes a former channel once it has no calls left. A close with a grace period could not be shortened
+        later."""
         if self._running[channel] or channel not in self._channels[:-1]:
             return
         self._channels.remove(channel)
@@ -163,8 +164,8 @@ class _Calls:
 
 
 def check_reach(addresses: Iterable[str]) -> None:
-    """Checks early whether channels to these addresses can be opened, for a process that will use them as long as it
-    runs. Raises as :func:`channel` does."""
+    """Checks early whether channels to ``addresses`` can be opened, for a process that uses them as long as it runs.
+    Raises the errors of :func:`channel`."""
     if tls_files() is None:
         for address in addresses:
             check_dialled(address)
@@ -190,7 +191,7 @@ def add_port(server: grpc.aio.Server, listen: str, advertise: str | None) -> int
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """Returns credentials that follow changes of the TLS files.
 
-    A handshake uses the files as they are then; existing connections stay. The server admits no client without a
+    Each handshake uses the files of its time; existing connections stay open. The server admits no client without a
     certificate of the authority.
     """
     given = [-1]

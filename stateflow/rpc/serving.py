@@ -1,8 +1,8 @@
-"""gRPC servers of this process: layers that check each call before its handler runs, health, and addresses.
+"""Creates gRPC servers, which check each call in layers before its handler runs, and report their health.
 
-A layer is an interceptor that wraps every handler of a server, one around the other: first :class:`Understood`, then
-with TLS :class:`Admission`, then :class:`CallLimits` (:func:`new_server`). gRPC itself limits the calls of all callers
-together.
+A layer is an interceptor that wraps every handler of a server. The layers wrap each other: first :class:`Understood`,
+then with TLS :class:`Admission`, then :class:`CallLimits` (:func:`new_server`). gRPC itself limits the calls of all
+callers together.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: interval of log lines about one caller
+#: interval of log lines about one caller, seconds
 SAY_EVERY_S = 60.0
-#: methods that a busy server answers, too: its supervisor would take it for dead
+#: prefix of methods that even a busy server answers, because its supervisor would otherwise consider it dead
 _FREE = "/grpc.health.v1.Health/"
 
 
 # -- Layers ----------------------------------------------------------------------------------------------------------
 
 Context: TypeAlias = grpc.aio.ServicerContext
-#: handlers: of one request and one answer; of one request and a stream of answers; of two streams, which write
-#: responses themselves
+#: handlers of calls with one request and one answer, with one request and a stream of answers, and with two streams,
+#: for which the handler writes the responses itself
 Unary = Callable[[Any, Context], Awaitable[Any]]
 Many = Callable[[Any, Context], AsyncIterator[Any]]
 Both = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
@@ -121,10 +121,10 @@ class _Unreadable:
 
 
 class Understood(Layer):
-    """Refuses callers of a release too far away, and requests that cannot be parsed.
+    """Refuses callers with an incompatible release, and requests that cannot be parsed.
 
-    Unparsable requests are refused like any other invalid one; gRPC alone would only answer ``unknown``. This layer
-    comes first, because the others read the contents of requests.
+    Unparsable requests are refused like any other invalid one; gRPC alone would only answer ``unknown``. This layer is
+    the first one, because the others read the contents of requests.
     """
 
     def read_by(self, read: Any) -> Any:
@@ -178,7 +178,7 @@ class Understood(Layer):
 
 
 async def _understand(request: Any, context: Context) -> None:
-    """Ends the call if the release is too far away or the request is unparsable."""
+    """Ends the call if the caller's release is incompatible or the request cannot be parsed."""
     try:
         check_release(_release_of(context))
     except ReleaseMismatch as error:
@@ -193,7 +193,7 @@ _CALLER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("calle
 
 
 def caller() -> Identity | None:
-    """Returns the caller of the running call. None: it came in plain text, or no call is running."""
+    """Returns the caller of the running call. None: the call arrived in plain text, or no call is running."""
     return _CALLER.get()
 
 
@@ -227,7 +227,7 @@ class _Caller:
     def _refused(self, why: str) -> NotAllowed:
         return NotAllowed(
             f"the certificate of {self.identity} {why}",
-            remedy="use another one: `stateflow certs issue` or `renew`",
+            remedy="use another certificate: `stateflow certs issue` or `renew`",
             call=self._method.rpartition("/")[2],
             who=self.identity,
             serial=f"{self._certificate.serial:x}",
@@ -235,8 +235,7 @@ class _Caller:
 
 
 class Admission(Layer):
-    """Admits a call before its handler runs: the caller is known by its certificate, and the table of roles says what
-    it may call."""
+    """Admits a call before its handler runs, if the role in the caller's certificate allows the call."""
 
     def __init__(self, files: TlsFiles, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
@@ -251,8 +250,8 @@ class Admission(Layer):
 
     def many(self, method: str, inner: Many) -> Many:
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-            """Checks each message, too: the stream may last for days, and a caller revoked meanwhile hears nothing
-            more."""
+            """Checks the caller before each message, because its certificate may be revoked while the stream lasts,
+            perhaps for days."""
             who = await self._admit(method, request, context)
             async for message in inner(request, context):
                 try:
@@ -284,7 +283,7 @@ class Admission(Layer):
         """Admits the caller, or ends the call with NotAllowed.
 
         Args:
-            request: None: the first request is still to come.
+            request: the request; None: the first one has not arrived yet.
         """
         try:
             sent = context.auth_context().get("x509_pem_cert", [b""])[0]
@@ -306,11 +305,12 @@ class Admission(Layer):
 
 
 class CallLimits(Layer):
-    """Limits the calls under way of each caller. ``refused``: calls refused since the start.
+    """Limits the number of running calls of each caller. ``refused``: number of calls refused since the start.
 
-    A caller with more calls is refused as busy and tries again; other callers go on.
+    Further calls of a caller are refused as busy, and the caller tries again; other callers are not affected.
 
-    It runs after :class:`Admission`, which identifies callers by their certificates, or in plain text by their host.
+    The layer runs after :class:`Admission`, which identifies a caller by its certificate. In plain text the host
+    identifies the caller.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -377,7 +377,9 @@ class CallLimits(Layer):
         self._said_at = {each: at for each, at in self._said_at.items() if now - at < SAY_EVERY_S}
         if whose not in self._said_at:
             self._said_at[whose] = now
-            log.warning("%s has %d calls in progress, more are refused; %d refused so far", whose, most, self.refused)
+            log.warning(
+                "caller %s has %d calls in progress, more are refused; %d refused so far", whose, most, self.refused
+            )
 
     def _end(self, whose: str) -> None:
         self._under_way[whose] -= 1
@@ -410,7 +412,7 @@ def _asked(request: bytes) -> str | None:
 
 
 def ask_health(address: str, service: str, timeout_s: float) -> bool:
-    """Asks a process whether it is well. Raises NotAllowed, and Unavailable if no process answers or it has no such
+    """Asks a process whether it is healthy. Raises NotAllowed, and Unavailable if no process answers or it has no such
     service."""
     asked = service.encode()
     with blocking_channel(address, CHANNEL_OPTIONS) as channel:
@@ -449,12 +451,16 @@ def add_health(server: Any, is_ready: Callable[[], bool] = lambda: True) -> None
 def new_server(limits: CallLimits | None = None) -> grpc.aio.Server:
     """Creates a server that checks each call before its handler runs.
 
-    The checks, in order: the caller's release, and whether the request can be parsed; the caller's identity, only with
-    TLS, as plain text does not tell callers apart; how many of its calls are under way. Raises BadCertificate,
-    InvalidArgument.
+    The checks, in order:
+
+    1. The caller has a compatible release, and the request can be parsed.
+    2. With TLS, the caller's identity allows the call. Plain text does not tell callers apart.
+    3. The caller does not have too many running calls.
+
+    Raises BadCertificate, InvalidArgument.
 
     Args:
-        limits: the call limits, if the process reports them; None: new ones.
+        limits: call limits, for a process that reports them; None: new ones.
     """
     settings, files = ServerSettings(), tls_files()
     admission = [] if files is None else [Admission(files)]
@@ -504,7 +510,7 @@ def reached_at(advertise: str | None, bound: str) -> str:
 
 # -- The service of an agent -----------------------------------------------------------------------------------------
 
-#: (command, replica, lines, follow) → pieces of its log; an empty piece is only a sign of life
+#: (command, replica, lines, follow) → pieces of the replica's log; an empty piece is only a sign of life
 Logs = Callable[[Command, str, int, bool], AsyncIterator[bytes]]
 
 

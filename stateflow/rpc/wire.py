@@ -1,7 +1,7 @@
-"""Values and their messages; errors, limits and handlers that all channels share.
+"""Converts values to messages and back; has the errors, limits and handlers that all channels share.
 
-:func:`message_of` and :func:`value_of` convert dataclasses field by field, and the values in them. ``_SHAPES`` has what
-differs between a value and its message beyond that. Batches are converted by hand where they are sent and received, as
+:func:`message_of` and :func:`value_of` convert dataclasses field by field, and the values in them. ``_SHAPES`` lists
+further differences between a value and its message. Batches are converted by hand where they are sent and received, as
 reflection would take longer.
 
 An error of a handler goes to the caller as a ``Fault`` in the trailing metadata of the failed call, and the caller
@@ -80,11 +80,11 @@ from stateflow.status import (
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, shown
 
-#: limit of requests: pieces of at most 3 MiB (settings); the rest is room for their envelope
+#: limit of requests, which contain pieces of at most 3 MiB (settings); the rest is for their envelope
 MESSAGE_BYTES_MAX = 4 << 20
-#: limit of answers, which the process has asked for: they may name every partition, a few hundred bytes each
+#: limit of answers, which may name every partition, with a few hundred bytes each
 ANSWER_BYTES_MAX = 64 << 20
-#: a connection silent for this long is asked for a sign of life, which must come within the second time
+#: after this silence a connection is asked for a sign of life, which must arrive within the second time, seconds
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10, 5
 _COMMON = [
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
@@ -101,19 +101,19 @@ OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), *_COMMON]  # 
 CHANNEL_OPTIONS = [
     ("grpc.primary_user_agent", OWN.agent),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-    # otherwise the channel dials a dead peer twice a second for ever, at a port that may meanwhile belong to another
-    # program
+    # otherwise the channel dials a dead peer twice a second forever, at a port that may belong to another program by
+    # then
     ("grpc.client_idle_timeout_ms", 10_000),
     *_COMMON,
 ]
 #: repeated fields that may outgrow a message are sent in pieces of about this many bytes
 PIECE_BYTES = 1 << 20
-#: pages of a long list for display: the event loop that builds them has other work, where a few milliseconds count
+#: bytes of a page of a long list for display, small because the event loop that builds pages also has urgent work
 PAGE_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
-#: with an answer: the newest ledger record on which it is based, and the leader's term; with a question: the record
-#: that a follower must have read to answer it
+#: metadata of an answer: the newest ledger record on which it is based, and the leader's term. Metadata of a request:
+#: the record that a follower must have read to answer it.
 NEWEST_KEY, TERM_KEY, AFTER_KEY = "stateflow-newest", "stateflow-term", "stateflow-after"
 #: limits in characters, for a fault that is too long for HTTP/2's metadata
 FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
@@ -158,7 +158,7 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
     details = error.details() or ""
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ReleaseMismatch(f"{address} does not know the call: its stateflow is older", remedy="upgrade it first")
-    why = details.rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own account
+    why = details.rpartition(": ")[2].strip(" []")  # the text before is gRPC's own
     what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
     return Unavailable(what, remedy=_mended(details))
 
@@ -328,7 +328,7 @@ class _Shape(NamedTuple):
     """The difference between a value and its message.
 
     ``names``: field of the value → its name in the message. ``write`` returns fields of the message for a value,
-    ``read`` fields of the value for a message; they precede fields of the same name.
+    ``read`` fields of the value for a message; they take precedence over fields of the same name.
     """
 
     names: Mapping[str, str] = {}
@@ -341,8 +341,7 @@ def message_of(kind: type[M], value: object = None, **given: Any) -> M:
 
     Args:
         value: a dataclass; None: all fields are given.
-        given: fields of the message that the value does not have, or has in another shape; the values in them become
-            messages, too.
+        given: fields of the message that the value lacks, or has in another shape; values in them are converted, too.
     """
     get, write, convert = _sending(type(value), kind)  # type: ignore[arg-type]  # classes are hashable
     made = get(value) | write(value) | given
@@ -357,7 +356,7 @@ def value_of(kind: type[T], message: Message, **given: Any) -> T:
 
     Args:
         kind: a dataclass.
-        given: fields of the value that the message does not have, or has in another shape.
+        given: fields of the value that the message lacks, or has in another shape.
     """
     get, read, convert = _reading(kind, type(message))  # type: ignore[arg-type]  # classes are hashable
     given = read(message) | given
@@ -371,14 +370,14 @@ def value_of(kind: type[T], message: Message, **given: Any) -> T:
 @functools.cache
 def _sending(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list[tuple[str, _Getter]]]:
     """Returns functions for the message's fields: one that gets them from a value, one for those of another shape, and
-    conversions of those that protobuf does not take as they are. Raises TypeError for a field of the value that neither
+    conversions of those that protobuf does not accept unchanged. Raises TypeError for a field of the value that neither
     the message nor :data:`_APART` has."""
     shape, theirs = _shape(kind, message), _fields_of(message)
     attributes: dict[str, str] = {}
     apart = _APART.get((kind, message), "").split()
     for name, hint in _hints(kind):
         sent_as = shape.names.get(name, name)
-        if hint is PartitionId:  # its operator is not said again where the message has the operator's spec
+        if hint is PartitionId:  # a message with the operator's spec does not repeat the operator
             attributes |= {each: f"{name}.{each}" for each in ("operator", "partition") if each in theirs}
         elif sent_as in theirs:
             attributes[sent_as] = name
@@ -391,7 +390,7 @@ def _sending(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list
 
 @functools.cache
 def _reading(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list[tuple[str, _Getter]]]:
-    """Returns functions for the value's fields: one that gets those that the message has as they are, one for those of
+    """Returns functions for the value's fields: one that reads those that are equal in the message, one for those of
     another shape, and one for each of the others."""
     shape, theirs = _shape(kind, message), _fields_of(message)
     attributes: dict[str, str] = {}
@@ -409,7 +408,7 @@ def _reading(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list
 
 
 def _getting(attributes: Mapping[str, str]) -> _Fields:
-    """Returns a function that gets these attributes of an object, by the names they are to have."""
+    """Returns a function that gets attributes of an object. ``attributes``: name in the result → attribute."""
     names = tuple(attributes)
     if len(names) < 2:
         return lambda source: {name: getattr(source, attribute) for name, attribute in attributes.items()}
@@ -418,7 +417,7 @@ def _getting(attributes: Mapping[str, str]) -> _Fields:
 
 
 def _sent(field: FieldDescriptor) -> _Getter | None:
-    """Returns the conversion of a value's field; None: protobuf takes it as it is."""
+    """Returns the conversion of a value's field; None: protobuf accepts the field unchanged."""
     inner = field.message_type
     if inner is None or inner.GetOptions().map_entry:
         return None if field.enum_type is None else attrgetter("value")
@@ -433,7 +432,7 @@ def _sent(field: FieldDescriptor) -> _Getter | None:
 
 
 def _received(field: FieldDescriptor, hint: Any) -> _Getter | None:
-    """Returns a function that reads a field of a message; None: the field is the value."""
+    """Returns a function that reads a field of a message; None: the field is used unchanged."""
     name, inner, get = field.name, field.message_type, attrgetter(field.name)
     many = list if get_origin(hint) is list else tuple
     said = [each for each in get_args(hint) if each is not NoneType]  # X of tuple[X, ...], Sequence[X] and X | None
@@ -502,8 +501,8 @@ def positions_of(
     """Returns positions by partition, without partitions that have no batch of the source.
 
     Args:
-        partitions: the partitions of the question.
-        before: the batch of the question, which was whether they contain the one before it.
+        partitions: partitions in the request.
+        before: batch in the request, which asked whether the partitions contain the batch before it.
     """
     if message.whole and before is not None:
         newest_us = message.newest_event_us if message.HasField("newest_event_us") else None
@@ -528,7 +527,7 @@ def _spec_to_pb(spec: OperatorSpec) -> dict[str, Any]:
 
 
 def _spec_of(message: pb.OperatorSpec) -> dict[str, Any]:
-    """Returns its maps as a spec, which is hashed and compared, has them."""
+    """Returns the maps as sorted tuples, because a spec is hashed and compared."""
     return {name: tuple(sorted(getattr(message, name).items())) for name in ("side_schemas", "dropped")}
 
 
@@ -622,12 +621,12 @@ def _taken_over_of(message: rpb.TakeOverReply) -> dict[str, Any]:
 
 
 def _view_of(message: rpb.PartitionView) -> dict[str, Any]:
-    """Returns the partition's state. Raises InvalidArgument for an unknown one."""
+    """Returns the partition's state. Raises InvalidArgument for an unknown state."""
     try:
         return {"state": State(message.state)}
     except ValueError:
         raise InvalidArgument(
-            f"{shown(message.state)} is not a partition state", remedy="check which version runs there"
+            f"{shown(message.state)} is not a partition state", remedy="check the version of the replica"
         ) from None
 
 
@@ -636,7 +635,7 @@ def _source_to_pb(view: SourceView) -> dict[str, Any]:
 
 
 def _source_of(message: rpb.SourceView) -> dict[str, Any]:
-    """Returns the source's session, of which only the begin is known."""
+    """Returns the source's session, of which only the start time is known."""
     return {"session": Session(message.session_us, "") if message.session_us else None}
 
 
@@ -678,7 +677,7 @@ _SHAPES: dict[tuple[type, type[Message]], _Shape] = {
     (TakenOver, rpb.TakeOverReply): _Shape({}, _taken_over_to_pb, _taken_over_of),
 }
 #: fields of the value that the message lacks on purpose: ``write`` or the caller of :func:`message_of` sends them in
-#: another shape, or nobody reads them
+#: another shape, or no process reads them
 _APART: dict[tuple[type, type[Message]], str] = {
     (Fenced, rpb.FenceReply): "refused",
     # a version is shown, and never run

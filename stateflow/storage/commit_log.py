@@ -4,11 +4,10 @@ A commit is durable when :meth:`CommitLog.append` returns. The committer then wr
 and calls :meth:`~CommitLog.written`. Full segments are *retired* in the background: the databases of all partitions in
 them are synced, and the segments removed. Every commit that a power loss removes from a database is in the log.
 
-Its format, of records, frames and segments, is written and read without I/O. A *segment* is a file: ``magic | version
-u32 | number of its first frame u64 | crc``, then frames. A *frame* is the data of one write: ``magic | number u64 |
-length u32 | crc of the payload u32 | crc of this header``, and a payload of records: ``kind u8 | partition u32 | epoch
-u64 | sequence u64 | bytes of the operator's name u16 | bytes of the change set u32``, the name, the change set. All
-little endian, crc32.
+The format of the log is encoded and decoded without I/O. A *segment* is a file: ``magic | version u32 | number of its
+first frame u64 | crc``, then frames. A *frame* is the data of one write: ``magic | number u64 | length u32 | crc of the
+payload u32 | crc of this header``, and a payload of records: ``kind u8 | partition u32 | epoch u64 | sequence u64 |
+bytes of the operator's name u16 | bytes of the change set u32``, the name, the change set. All little endian, crc32.
 
 Frames are numbered without a gap, over all segments. A write that was cut off leaves the beginning of the last frame,
 or some of its sectors. Anything else that cannot be read is damage.
@@ -87,8 +86,11 @@ def encode(number: int, records: Iterable[Record]) -> bytes:
 class Segment:
     """Content of a segment.
 
-    ``end``: number of bytes that can be read; ``first``, ``after``: numbers of its first frame, and of the one after
-    its last; ``torn``: the remains of a write that was cut off follow ``end``.
+    Attributes:
+        first: number of its first frame.
+        after: number of the frame after its last one.
+        end: number of bytes that can be read.
+        torn: whether the remains of a write that was cut off follow ``end``.
     """
 
     first: int
@@ -99,10 +101,10 @@ class Segment:
 
 
 def decode(name: str, data: bytes) -> Segment | None:
-    """Reads a segment. None: its creation was cut off, so that it never held anything. Raises CommitLogDamaged.
+    """Reads a segment. None: its creation was cut off, so that it never contained a frame. Raises CommitLogDamaged.
 
-    The very last frame is a special case. If all but a bit of it is intact, it is damaged; if one of its sectors is all
-    zeros, its write counts as cut off.
+    The write of an unreadable last frame counts as cut off if the end of the frame is missing or one of its sectors is
+    all zeros. Otherwise the frame is damaged, even if only one bit of it is wrong.
     """
     header = data[:SEGMENT_HEADER]
     if not _is_sealed(header, SEGMENT_HEADER):
@@ -179,7 +181,7 @@ def _lacks_a_sector(data: bytes, start: int) -> bool:
 
 
 def _records(name: str, payload: bytes, offset: int) -> list[Record]:
-    """Decodes a payload whose checksum is right. Raises CommitLogDamaged for content that no replica writes."""
+    """Decodes a payload that has the right checksum. Raises CommitLogDamaged for content that no replica writes."""
     records: list[Record] = []
     at = 0
     try:
@@ -241,7 +243,8 @@ class Logged:
 
 @dataclass(slots=True)
 class Found:
-    """A log as a former process left it. ``after``: number of the next frame; ``segments``: their numbers, in order."""
+    """A log as a former process left it. ``after``: number of the next frame. ``segments``: numbers of the segments, in
+    order."""
 
     logged: Logged
     after: int
@@ -251,10 +254,10 @@ class Found:
 def read(segments: Sequence[tuple[int, bytes]]) -> Found:
     """Reads a log from its segments. Raises CommitLogDamaged.
 
-    It is damaged if anything between its first and its last frame is missing, or differs from what was written.
+    The log is damaged if anything between its first and its last frame is missing, or differs from what was written.
 
     Args:
-        segments: (number, bytes), by number.
+        segments: (number, content) of each segment, in the order of their numbers.
     """
     logged, after = Logged(), 1
     torn_in = ""
@@ -286,8 +289,8 @@ def segment_name(number: int) -> str:
 def _damaged(name: str, offset: int, why: str) -> CommitLogDamaged:
     return CommitLogDamaged(
         f"the commit log is damaged: {why}",
-        remedy="restore the file and start the replica again; or move the directory `commits` away first, then "
-        "partitions may lack commits acknowledged before a power loss",
+        remedy="restore the file and restart the replica; or move the directory `commits` away and restart it, but "
+        "then partitions may lack commits acknowledged before a power loss",
         segment=name,
         offset=offset,
     )
@@ -334,7 +337,7 @@ class SegmentFiles(Protocol):
 
 
 class DirectorySegments:
-    """Segments in a directory of their own, which is made with the first segment."""
+    """Segments in a directory of their own, which is created with the first segment."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -397,7 +400,7 @@ def _write(file: int, data: bytes) -> None:
 
 @dataclass(slots=True)
 class _Segment:
-    """A segment of the log. ``last``: for each partition that still needs it, the greatest logged sequence."""
+    """A segment of the log. ``last``: for each partition that still needs the segment, its greatest sequence in it."""
 
     number: int
     size: int = SEGMENT_HEADER
@@ -407,17 +410,17 @@ class _Segment:
 class CommitLog:
     """The commit log of a replica. Several threads call it.
 
-    It starts empty: callers have applied what :func:`recover` found.
+    The log starts empty, because callers have applied the commits that :func:`recover` found.
 
     Args:
         found: the log of a former process; its segments are removed.
         bytes_max: size above which an append syncs databases first.
         mutex: creates re-entrant locks.
-        sync: makes the database of a partition durable. False: the partition is leaving, and will be forgotten once it
-            has left. Raises the disk's errors. It is called without a lock.
+        sync: makes the database of a partition durable, called without a lock. Returns False if the partition is moving
+            away, or its database is being replaced; it is forgotten after that. Raises the disk's errors.
         aside: runs a function in a thread of its own.
-        on_failed: called, without a lock, with each partition whose database cannot be synced, and why. The partition's
-            commits stay in the log until it is forgotten.
+        on_failed: called, without a lock, with each partition whose database cannot be synced, and the error. The
+            partition's commits stay in the log until it is forgotten.
     """
 
     def __init__(
@@ -450,7 +453,7 @@ class CommitLog:
     def append(self, commits: Sequence[Commit]) -> None:
         """Appends commits in one write. They are durable when this returns.
 
-        When it raises the disk's error, the commits may or may not be there at the next start; in either case they may
+        After an error of the disk, the commits may or may not be in the log at the next start; in either case they may
         be logged again. Raises Unavailable after ``close``.
         """
         if self.size > self._bytes_max:
@@ -465,7 +468,7 @@ class CommitLog:
             self._aside(self._retire_aside)
 
     def written(self, partition: PartitionId, sequence: int) -> None:
-        """Notes that a partition's database has everything up to ``sequence``, though perhaps not durably.
+        """Notes that a partition's database contains everything up to ``sequence``, though perhaps not durably.
 
         Only the thread that writes to the database calls this, and no other at that time. It takes no lock, because
         other threads may hold one while a disk writes.
@@ -496,7 +499,7 @@ class CommitLog:
         """Durably voids all logged commits of partitions that are no longer here, or have a newer epoch.
 
         Args:
-            sync: make it durable before this returns. Otherwise power loss may undo it, but a kill does not.
+            sync: make the change durable before this returns; otherwise a power loss may undo it, but a kill does not.
         """
         with self._mutex:
             # after a failed append its commits may be in the file all the same
@@ -545,11 +548,11 @@ class CommitLog:
     def _retire_aside(self) -> None:
         try:
             self._retire()
-        except OSError as error:  # the segments stay, and the next full one makes it try again
+        except OSError as error:  # the segments stay, and the next full segment leads to another attempt
             log.error("segments of the commit log cannot be removed: %s", error)
 
     def _retire(self) -> None:
-        """Syncs the databases of full segments and removes these. Raises OSError.
+        """Syncs the databases with commits in full segments, and removes these segments. Raises OSError.
 
         It takes no lock of a partition, because a thread that holds one may be waiting for this.
         """
@@ -570,8 +573,8 @@ class CommitLog:
     def _synced(self, failed: list[tuple[PartitionId, Exception]]) -> list[_Segment]:
         """Syncs the databases of the partitions that have commits in full segments, and returns these segments.
 
-        Afterwards the ``last`` of a segment has only the partitions whose databases are not synced, which still need
-        the segment.
+        Afterwards ``last`` of each segment contains only the partitions that still need the segment, because their
+        databases are not synced.
         """
         with self._mutex:
             full = [] if self._closed else self._segments[:-1]

@@ -52,7 +52,7 @@ def damage(error: BaseException) -> StateDamaged | None:
 def _of_database(error: BaseException) -> StateflowError | None:
     if type(error) is not Exception or not _raised_here(error):
         return None
-    text = str(error)  # not of other errors: their __str__ may be an operator's, and do anything
+    text = str(error)  # not for other errors, whose __str__ may be an operator's code
     if text.startswith("Corruption: "):
         return StateDamaged(f"the database files are corrupt: {_one_line(text)}", remedy=DAMAGED)
     if text.startswith("IO error: "):

@@ -1,17 +1,17 @@
-"""Stores of a partition's bytes: their contract, to which tests/contract/ holds each, a store in memory, and RocksDB.
+"""Stores of a partition's bytes, in memory and in RocksDB, with a contract that tests/contract/ checks for both.
 
-RocksDB: one database per partition, all sharing one block cache and one write-buffer manager. Each database gets a part
-of the files that this process may open (:func:`file_limits`). A database whose write-ahead log has an unreadable end
-opens only if that end is a write that was cut off (:func:`cut_off`), or with ``up_to_damage``.
+In RocksDB each partition has its own database. All databases share one block cache and one write-buffer manager. Each
+gets a part of the files that this process may open (:func:`file_limits`). A database whose write-ahead log has an
+unreadable end opens only if that end is a write that was cut off (:func:`cut_off`), or with ``up_to_damage``.
 
 Facts about rocksdict that the code relies on:
 
 - ``items()`` ends at a damaged block as if nothing followed; only the iterator's ``status()`` reports it.
-- An iterator sees the moment it was made, and so does an iterator of a ``Snapshot``, instead of the snapshot's moment.
-- An iterator with a bound reads freed memory when its ReadOptions are gone.
-- A live iterator keeps the LOCK after ``close()``.
+- An iterator shows the data as of its own creation, even an iterator of a ``Snapshot`` that was made earlier.
+- An iterator with a bound reads freed memory once its ReadOptions are freed.
+- A live iterator keeps the database's LOCK after ``close()``.
 - A checkpoint's directory must not exist, and a checkpoint flushes the memtable first.
-- Writes, checkpoints and opens hold up every thread of the process until they return; flushes and closes do not.
+- Writes, checkpoints and opens block every thread of the process until they return; flushes and closes do not.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing, TooFewFiles
 from stateflow.storage.faults import DAMAGED, meaning
 
-#: files that a database holds always: its directory twice, log, LOCK, LOG and MANIFEST
+#: number of files that a database always has open: its directory twice, log, LOCK, LOG and MANIFEST
 PER_DATABASE = 6
-#: files kept for sockets, for snapshots that are read and sent, and for files that are being written
+#: number of open files reserved for sockets, snapshots that are read and sent, and files that are being written
 RESERVED = 96
 #: maximum of sorted files that a database keeps open
 TABLES_MAX = 118
-#: bounds of the number of sorted runs, which a lookup may have to read, at which some are merged
+#: least and greatest number of sorted runs at which some are merged; a lookup may have to read all runs
 RUNS_MIN, RUNS_MAX = 1, 8
 _ADDRESS = itemgetter(0)
 #: Size of a partition's memtable, chosen to fit the processor's cache. A large batch takes twice as long to write into
@@ -85,7 +85,7 @@ def prefix_end(prefix: bytes) -> bytes | None:
 
 
 class PartitionStore(Protocol):
-    """Ordered bytes → bytes. ``apply`` is atomic: after a crash all of it is there, or none."""
+    """An ordered map of bytes to bytes. ``apply`` is atomic: after a crash, all of its changes are there, or none."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -105,7 +105,7 @@ class PartitionStore(Protocol):
         ...
 
     def sync(self) -> None:
-        """Makes everything applied survive power loss. No error once closed."""
+        """Makes everything applied survive power loss. Does nothing once the store is closed."""
         ...
 
     def snapshot(self, directory: Path) -> None:
@@ -113,7 +113,8 @@ class PartitionStore(Protocol):
         ...
 
     def flush(self) -> None:
-        """Writes buffered changes to files, so that the next ``snapshot`` is faster. No error once closed."""
+        """Writes buffered changes to files, so that the next ``snapshot`` is faster. Does nothing once the store is
+        closed."""
         ...
 
     def entries(self) -> int | None:
@@ -139,7 +140,7 @@ class MemoryStore:
 
     @classmethod
     def open(cls, directory: Path) -> MemoryStore:
-        """Opens what ``snapshot`` wrote."""
+        """Opens a copy that ``snapshot`` wrote."""
         return cls(msgpack.unpackb((directory / _FILE).read_bytes()))
 
     def get(self, key: bytes) -> bytes | None:
@@ -194,9 +195,9 @@ class FileLimits:
 def file_limits(databases: int, limit: int) -> FileLimits:
     """Returns the limits of each of ``databases`` open databases. Raises TooFewFiles if they cannot all be open.
 
-    Besides ``PER_DATABASE``, a database holds one file for each sorted file that was read, up to the limit that RocksDB
-    is given, which is ten at least. Where the process may not open enough, sorted files are merged sooner, so that
-    there are fewer of them.
+    In addition to ``PER_DATABASE`` files, a database keeps sorted files open that were read, up to RocksDB's limit,
+    which is at least ten. If the process may not open enough files, sorted files are merged sooner, so that there are
+    fewer of them.
     """
     tables = (limit - RESERVED) // max(databases, 1) - PER_DATABASE
     if tables < 1:
@@ -237,12 +238,13 @@ AHEAD_MAX = 1 << 32
 
 
 def cut_off(logs: Sequence[bytes]) -> bool:
-    """Tells whether all that cannot be read in a database's logs is the end of a write that was cut off. Pure.
+    """Tells whether the unreadable bytes in a database's logs are only the end of a write that was cut off. Pure.
 
     A process that is killed in the middle of a write leaves the beginning of a record, and nothing after it. That write
     was never acknowledged. RocksDB cannot distinguish this from a damaged length, which makes a record seem to reach
-    beyond the end of the file: it would drop that record and all that follow. So this looks at the bytes that follow:
-    it is False when whole records follow, or when the unreadable record is whole itself but for its length.
+    beyond the end of the file: it would drop that record and all that follow. This function therefore looks at the
+    bytes that follow. It returns False if whole records follow, or if the unreadable record is whole except for its
+    length.
 
     Args:
         logs: contents of all logs of the database, in order.
@@ -361,7 +363,7 @@ class RocksEngine:
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:
         """Opens a database without writing anything. Raises the same errors as ``open``.
 
-        Use it for a database that is only inspected, or to whose files others hold hard links.
+        Use it for a database that is only inspected, or with files that are hard-linked elsewhere.
         """
         return self._open(directory, AccessType.read_only(), create=False, up_to_damage=up_to_damage)
 
@@ -370,8 +372,7 @@ class RocksEngine:
 
         Args:
             create: create the directory and the database if they do not exist.
-            up_to_damage: drop what follows damage in the write-ahead log, because it is kept elsewhere (in the commit
-                log).
+            up_to_damage: drop the write-ahead log from the first damage on, because the commit log contains the rest.
 
         Raises StateMissing if there is no database and ``create`` is false, DataDirLocked if another process has it
         open, StateDamaged if some of its files are missing or not what was written, and the disk's errors.
@@ -477,7 +478,7 @@ class RocksStore:
             put(key, value)
         with self._writing:
             self._db.write(batch)
-            if sync:  # separate from the write, which holds up all threads of the process
+            if sync:  # separate from the write, which blocks all threads of the process
                 self._db.flush_wal(True)
 
     def sync(self) -> None:

@@ -781,7 +781,7 @@ def test_a_replica_that_stays_away_fails_the_task_and_its_return_mends_it(
     said = said_by(out.collect)
     # the reason is known where the controller was asked after a heartbeat that did not come
     assert "unavailable: no owner answered for 3 s" in said or "unavailable: edge-0 does not answer" in said
-    assert "start the replica that owns it" in said or "check that it runs" in said
+    assert "start the replica that owns the partition" in said or "check that it runs" in said
     assert "edge-0" in said
     assert time.monotonic() - started < 30
     cluster.restart("edge-0")
