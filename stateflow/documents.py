@@ -64,7 +64,7 @@ def parse(text: str) -> Any:
 
 
 def _check_texts(text: str, may_be_text: Callable[[Place], bool], file: Path) -> None:
-    """Raises InvalidArgument for an ambiguous value, and the errors of :func:`parse` for invalid YAML."""
+    """Refuses ambiguous values with InvalidArgument. Raises the errors of :func:`parse` for invalid YAML."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()

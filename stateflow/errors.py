@@ -673,7 +673,7 @@ class LedgerReplaced(RemoteCondition):
 
 
 class HoldLost(RemoteCondition):
-    """This controller no longer has the ledger's leader lease, or never took it; nothing was written."""
+    """A controller lacks the ledger's leader lease, which it lost or never took; nothing was written."""
 
     code = "hold_lost"
 

@@ -251,7 +251,7 @@ class ExpiringMap(Expiring[K], TrackedMap[K, V]):
 
 
 class CanonicalExpiringMap(CanonicalTrackedMap[K, V], ExpiringMap[K, V]):
-    """An ExpiringMap for keys that may be stored as one although Python does not find them equal."""
+    """An ExpiringMap for types of keys that may be stored as one key although Python does not find them equal."""
 
     __slots__ = ()
 
@@ -272,7 +272,7 @@ class ExpiringSet(Expiring[T], TrackedSet[T]):
 
 
 class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
-    """An ExpiringSet for members that may be stored as one although Python does not find them equal."""
+    """An ExpiringSet for types of members that may be stored as one although Python does not find them equal."""
 
     __slots__ = ()
 

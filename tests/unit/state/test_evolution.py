@@ -239,7 +239,7 @@ def test_a_changed_state_with_namespaces_is_not_lost(start: Any) -> None:
         def migrate_state(self, old_version: int, old: SimpleNamespace) -> None: ...
         def process(self, row: Any, ctx: Context) -> None: ...
 
-    with pytest.raises(SchemaMismatch, match="'sizes' changes and is used in namespaces"):
+    with pytest.raises(SchemaMismatch, match="'sizes' changes, but migrate_state cannot read its data in namespaces"):
         upgraded(start(V1, list("abcdefgh")), Other)
 
 
