@@ -38,7 +38,7 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}", remedy="pass a YAML file") from error
     if len(data) > BYTES_MAX:
-        raise InvalidArgument(f"{path} is larger than {BYTES_MAX >> 20} MiB", remedy="pass a YAML file")
+        raise InvalidArgument(f"{path} is larger than {BYTES_MAX >> 20} MiB", remedy="pass a smaller file")
     try:
         text = data.decode()
         if may_be_text is not None:

@@ -94,7 +94,7 @@ def check_belongs(partition: int, partitions: int, key: Any) -> None:
     found = partition_of(key, partitions)
     if found != partition:
         raise InvalidArgument(
-            f"the key belongs to partition {found} of {partitions}",
+            f"the key was sent to the wrong partition, it belongs to partition {found} of {partitions}",
             remedy="route rows by stateflow.partitioner.partition_of, or send them with StreamClient or Spark",
             key=shown(key),
             partition=partition,

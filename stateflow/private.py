@@ -57,9 +57,9 @@ def keep_private(path: Path) -> None:
     try:
         path.chmod(mode & ~UMASK)
     except OSError as error:
-        log.warning("%s is readable by other users, and its mode cannot be changed: %s", path, error.strerror)
+        log.warning("path %s is readable by other users, and its mode cannot be changed: %s", path, error.strerror)
     else:
-        log.warning("%s was readable by other users; now only its owner can read it", path)
+        log.warning("path %s was readable by other users; now only its owner can read it", path)
 
 
 def state_directory() -> Path:
@@ -98,5 +98,5 @@ def url_of(text: str) -> str:
             "the file must contain exactly one URL", remedy="put only the URL into the file", file=path
         )
     if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
-        log.warning("%s contains a URL and is readable by every user (chmod 600)", path)
+        log.warning("file %s contains a URL and is readable by every user; restrict it with chmod 600", path)
     return lines[0]

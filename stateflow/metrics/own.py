@@ -161,7 +161,7 @@ class OwnFigures:
         for label, value in zip(family.declared.labels, values, strict=True):
             if len(value) > VALUE_MAX:
                 raise InvalidArgument(
-                    f"the value of the label {label} has {len(value)} characters",
+                    f"the value of the label {label} is too long, with {len(value)} characters",
                     remedy=f"use at most {VALUE_MAX}",
                     operator=operator,
                     name=family.declared.name,
@@ -218,7 +218,7 @@ class OwnFigures:
         )
         raise InvalidArgument(
             f"there is no metric {name!r} with the labels {dict(labels)}",
-            remedy=f"use one of {known}" if known else "wait: the operator has no metrics yet",
+            remedy=f"use one of {known}" if known else "send rows first: the operator has not declared any metric yet",
             operator=operator,
         )
 
@@ -252,8 +252,9 @@ class _Series:
         declared = self._family.declared
         if self._values is not None or values.keys() != set(declared.labels):
             raise InvalidArgument(
-                f"the metric {declared.name!r} has the labels {', '.join(declared.labels) or '(none)'}",
-                remedy="pass a value for each of them, and no other",
+                f"labels() does not fit the metric {declared.name!r}, which has the labels "
+                f"{', '.join(declared.labels) or '(none)'}",
+                remedy="call it once, with a value for each of these labels and no other",
                 operator=self._metrics.operator,
             )
         key = tuple(str(values[label]) for label in declared.labels)
@@ -267,7 +268,7 @@ class _Series:
         if self._values is None:
             declared = self._family.declared
             raise InvalidArgument(
-                f"the metric {declared.name!r} has the labels {', '.join(declared.labels)}",
+                f"the metric {declared.name!r} is used without labels, but has the labels {', '.join(declared.labels)}",
                 remedy=f"call .labels({declared.labels[0]}=…) first",
                 operator=self._metrics.operator,
             )

@@ -412,7 +412,7 @@ def schema_of(declared: str | pa.Schema) -> pa.Schema:
     schema = parse_ddl(declared) if isinstance(declared, str) else declared
     check_types(schema)
     if what := _twice(schema, "a column"):
-        raise DeclarationError(f"the schema is ambiguous: {what}", remedy="give each its own name")
+        raise DeclarationError(f"the schema is ambiguous: {what}", remedy="rename one of the two")
     return schema
 
 

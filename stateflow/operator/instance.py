@@ -331,7 +331,7 @@ class OperatorInstance:
             except BaseException as error:  # no caller could handle it
                 if not is_ours(error):
                     raise
-                ctx.logger.exception("close() of %s failed", name)
+                ctx.logger.exception("close() of the operator of partition %s failed", name)
             self.count()
             del operator  # so that its __del__, if there is one, runs here
 

@@ -474,7 +474,9 @@ def check_outputs(cls: type[Operator]) -> None:
             )
         if other := seen.get(tag.lower()):
             raise DeclarationError(
-                f"the side output {tag!r} has the same name as {other}", remedy="rename it", operator=cls.__name__
+                f"the side output {tag!r} has the same name as {other}",
+                remedy="rename the side output",
+                operator=cls.__name__,
             )
         seen[tag.lower()] = f"the side output {tag!r}"
 

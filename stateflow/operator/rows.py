@@ -289,7 +289,7 @@ class RowReader:
         """
         if column is None:
             return None
-        index = self._index(column, ", which the operator declares as event_time", "")
+        index = self._index(column, ", which the operator declares as event_time", "; declare or select one of these")
         return reader_of(tuple(self.schema.names), index)
 
     def _index(self, column: str, used: str, remedy: str) -> int:

@@ -315,7 +315,7 @@ def keys_of(keys: pa.Array) -> list[Any]:
 
 def _times(at: pa.Array, length: int) -> list[int]:
     if len(at) != length:
-        raise InvalidArgument(f"{length} keys came with {len(at)} times", remedy="pass one time per key")
+        raise InvalidArgument(f"{length} keys were passed with {len(at)} times", remedy="pass one time per key")
     if at.null_count:
         raise InvalidArgument("a time is null", remedy="filter out such rows first")
     if pa.types.is_timestamp(at.type):

@@ -99,7 +99,7 @@ class TrackedColumn:
     def _taken(self, coder: Coder[Any], array: Any, length: int, what: str) -> list[Any]:
         array = whole(array)
         if len(array) != length:
-            raise self._misfit(f"{length} keys came with {len(array)} {what}", f"give as many {what} as keys")
+            raise self._misfit(f"{length} keys were passed with {len(array)} {what}", f"pass as many {what} as keys")
         values: list[Any] = array.to_pylist()
         return values if type(coder) in _PLAIN else [taken(coder, value) for value in values]
 
@@ -344,7 +344,9 @@ class ValueColumn:
         """
         keys, values = whole(keys), whole(values)
         if len(keys) != len(values):
-            raise self._unencodable(f"{len(keys)} keys came with {len(values)} values", "give as many values as keys")
+            raise self._unencodable(
+                f"{len(keys)} keys were passed with {len(values)} values", "pass as many values as keys"
+            )
         indices = self._loaded(keys)
         null = np.zeros(len(values), np.bool_)
         if values.null_count:

@@ -263,7 +263,7 @@ class Evolution:
     ) -> None:
         if stored_version > version:
             raise SchemaMismatch(
-                f"the state has version {stored_version}, this operator has version {version}",
+                f"the stored state has version {stored_version}, which is newer than this operator's version {version}",
                 remedy="run the newer operator, or restore a checkpoint of the older version",
                 operator=operator,
             )
