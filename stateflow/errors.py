@@ -5,7 +5,7 @@ next. ``str(error)`` is exactly the one line the command line prints::
 
     code: what happened (operator=Delay partition=3): what to do next
 
-Errors cross processes as :meth:`StateflowError.to_wire` dictionaries and come back as the same class.
+Errors are sent to other processes as :meth:`StateflowError.to_wire` dictionaries, and restored as the same class.
 """
 
 from __future__ import annotations
@@ -452,7 +452,7 @@ class OutboxOvertaken(RemoteCondition):
 
 
 class StateMissing(RemoteCondition):
-    """The assignment gives a partition to a replica whose data directory does not hold it."""
+    """The assignment gives a partition to a replica that does not have it in its data directory."""
 
     code = "state_missing"
 

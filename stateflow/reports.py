@@ -37,7 +37,7 @@ def _lines(faults: StateflowError | tuple[StateflowError, ...] | None) -> str | 
 
 
 class Failing:
-    """A report with a ``fault``: the error, with its code and remedy."""
+    """A report with a ``fault``, which is the error with its code and remedy."""
 
     __slots__ = ()
     fault: StateflowError | None

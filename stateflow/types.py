@@ -179,7 +179,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 class How(StrEnum):
-    """Ways of taking over a partition whose owner is gone."""
+    """Ways of taking over a partition from an owner that is gone."""
 
     LOCAL = "LOCAL"  # by the former owner, with the state that it sealed: nothing is lost
     STANDBY = "STANDBY"  # by a standby, with its copy

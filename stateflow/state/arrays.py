@@ -461,7 +461,7 @@ class _Objects(Layout):
 
 
 def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:
-    """Returns the layout for a coder. Raises DeclarationError for a coder whose values can change in place."""
+    """Returns the layout for a coder. Raises DeclarationError for a coder of values that can change in place."""
     kinds = {coders.Int64: "i", coders.Float64: "d", coders.Bool: "b"}
     if type(coder) in kinds:
         return _Numbers(kinds[type(coder)])

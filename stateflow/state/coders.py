@@ -54,8 +54,8 @@ class Coder(ABC, Generic[T]):
         fixed_width: every value form is a few bytes long, so that no value can be too long to store.
         python_equality: keys with equal bytes are equal in Python, too (some datetimes of two zones are not).
         mutable: a decoded value can be changed in place.
-        exact: the type whose own instances come back from a round trip unchanged; None: any value may come back
-            different (another time zone, a list for a subclass of list).
+        exact: type of values that are unchanged after encoding and decoding, subclasses excluded; None: a decoded value
+            may differ (another time zone, a list for a subclass of list).
         exact_key: the same for the key form.
 
     Example: ``class Point(Coder[complex]): ...``, and then ``state.value(complex, coder=Point())``.
@@ -268,7 +268,7 @@ class Utf8(_Scalar[str]):
 
 
 class Bytes(_Scalar[bytes]):
-    """Bytes as they are; bytearray and memoryview come back as bytes.
+    """Bytes, stored unchanged; bytearray and memoryview are decoded as bytes.
 
     >>> Bytes().decode(Bytes().encode(bytearray(b"ab")))
     b'ab'
@@ -287,7 +287,7 @@ class Bytes(_Scalar[bytes]):
 
 
 class Timestamp(_Scalar[datetime]):
-    """Aware datetimes as microseconds since 1970 (8 bytes, ordered); they come back in UTC.
+    """Aware datetimes as microseconds since 1970 (8 bytes, ordered); they are decoded in UTC.
 
     >>> Timestamp().decode(Timestamp().encode(datetime.fromisoformat("2013-01-01T00:00Z"))).year
     2013
@@ -416,7 +416,7 @@ def _lift(coder: Coder[Any], lift: Callable[[Any], Any], value: Any, data: bytes
 
 class Msgpack(Coder[Any]):
     """Any nesting of None, bool, int, float, str, bytes, list, dict, tuple, set, frozenset, date, datetime,
-    Decimal, UUID and bytearray. Subclasses of these come back as the plain type, a memoryview as bytes.
+    Decimal, UUID and bytearray. Subclasses of these are decoded as the plain type, a memoryview as bytes.
 
     Args:
         type_: declared type of the values. Encoding a value of another type raises EncodeError; an int becomes the

@@ -308,7 +308,7 @@ class Collection(Generic[K]):
     # --- net change -------------------------------------------------------------------------------------
 
     def _net(self) -> dict[K, bytes | None]:
-        """Returns the entries whose payload differs from the store: key → new payload, None for a removed entry."""
+        """Returns the entries that differ from the store, as key → new payload, which is None for a removed entry."""
         spec, items = self._spec, self._items
         base: dict[K, Any] = self._base
         as_bytes = spec.mutable
@@ -358,7 +358,7 @@ class Collection(Generic[K]):
         self._collect_count(into)
 
     def _everything(self) -> dict[K, bytes | None]:
-        """Returns all live entries as puts, for a store whose entries are cleared first."""
+        """Returns all live entries as puts, for a store in which the entries are cleared first."""
         self._next = {key: self._encoded(key, value) for key, value in self._items.items()}
         return dict(self._next)
 

@@ -43,7 +43,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _INVERT = bytes(255 - byte for byte in range(256))
 
 _TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
-#: kinds of numpy arrays whose bytes hold all of the data: numbers, bool, fixed text and bytes, times
+#: kinds of numpy arrays with all of their data in their bytes, which are numbers, bool, fixed text and bytes, and times
 _ARRAY_KINDS = "biufcSUmM"
 
 #: immutable types that msgpack, with the extensions here, stores and returns unchanged
@@ -140,7 +140,7 @@ def micros_of(value: datetime) -> int:
 
 
 def datetime_of(micros: int, *, aware: bool) -> datetime:
-    """Inverse of :func:`micros_of`; aware datetimes come back in UTC."""
+    """Inverse of :func:`micros_of`; aware datetimes are in UTC."""
     try:
         return (_EPOCH if aware else _EPOCH_NAIVE) + timedelta(microseconds=micros)
     except OverflowError as error:

@@ -467,8 +467,8 @@ class KeyedState:
         self._bound = self._target = None
 
     def bundles(self, keys: Sequence[Any]) -> list[Bundle | None]:
-        """Returns, for each key, the objects that ``bind`` would set, if they are cached; None: call ``bundle_of`` when
-        the key's turn comes, which raises an error for an invalid key.
+        """Returns, for each key, the objects that ``bind`` would set, if they are cached; otherwise None. Then call
+        ``bundle_of`` when the key is processed, which raises an error for an invalid key.
 
         Call it at the begin of a batch.
         """
@@ -535,9 +535,9 @@ class KeyedState:
     def at(self, key: Hashable, namespace: bytes, declaration: Any) -> Any:
         """Returns the tracked object of a state under a key and a namespace; ``b""`` is the global namespace.
 
-        The declaration is one of the operator's, or a *tag*: a declaration with a name of its own. There is one object
-        per place, committed and rolled back with the rest. For the operator's states in the global namespace it is the
-        object that ``bind`` sets. States with the same name and another kind or coder are separate.
+        The declaration is one of the operator's, or a *tag*: a declaration with a name of its own. A state has one
+        object per key and namespace, committed and rolled back with the rest. For the operator's states in the global
+        namespace it is the object that ``bind`` sets. States with the same name and another kind or coder are separate.
         Raises DeclarationError for a tag without a name, and for a tag whose default or ttl differs from that of
         another declaration of the same cells.
         """

@@ -135,7 +135,7 @@ ENCODE_FAILURES = (EncodeError, TypeError, ValueError, AttributeError, OverflowE
 #: errors that a user's own coder may raise for bytes that do not fit
 DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError, struct.error)
 
-#: stands for a time that is not known yet, before which nothing has expired
+#: placeholder for a time that is not known yet, at which nothing has expired
 _NEVER_US: Final = -(1 << 63)
 
 

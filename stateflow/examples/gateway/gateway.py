@@ -27,7 +27,7 @@ def connected(controller: str, outbox: str = "outbox") -> ForwardingClient:
 
 
 def forward(stream: ForwardingClient, readings: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields outputs as soon as they are known, those of rows that had to wait together with a later batch's."""
+    """Yields outputs as soon as they are known. Outputs of rows that had to wait follow those of a later batch."""
     waiting = iter(readings)
     while batch := list(islice(waiting, 10)):
         yield from stream.send(batch)
