@@ -6,8 +6,8 @@ audits::
     msgpack [version, operator, partition, epoch, sequence, source, position, clears, deletes, puts]
     + xxh64 of that (8 bytes, big endian)
 
-A change set holds *everything* its commit wrote, positions and the batch's stored output included, so a
-store that applied the sequence 1…n unbroken is the same store.
+A change set holds *everything* that its commit wrote, including positions and the batch's stored output. So two stores
+that applied the change sets 1…n without a gap have the same contents.
 """
 
 from __future__ import annotations

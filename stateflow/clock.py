@@ -1,4 +1,4 @@
-"""Time as an argument: components take a :class:`Clock`, tests hand in a :class:`ManualClock`."""
+"""Clocks. Components get theirs as an argument, so that tests can pass a :class:`ManualClock`."""
 
 from __future__ import annotations
 

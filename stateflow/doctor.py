@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. ``remedy``: what to do; empty: nothing."""
+    """The result of one check. ``remedy`` says what to do; it is empty if nothing needs to be done."""
 
     what: str
     verdict: Verdict
@@ -102,13 +102,13 @@ def open_files(limit: int | None = None) -> Finding:
     """Checks the limit of open files.
 
     Args:
-        limit: the limit of a process; None: this process's limit.
+        limit: number of files that a process may open; None: the hard limit of this process.
     """
     most = _hard_limit() if limit is None else limit
     found = f"{most} at most" if most < 1 << 30 else "not limited"
     if most < FILES_MIN:
         partitions = max(0, (most - stores.RESERVED) // (stores.PER_DATABASE + stores.RUNS_MAX))
-        remedy = f"raise it (`ulimit -Hn`, LimitNOFILE=): it is enough for about {partitions} partitions per replica"
+        remedy = f"raise the limit (`ulimit -Hn`, LimitNOFILE=): it allows about {partitions} partitions per replica"
         return Finding("open files", Verdict.WARNING, found, remedy)
     return Finding("open files", Verdict.GOOD, found)
 
@@ -127,12 +127,12 @@ def room(data_dir: Path) -> Finding:
         return Finding("room", Verdict.BAD, f"{data_dir}: {error.strerror}", "pass a usable directory with --data-dir")
     found = f"{free / (1 << 30):.1f} GiB free for {data_dir}"
     if free < FREE_MIN:
-        return Finding("room", Verdict.WARNING, found, "free space: a full disk stops all writes")
+        return Finding("room", Verdict.WARNING, found, "delete files or use another disk: a full disk stops all writes")
     return Finding("room", Verdict.GOOD, found)
 
 
 def syncs(data_dir: Path) -> Finding:
-    """Measures small durable writes, like that of each batch with ``acknowledge=fsync``, and those of a takeover."""
+    """Measures small synced writes, as needed for each batch with ``acknowledge=fsync`` and for a takeover."""
     try:
         with tempfile.NamedTemporaryFile(dir=_existing(data_dir), prefix=".stateflow-doctor-") as file:
             took = []
@@ -163,12 +163,12 @@ def _existing(path: Path) -> Path:
 def clock() -> Finding:
     """Checks the clock.
 
-    Leases count by each machine's own monotonic clock; timers, TTLs and certificates use the time of day.
+    Leases are measured by each machine's own monotonic clock; timers, TTLs and certificates use the time of day.
     """
     now = datetime.fromtimestamp(SYSTEM_CLOCK.now_us() / 1e6)
     found = f"{now:%Y-%m-%d %H:%M:%S} here"
     if now.year < 2024:
-        return Finding("clock", Verdict.BAD, found, "set it: certificates and timers depend on it")
+        return Finding("clock", Verdict.BAD, found, "set the clock: certificates and timers depend on it")
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))
     except (OSError, AttributeError):
@@ -210,7 +210,7 @@ def certificate() -> Finding:
 
 
 def cluster(controller: str) -> Finding:
-    if _nobody_listens(controller):  # no waiting for a controller here
+    if _nobody_listens(controller):  # a Cluster would wait for a controller
         return Finding("cluster", Verdict.UNKNOWN, f"nothing listens at {controller}")
     try:
         status = Cluster(controller).status()
@@ -222,7 +222,7 @@ def cluster(controller: str) -> Finding:
     if silent:
         return Finding("cluster", Verdict.WARNING, f"{found}; silent: {', '.join(silent)}", "see `stateflow status`")
     if len(versions) > 1:
-        remedy = "upgrade the others: mixed releases work, but only for a transition"
+        remedy = "upgrade all processes to one release: mixed releases are meant only for the time of an upgrade"
         return Finding("cluster", Verdict.WARNING, f"{found}, of releases {', '.join(versions)}", remedy)
     return Finding("cluster", Verdict.GOOD, found)
 

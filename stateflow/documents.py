@@ -15,7 +15,7 @@ from stateflow.errors import InvalidArgument
 BYTES_MAX = 1 << 20
 #: limit of nested sections
 DEPTH_MAX = 50
-#: limit of values; those that anchors repeat count each time
+#: limit of values; a value that aliases repeat counts each time
 VALUES_MAX = 100_000
 
 
@@ -25,11 +25,12 @@ _DOUBTFUL = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "t
 
 
 def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None) -> Any:
-    """Reads a YAML file. Raises InvalidArgument: it cannot be read, is not YAML, or exceeds the bounds.
+    """Reads a YAML file. Raises InvalidArgument if the file cannot be read, is not YAML, or exceeds the limits.
 
     Args:
-        may_be_text: tells whether text may be meant at a place. A value there that YAML reads as another type, and
-            would write differently, such as ``no`` or ``1.10``, is refused: the intended type is not known.
+        may_be_text: tells whether the value at a place may be meant as text. Such a value is refused if YAML reads it
+            as another type and would write it differently, such as ``no`` or ``1.10``: its intended type is not known.
+            None: no value is refused for that reason.
     """
     try:
         with path.open("rb") as file:
@@ -37,7 +38,7 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}", remedy="pass a YAML file") from error
     if len(data) > BYTES_MAX:
-        raise InvalidArgument(f"{path} is larger than {BYTES_MAX >> 20} MiB", remedy="pass a YAML file")
+        raise InvalidArgument(f"{path} is larger than {BYTES_MAX >> 20} MiB", remedy="pass a smaller file")
     try:
         text = data.decode()
         if may_be_text is not None:
@@ -50,7 +51,7 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
         what = (error.problem or error.context or "it cannot be read") + (f" (line {mark.line + 1})" if mark else "")
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         what = " ".join(str(error).split())[:200]
-    raise InvalidArgument(f"{path} is not valid YAML: {what}", remedy="correct it")
+    raise InvalidArgument(f"{path} is not valid YAML: {what}", remedy="correct the file")
 
 
 def parse(text: str) -> Any:
@@ -63,7 +64,7 @@ def parse(text: str) -> Any:
 
 
 def _check_texts(text: str, may_be_text: Callable[[Place], bool], file: Path) -> None:
-    """Refuses ambiguous values. Raises InvalidArgument, and as :func:`parse` does for invalid YAML."""
+    """Refuses ambiguous values with InvalidArgument. Raises the errors of :func:`parse` for invalid YAML."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -126,9 +127,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _measure(node: Node, known: dict[int, int], depth: int) -> int:
-    """Counts the values of a node, including what its aliases stand for.
+    """Counts the values of a node, including those for which its aliases stand.
 
-    Raises MarkedYAMLError for too many values, too deep nesting, a node within itself, or a duplicate name.
+    Raises MarkedYAMLError for too many values, too deep nesting, a node that contains itself, or a duplicate name.
     """
     size = known.get(id(node))
     if size == 0:

@@ -16,12 +16,12 @@ def sync(path: Path) -> None:
 
 
 def write_durably(path: Path, content: str | bytes, mode: int | None = None) -> None:
-    """Replaces a file atomically: it has either the old or the new contents, and the new ones once this returns.
+    """Replaces a file atomically: it has the old contents or the new, and the new ones once this function returns.
 
-    This holds through a loss of power. Raises OSError.
+    Both hold even if power is lost. Raises OSError.
 
     Args:
-        mode: the file's permissions, which are never wider in between; None: according to the umask.
+        mode: permissions of the file, which are never wider while it is written; None: permissions by the umask.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ next. ``str(error)`` is exactly the one line the command line prints::
 
     code: what happened (operator=Delay partition=3): what to do next
 
-Errors cross processes as :meth:`StateflowError.to_wire` dictionaries and come back as the same class.
+Errors are sent to other processes as :meth:`StateflowError.to_wire` dictionaries, and restored as the same class.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ REPORT_LOG = "a bug in stateflow, please report it with the log"
 
 
 class StateflowError(Exception):
-    """The root of the tree.
+    """The root class of all errors.
 
     Args:
         what: what happened, one sentence without a final full stop.
         remedy: what the reader should do next.
-        where: facts that locate the error, printed as ``key=value``. A ``traceback`` among them is kept out of
-            the one line; it is a note of the exception, so that Python shows it below its own traceback.
+        where: facts that locate the error, printed as ``key=value``. A ``traceback`` among them is not printed in
+            that line; it becomes a note of the exception, which Python shows below its own traceback.
 
     >>> print(InvalidArgument("3-1 is no range", remedy="write 1-3", partition=3))
     invalid_argument: 3-1 is no range (partition=3): write 1-3
     """
 
     code: ClassVar[str] = "error"
-    #: whether the same request can succeed later without anyone fixing anything
+    #: whether the same request may succeed later without any intervention
     retryable: ClassVar[bool] = False
     registry: ClassVar[dict[str, type[StateflowError]]] = {}
 
@@ -60,7 +60,7 @@ class StateflowError(Exception):
         return one_line(f"{self.code}: {self.what}{at}{then}")
 
     def _note_traceback(self) -> None:
-        """Adds the traceback as a note, followed by the line once more, so that the line comes last."""
+        """Adds the traceback as a note that ends with the error's line, so that readers see this line last."""
         if "traceback" in self.where:
             self.__notes__ = [f"{self.where['traceback']}\n{self}"]
 
@@ -81,7 +81,7 @@ class StateflowError(Exception):
 
 
 def from_wire(wire: dict[str, Any]) -> StateflowError:
-    """Returns the error of :meth:`StateflowError.to_wire`; an unknown code comes back as the root class."""
+    """Returns the error that :meth:`StateflowError.to_wire` described, of the root class if its code is unknown."""
     cls = StateflowError.registry.get(wire["code"], StateflowError)
     error = cls.__new__(cls)
     where = {key: value for key, value in wire["where"].items() if key not in ("self", "what", "remedy")}
@@ -89,7 +89,7 @@ def from_wire(wire: dict[str, Any]) -> StateflowError:
     return error
 
 
-#: environment variable: "1" shows causes and the frames within stateflow and Spark, too
+#: environment variable; if it is "1", tracebacks include causes and the frames within stateflow and Spark
 TRACEBACKS = "STATEFLOW_TRACEBACKS"
 
 
@@ -98,7 +98,7 @@ def tracebacks_wanted() -> bool:
 
 
 def brief(cls: T) -> T:
-    """Class decorator: errors of public methods show where the method was called, not its frames; see TRACEBACKS."""
+    """Decorates a class: a public method's traceback ends where the method was called, unless TRACEBACKS is set."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _brief(method))
@@ -119,7 +119,7 @@ def _brief(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_line(text: str) -> str:
-    """Returns the text in one line for a terminal: characters that move its cursor, colour or reorder are escaped."""
+    """Returns the text as one line, with characters escaped that move a terminal's cursor, colour or reorder text."""
     line = " ".join(text.splitlines())
     return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
@@ -174,7 +174,7 @@ class NullKey(LocalMisuse):
 
 
 class NoMetrics(LocalMisuse):
-    """Metrics were requested of a query that has no operator, or is not known here."""
+    """Metrics were requested for a query that has no operator, or that this driver does not know."""
 
     code = "no_metrics"
 
@@ -224,13 +224,13 @@ class VersionUnknown(LocalMisuse):
 
 
 class CodeRefused(LocalMisuse):
-    """An operator's text was sent to a controller by a client that does not have its key."""
+    """A client that lacks the controller's code key sent the controller an operator's code."""
 
     code = "code_refused"
 
 
 class OperatorOutdated(LocalMisuse):
-    """A replica has other code for the operator than was deployed."""
+    """A replica's code for the operator is not the deployed code."""
 
     code = "operator_outdated"
 
@@ -268,7 +268,7 @@ class PortInUse(LocalMisuse):
 
 
 class InsecureRefused(LocalMisuse):
-    """Plain text would go over a network."""
+    """A connection would carry plain text over a network."""
 
     code = "insecure"
 
@@ -290,8 +290,8 @@ class InvalidTransition(StateflowError):
 
 
 class InvariantBroken(StateflowError):
-    """A condition that always holds does not: only a bug in stateflow leads there. Raised by ``validate()`` alone, see
-    :mod:`stateflow.transitions`."""
+    """A condition that must always hold does not, which only a bug in stateflow can cause. Only ``validate()`` raises
+    this error, see :mod:`stateflow.transitions`."""
 
     code = "invariant_broken"
 
@@ -309,7 +309,7 @@ class Unavailable(RemoteCondition):
 
 
 class Busy(Unavailable):
-    """The other end accepts no more work for now, from this caller or from anyone."""
+    """The called process accepts no more work for now, from this caller or from any caller."""
 
     code = "busy"
 
@@ -333,7 +333,7 @@ class NotAllowed(RemoteCondition):
 
 
 class ReleaseMismatch(RemoteCondition):
-    """The other end's release is too far from this one, or does not know the call."""
+    """The other process's release is incompatible with this one, or does not know the requested call."""
 
     code = "release_mismatch"
 
@@ -361,13 +361,13 @@ class PositionGap(RemoteCondition):
 
 
 class SourceTaken(RemoteCondition):
-    """A newer client sends under this source's name; the older one is refused."""
+    """A newer client sends under this source's name, so the older client is refused."""
 
     code = "source_taken"
 
 
 class SourceRetired(RemoteCondition):
-    """The requested data was retired with its source, or may have been: the source's records are gone."""
+    """The requested data was deleted when its source was retired, or may have been: the source's records are gone."""
 
     code = "source_retired"
 
@@ -446,13 +446,13 @@ class OutboxDamaged(LocalMisuse):
 
 
 class OutboxOvertaken(RemoteCondition):
-    """Another client of the source sent batches to a partition that this outbox cannot tell from its own."""
+    """Another client of the source sent batches to a partition, and this outbox cannot tell them from its own."""
 
     code = "outbox_overtaken"
 
 
 class StateMissing(RemoteCondition):
-    """The assignment gives a partition to a replica whose data directory does not hold it."""
+    """The assignment gives a partition to a replica that does not have it in its data directory."""
 
     code = "state_missing"
 
@@ -501,7 +501,7 @@ class AdoptionRefused(RemoteCondition):
 
 
 class LeaseLost(RemoteCondition):
-    """The replica may have lost its partitions, and does not serve before it has heard from the controller."""
+    """The replica may have lost its partitions, and serves none until the controller has answered it."""
 
     code = "lease_lost"
     retryable = True
@@ -546,7 +546,7 @@ class CommitLogDamaged(StateflowError):
 
 
 class OutOfMemory(RemoteCondition):
-    """The machine gave this process no more memory."""
+    """The machine refused this process more memory."""
 
     code = "out_of_memory"
 
@@ -599,7 +599,7 @@ class BudgetUnreachable(RemoteCondition):
 
 
 class AlreadyThere(RemoteCondition):
-    """Every named partition is where it should go."""
+    """Every named partition is already at its target."""
 
     code = "already_there"
 
@@ -638,7 +638,7 @@ class MoveUnknown(RemoteCondition):
 
 
 class Locked(RemoteCondition):
-    """Another process holds the item, or wrote first.
+    """Another process holds the ledger's item, or wrote to it first.
 
     ``blocking_record`` is the blocking record of the ledger. It is None if no record blocks, or if the error comes from
     another process; then ``where["blocking_record"]`` names the record.
@@ -673,7 +673,7 @@ class LedgerReplaced(RemoteCondition):
 
 
 class HoldLost(RemoteCondition):
-    """Another controller decides by the ledger now; nothing was written."""
+    """A controller lacks the ledger's leader lease, which it lost or never took; nothing was written."""
 
     code = "hold_lost"
 
@@ -697,6 +697,6 @@ class LedgerCorrupt(RemoteCondition):
 
 
 class ApplicationError(StateflowError):
-    """Work on an item raised. FAILED is recorded, and the item stays blocked until a person resolves it."""
+    """Work on a ledger's item raised an error. FAILED is recorded; the item is blocked until a person resolves it."""
 
     code = "application_failed"

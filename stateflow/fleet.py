@@ -23,8 +23,11 @@ from stateflow.errors import StateflowError, from_wire
 class AgentInfo:
     """An agent, and its resources for replicas.
 
-    ``address``: where its logs are requested. ``limits``: how it enforces a replica's memory limit, ``cgroup`` or
-    ``rlimit``. ``version`` is stateflow's, ``python`` the interpreter's.
+    Attributes:
+        address: address at which logs are requested from the agent.
+        version: version of stateflow.
+        python: version of Python.
+        limits: mechanism that enforces a replica's memory limit, ``cgroup`` or ``rlimit``.
     """
 
     name: str
@@ -41,10 +44,12 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A replica that an agent should have. ``running``: with its process, not only its data directory.
+    """A replica that an agent should have.
 
-    ``generation`` rises with each command; processes of older generations are ended. ``memory_bytes``: limit of all its
-    processes together; 0: none.
+    Attributes:
+        running: the replica's process should run; if false, the agent keeps only its data directory.
+        generation: number that rises with each command; processes of older generations are ended.
+        memory_bytes: memory limit of all the replica's processes together; 0: no limit.
     """
 
     replica: str
@@ -60,8 +65,11 @@ class Spawned:
 class Child:
     """The state of a replica at its agent.
 
-    ``spawned``: the order by which its process was started. ``deaths``: number of failures in a row; ``fault``: why it
-    last ended. ``address``: address of the replica; empty: not known yet.
+    Attributes:
+        spawned: order by which the replica's process was started.
+        deaths: number of consecutive failures.
+        fault: reason for which the process last ended.
+        address: address of the replica; empty: not known yet.
     """
 
     spawned: Spawned
@@ -73,7 +81,12 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A data directory, of an agent or a replica: its id, its path, and the ledger that it belongs to (empty: none)."""
+    """The data directory of an agent or a replica.
+
+    Attributes:
+        place: path of the directory.
+        ledger: id of the ledger to which the directory belongs; empty: to none yet.
+    """
 
     id: str
     place: str
@@ -82,7 +95,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """An agent's heartbeat, always complete. ``term``: the greatest term that the agent has heard of."""
+    """An agent's heartbeat, which lists all of its replicas. ``term`` is the greatest term that the agent knows."""
 
     agent: AgentInfo
     directory: Directory
@@ -94,10 +107,13 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The reply to a heartbeat, with all replicas that the agent should run.
+    """The reply to a heartbeat.
 
-    ``ledger`` and ``term``: those of the replying controller. ``adopted``: the ledger that the agent belongs to, if the
-    controller's ledger has taken over its contents.
+    Attributes:
+        wanted: all replicas that the agent should have.
+        ledger: id of the replying controller's ledger.
+        term: term of the replying controller.
+        adopted: id of the agent's ledger, if the controller's ledger has adopted its contents; otherwise empty.
     """
 
     lease_s: float
@@ -110,9 +126,13 @@ class DesiredState:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for ``count`` replicas ``at`` an agent, or at the agents of a site.
+    """A request for new replicas.
 
-    ``labels``: an agent must have all of them. ``memory_bytes``: limit of each replica; 0: none.
+    Attributes:
+        at: name of an agent, or of a site with agents.
+        count: number of replicas.
+        memory_bytes: memory limit of each replica; 0: no limit.
+        labels: labels that an agent must have to be chosen.
     """
 
     at: str
@@ -127,7 +147,7 @@ class Request:
 
 
 class Launcher(Protocol):
-    """Starts and ends processes: on this machine, or forked from another process."""
+    """Starts and ends processes, either on this machine or forked from another process."""
 
     def start(self, spec: Command) -> Started:
         """Starts a process, without waiting until it is ready."""
@@ -144,16 +164,19 @@ class Launcher(Protocol):
     def is_running(self, handle: Started) -> bool: ...
 
     def logs(self, handle: Started) -> Iterator[bytes]:
-        """Yields the contents of its log, oldest first."""
+        """Yields the contents of the process's log, oldest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A process ``python -m stateflow ARGUMENTS``.
+    """The command of a process ``python -m stateflow ARGUMENTS``.
 
-    Its standard error goes to the file ``log``. If its arguments say so, it ends when its standard input closes.
-    ``within``: a command that starts it, such as ``ip netns exec NAME``.
+    Attributes:
+        log: file that receives the process's standard error.
+        within: prefix of the command, such as ``ip netns exec NAME``.
+
+    If its arguments say so, the process ends when its standard input is closed.
     """
 
     name: str
@@ -186,7 +209,7 @@ class Started:
 class Listening:
     """The line of JSON that a process writes to standard output when it is ready, and again when ``metrics`` change.
 
-    ``metrics``: replica → host:port of its ``/metrics``, if it has one.
+    ``metrics`` maps each replica that has a ``/metrics`` endpoint to the endpoint's host:port.
     """
 
     address: str
@@ -194,8 +217,8 @@ class Listening:
 
 
 def heard(line: str | bytes) -> Listening | StateflowError | None:
-    """Parses a line of a process: the address at which it listens, or the error for which it does not; None:
-    neither."""
+    """Parses a line that a process wrote. Returns the address at which the process listens, or the error for which it
+    does not listen; None if the line contains neither."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         said = json.loads(line)
         if "error" in said:

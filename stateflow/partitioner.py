@@ -1,8 +1,8 @@
-"""Partition of a key: ``pmod(xxhash64(key…), P)`` exactly as Spark SQL computes it.
+"""Computes the partition of a key, ``pmod(xxhash64(key…), P)``, exactly as Spark SQL does.
 
-Spark hashes column after column, the hash of one being the seed of the next, starting with seed 42, and skips
-nulls (org.apache.spark.sql.catalyst.expressions.XxHash64). Every Spark integral type is hashed here as a 64-bit
-long; :func:`stateflow.spark.apply_operator` casts shorter ones before it hashes, so that Python, which has one
+Spark hashes one column after the other, starts with seed 42, uses each hash as the seed of the next column, and skips
+nulls (org.apache.spark.sql.catalyst.expressions.XxHash64). Here every integral type of Spark is hashed as a 64-bit
+long; :func:`stateflow.spark.apply_operator` casts shorter ones before it hashes, so that Python, which has only
 ``int``, and the JVM agree.
 """
 
@@ -58,7 +58,7 @@ def _column_bytes(value: Any) -> bytes:
 
 
 def spark_xxhash64(*columns: Any) -> int:
-    """Returns the signed 64-bit hash, equal to Spark SQL ``xxhash64(columns…)`` (ints as long).
+    """Returns the signed 64-bit hash that Spark SQL ``xxhash64(columns…)`` computes, with ints as longs.
 
     Raises NullKey for None, UnsupportedKeyType for other types or ints beyond 64 bits, and EncodeError for text with
     half a surrogate pair.
@@ -94,7 +94,7 @@ def check_belongs(partition: int, partitions: int, key: Any) -> None:
     found = partition_of(key, partitions)
     if found != partition:
         raise InvalidArgument(
-            f"the key belongs to partition {found} of {partitions}",
+            f"the key was sent to the wrong partition, it belongs to partition {found} of {partitions}",
             remedy="route rows by stateflow.partitioner.partition_of, or send them with StreamClient or Spark",
             key=shown(key),
             partition=partition,

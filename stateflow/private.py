@@ -1,4 +1,4 @@
-"""Protection of private data: masking of secrets in texts, and files that only their owner may read.
+"""Masks secrets in texts, and restricts private files to their owner.
 
 :func:`masked` masks secrets in URLs before they reach errors, logs, records and replies. Private files are state,
 ledgers, checkpoints, and files that contain passwords.
@@ -15,11 +15,11 @@ from pathlib import Path
 from stateflow.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
-#: for a process that keeps state: its directories are 0700, its files 0600
+#: umask of processes that keep state: their directories get mode 0700, their files 0600
 UMASK = 0o077
 MASK = "***"
 _PASSWORD = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@:]*):[^\s/?#]*@")
-#: in the names of options and parameters that hold a secret
+#: pattern in the names of options and parameters that hold a secret
 _SECRET = (
     r"passw(?:or)?d|passphrase|\bpwd|secret|token|api[_.-]?key|access[_.-]?key|private[_.-]?key|credential|signature"
     r"|\bsig\b|jaas"
@@ -32,7 +32,7 @@ _PARAMETER = re.compile(rf"(?i)([?&;][^=&;\s#]*(?:{_SECRET})[^=&;\s#]*=)[^&;\s#)
 
 
 def masked(text: str) -> str:
-    """Returns ``text`` with the passwords and secret parameters of all URLs in it as ``***``; user names stay."""
+    """Returns ``text`` with ``***`` for passwords and secret parameters in all of its URLs. User names stay."""
     return _PARAMETER.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
 
 
@@ -42,7 +42,7 @@ def is_masked(text: str) -> bool:
 
 
 def names_a_secret(name: str) -> bool:
-    """Tells whether a name is that of a secret, so that the value of such an option or key must not be shown."""
+    """Tells whether an option or key of this name holds a secret, so that its value must not be shown."""
     return _NAME.search(name) is not None
 
 
@@ -50,24 +50,24 @@ def names_a_secret(name: str) -> bool:
 
 
 def keep_private(path: Path) -> None:
-    """Restricts an existing file or directory to its owner, and logs a warning if it was not."""
+    """Restricts an existing file or directory to its owner, and logs a warning if other users could read it."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & UMASK:
         return
     try:
         path.chmod(mode & ~UMASK)
     except OSError as error:
-        log.warning("%s is readable by other users, and its mode cannot be changed: %s", path, error.strerror)
+        log.warning("path %s is readable by other users, and its mode cannot be changed: %s", path, error.strerror)
     else:
-        log.warning("%s was readable by other users; now only its owner can read it", path)
+        log.warning("path %s was readable by other users; now only its owner can read it", path)
 
 
 def state_directory() -> Path:
     """Returns the directory for a user's own files that outlast a process. It does not depend on the current directory.
     Does not create it.
 
-    A service has its own place: systemd sets STATE_DIRECTORY for ``StateDirectory=``. Raises RuntimeError for a user
-    without a home.
+    For a service it is STATE_DIRECTORY, which systemd sets for ``StateDirectory=``. Raises RuntimeError for a user
+    without a home directory.
     """
     service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if service:
@@ -78,10 +78,10 @@ def state_directory() -> Path:
 
 
 def url_of(text: str) -> str:
-    """Returns a URL as given, or read from a file: ``@/run/secrets/ledger``, which keeps passwords out of the process
-    list.
+    """Returns a URL as given, or reads it from the file after an ``@``, such as ``@/run/secrets/ledger``.
 
-    Raises InvalidArgument, without repeating the text of the file.
+    A file keeps passwords out of the process list. Raises InvalidArgument, without quoting the file, if the file cannot
+    be read or does not contain exactly one URL.
     """
     if not text.startswith("@"):
         return text
@@ -98,5 +98,5 @@ def url_of(text: str) -> str:
             "the file must contain exactly one URL", remedy="put only the URL into the file", file=path
         )
     if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
-        log.warning("%s contains a URL and is readable by every user (chmod 600)", path)
+        log.warning("file %s contains a URL and is readable by every user; restrict it with chmod 600", path)
     return lines[0]

@@ -1,8 +1,8 @@
 """Compatibility of releases.
 
-A fleet is upgraded process by process, so a release speaks with the one before and the one after it. A caller of a
-release further away is refused, naming both releases, before its request is examined. A caller that does not state its
-release counts as the first one.
+A fleet is upgraded process by process, so a release speaks with the one before and the one after it. A caller of a more
+distant release is refused before its request is examined, with an error that names both releases. A caller that does
+not state its release is taken for the first release.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ VERSION = "0.2.0"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release. ``protocol``: version of its wire protocol, which rises when an older release would misunderstand it;
-    ``oldest``: the oldest protocol that it still speaks."""
+    """A release of stateflow.
+
+    Attributes:
+        protocol: version of the wire protocol; it rises when an older release would misunderstand messages.
+        oldest: oldest protocol that the release still speaks.
+    """
 
     version: str
     protocol: int
@@ -27,14 +31,14 @@ class Release:
 
     @property
     def agent(self) -> str:
-        """The ``user-agent`` of HTTP/2 (RFC 9110, 10.1.5), sent with each call; computed once."""
+        """The ``user-agent`` of HTTP/2 (RFC 9110, 10.1.5) that is sent with each call."""
         return f"stateflow/{self.version} protocol/{self.protocol}-{self.oldest}"
 
     def speaks_with(self, other: Release) -> bool:
         return self.oldest <= other.protocol and other.oldest <= self.protocol
 
 
-#: has the dependencies of 2026; also assumed of callers that are not stateflow's clients
+#: first release, with the dependencies of 2026; also assumed of callers that are not stateflow's clients
 FIRST = Release("0.1.0", 1, 1)
 OWN = Release(VERSION, 2, 1)
 _AGENT = re.compile(r"stateflow/([\w.+-]{1,40}) protocol/(\d{1,9})-(\d{1,9})")

@@ -1,6 +1,6 @@
-"""Reports of what was done in a cluster, as plain frozen data; each has ``to_dict`` for machines.
+"""Reports about actions in a cluster, as plain frozen data; ``to_dict`` makes each machine-readable.
 
-Reports of what there is are in :mod:`stateflow.status`.
+Reports about the present state of a cluster are in :mod:`stateflow.status`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from stateflow.errors import StateflowError
 from stateflow.schedule import Remaining, remaining
 
-#: fields of errors → their names in a dictionary, which has the errors as lines
+#: fields that hold errors → their names in a dictionary, which holds each error as one line
 _LINES = {"fault": "error", "unusable": "passed_over"}
 
 
@@ -37,14 +37,14 @@ def _lines(faults: StateflowError | tuple[StateflowError, ...] | None) -> str | 
 
 
 class Failing:
-    """A report with a ``fault``: the error, with its code and remedy."""
+    """A report with a ``fault``, which is the error with its code and remedy."""
 
     __slots__ = ()
     fault: StateflowError | None
 
     @property
     def error(self) -> str:
-        """The fault in one line; empty: nothing failed."""
+        """The fault in one line; empty if nothing failed."""
         return str(self.fault or "")
 
 
@@ -54,11 +54,12 @@ UNKNOWN = "UNKNOWN"
 
 @dataclass(frozen=True, slots=True)
 class FollowerReport(Report):
-    """The controller that gave a report, if it does not lead: it knows only what the ledger says.
+    """The controller that gave a report, if it does not lead. It knows only what the ledger records.
 
-    ``address``: its own. ``leader``: address of the leader, if the follower knows one; otherwise empty. ``age_s``:
-    seconds since it read the newest part of the report, by its own clock; clocks of different machines are not
-    compared.
+    Attributes:
+        address: address of the follower.
+        leader: address of the leader; empty: the follower knows no leader.
+        age_s: seconds since the follower read the newest part of the report, by the follower's own clock.
     """
 
     address: str
@@ -68,15 +69,17 @@ class FollowerReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class MoveReport(Report, Failing):
-    """One partition's move. ``state``: state of the move; UNKNOWN if a follower reports a move that has not ended.
+    """The move of one partition.
 
-    Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets;
-    ``change_rate`` and ``bandwidth`` are bytes a second.
-
-    ``duration_s``: until its end was recorded; its source may not know yet.
-
-    ``pause_ms``: from the fence until the target served, less the time the source still spent on the running batch;
-    measured by the controller, so that it includes half a round trip to either side and needs no common clock.
+    Attributes:
+        state: state of the move; UNKNOWN if a follower reports a move that has not ended.
+        bytes_warm: bytes that the target fetched as base files.
+        bytes_reused: bytes of base files that the target already had.
+        bytes_delta: bytes that the target received as change sets.
+        duration_s: seconds until the end of the move was recorded; the source may not know of the end yet.
+        pause_ms: time from the fence until the target served, less the time that the source still spent on its running
+            batch. The controller measures it, so it includes half a round trip to either side and needs no common
+            clock.
 
     Example: ``[move.pause_ms for move in migration.wait().moves]``
     """
@@ -102,16 +105,16 @@ class MoveReport(Report, Failing):
     fault: StateflowError | None = None
     #: how much more than the prediction the budget had to allow, for a busy machine
     margin_ms: float = 0.0
-    #: measured when it was cut over: bytes a second written, bytes a second the link took, round trip
+    #: measured when the partition was cut over: bytes a second written, bytes a second transferred, round trip
     change_rate: float = 0.0
     bandwidth: float = 0.0
     rtt_ms: float = 0.0
     #: the part of ``bytes_warm`` that came from the checkpoint store
     bytes_stored: int = 0
     base_bytes: int = 0
-    #: for a takeover: the origin of its state, and the losses
+    #: for a takeover: the origin of the partition's state, and what was lost
     note: str = ""
-    #: why a policy proposed it; empty: a person asked for it
+    #: why a policy proposed the move; empty: a person requested it
     reason: str = ""
 
     @property
@@ -128,13 +131,17 @@ class MoveReport(Report, Failing):
 class Reconfiguration(Report):
     """Moves of one operator's partitions that were begun together.
 
-    ``state``: RUNNING, PAUSED, COMPLETED (every move did), FAILED (at least one did not) or CANCELLED (a command ended
-    some of its moves).
-
-    ``kind``: migrate, rebalance, drain, failover or autopilot. ``follower``: the controller that gave this report, if
-    it does not lead. ``limit``, ``per_node``, ``per_link``: maximum numbers of its concurrent moves; 0: no limit of its
-    own. ``worked_s``: seconds for which it has run, without pauses. ``by``: identity of the caller that requested it,
-    from the certificate; stateflow: a controller decided, or the request came in plain text.
+    Attributes:
+        state: RUNNING, PAUSED, COMPLETED (every move completed), FAILED (at least one did not complete) or CANCELLED (a
+            command ended some of the moves).
+        kind: migrate, rebalance, drain, failover or autopilot.
+        follower: controller that gave this report, if it does not lead.
+        limit: maximum number of its concurrent moves; 0: only the controller's limit.
+        per_node: the same, for moves with one node as source or target.
+        per_link: the same, for moves between the same two sites.
+        worked_s: seconds for which it has run, without pauses.
+        by: identity of the caller that requested it, from the caller's certificate; ``stateflow`` if a controller
+            decided or the request arrived in plain text.
 
     Example: ``cluster.reconfigurations(limit=1)[0].state``
     """
@@ -156,7 +163,7 @@ class Reconfiguration(Report):
 
     @property
     def over(self) -> bool:
-        """True if no more of its moves begin, unless it is retried."""
+        """True if no more of its moves will begin, unless it is retried."""
         return self.state not in ("RUNNING", "PAUSED")
 
     def counts(self) -> dict[str, int]:
@@ -167,7 +174,7 @@ class Reconfiguration(Report):
         return found
 
     def remaining(self) -> Remaining | None:
-        """Estimates the seconds until all of its moves have ended, at its present pace; None: too few have ended."""
+        """Estimates the seconds until all of its moves have ended, from its pace so far; None if too few have ended."""
         counts = self.counts()
         left = counts["waiting"] + counts["in_progress"]
         return remaining(len(self.moves), len(self.moves) - left, self.worked_s)
@@ -177,10 +184,16 @@ class Reconfiguration(Report):
 class ChildReport(Report, Failing):
     """A replica of an agent.
 
-    ``wanted``: running or stopped; empty: the agent should not have it. ``state``: STARTING, RUNNING, WAITS (for the
-    next start), STOPPING or STOPPED; empty: the agent has not reported it yet. ``generation``: number of commands given
-    for it; ``runs``: the generation that is running. ``deaths``: number of failures in a row, the last with ``fault``.
-    ``address``: its address; empty: not known yet. ``memory_bytes``: memory limit; 0: none.
+    Attributes:
+        wanted: running or stopped; empty: the agent should not have the replica.
+        state: STARTING, RUNNING, WAITS (for the next start), STOPPING or STOPPED; empty: the agent has not reported the
+            replica yet.
+        generation: number of commands that were given for the replica.
+        runs: the generation that is running.
+        deaths: number of consecutive failures.
+        fault: the last of these failures.
+        address: address of the replica; empty: not known yet.
+        memory_bytes: memory limit; 0: no limit.
 
     Example: ``[(child.replica, child.state) for agent in cluster.agents() for child in agent.replicas]``
     """
@@ -200,11 +213,14 @@ class ChildReport(Report, Failing):
 
 @dataclass(frozen=True, slots=True)
 class AgentReport(Report):
-    """An agent and its replicas. ``alive``: its last heartbeat, ``last_heartbeat_s`` ago, was recent (-1: none since
-    the controller started).
+    """An agent, its replicas, and its resources for replicas.
 
-    ``cores``, ``memory_bytes`` and ``disk_bytes``: its resources for replicas. ``limits``: how it enforces a replica's
-    memory limit, cgroup or rlimit. ``version`` is stateflow's, ``python`` the interpreter's.
+    Attributes:
+        alive: the agent's last heartbeat was recent.
+        last_heartbeat_s: seconds since that heartbeat; -1: none since the controller started.
+        version: version of stateflow.
+        python: version of Python.
+        limits: mechanism that enforces a replica's memory limit, cgroup or rlimit.
 
     Example: ``[each.name for each in cluster.agents() if each.alive]``
     """
@@ -227,7 +243,7 @@ class AgentReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ProposedMove(Report):
-    """A move that a policy proposes. ``bytes``: size of the state on disk.
+    """A move that a policy proposes. ``bytes`` is the size of the partition's state on disk.
 
     Example: ``[(each.partition, each.reason) for each in cluster.propose("load").moves]``
     """
@@ -242,7 +258,7 @@ class ProposedMove(Report):
 
 @dataclass(frozen=True, slots=True)
 class LeftPartition(Report):
-    """A partition that a policy would like to move but leaves in place. ``reason``: why it stays.
+    """A partition that a policy would like to move but leaves in place, for ``reason``.
 
     Example: ``[each.reason for each in cluster.propose("locality").left]``
     """
@@ -254,7 +270,7 @@ class LeftPartition(Report):
 
 @dataclass(frozen=True, slots=True)
 class LackOfRoom(Report):
-    """Replicas that would receive more than they have room for; several if they share one disk.
+    """A replica that would receive more bytes than it has room for, or several replicas that share one disk.
 
     Example: ``cluster.would_drain("edge-1-gw7").lacking``
     """
@@ -268,12 +284,17 @@ class LackOfRoom(Report):
 class Placement(Report):
     """The moves that policies propose, and their effects.
 
-    ``uneven_rows``, ``uneven_bytes``: the greatest load of a node relative to its weight's share, in rows a second and
-    in bytes, before and after the moves; 1.0: all have their share. ``pause_ms``: expected pause of each move, without
-    the time for transferring bytes; ``pause_ms_at_most``: the same, with a margin for a busy machine. ``silent``:
-    replicas that did not report their partitions; no partition moves to or from them. ``left``: the first hundred
-    partitions that policies would like to move but leave in place. ``lacking``: replicas without room for the moves;
-    such moves are refused.
+    Attributes:
+        uneven_rows: greatest load of a node relative to its weight's share, in rows a second, before the moves; 1.0:
+            every node has exactly its share.
+        uneven_rows_after: the same, after the moves.
+        uneven_bytes: the same as ``uneven_rows``, in bytes of state.
+        uneven_bytes_after: the same, after the moves.
+        pause_ms: expected pause of each move, without the time for transferring bytes.
+        pause_ms_at_most: the same, with a margin for a busy machine.
+        silent: replicas that did not report their partitions; no partition moves to or from them.
+        left: the first hundred partitions that policies would like to move but leave in place.
+        lacking: replicas without room for the moves, which are then refused.
 
     Example: ``cluster.propose("load", "locality").pause_ms``
     """
@@ -292,7 +313,7 @@ class Placement(Report):
 
 @dataclass(frozen=True, slots=True)
 class AutopilotReport(Report):
-    """The autopilot's settings. ``policies``: in order of priority; empty: the autopilot is off.
+    """The autopilot's settings. ``policies`` are in order of priority; if there are none, the autopilot is off.
 
     Example: ``cluster.autopilot_orders().policies``
     """
@@ -305,8 +326,12 @@ class AutopilotReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobStage(Report):
-    """The part of a run that concerns one operator. ``reconfigurations``: ids of the reconfigurations that it began.
-    ``error``: why nothing was done; empty: it was done."""
+    """The part of a run that concerns one operator.
+
+    Attributes:
+        reconfigurations: ids of the reconfigurations that it began.
+        error: why nothing was done for the operator; empty: the work was done.
+    """
 
     operator: str
     reconfigurations: tuple[str, ...] = ()
@@ -317,9 +342,13 @@ class JobStage(Report):
 class JobRun(Report):
     """A run of a job.
 
-    ``at_us``: its due time. ``ended_us``: 0: it is under way. ``state``: IN_PROCESS, PROCESSED or FAILED. ``note``: its
-    result, or what it waits for. ``id``: the id for :meth:`.Cluster.job_run`. ``stages``: those that have begun, by
-    operator.
+    Attributes:
+        at_us: due time of the run.
+        ended_us: time at which the run ended; 0: it is under way.
+        state: IN_PROCESS, PROCESSED or FAILED.
+        note: result of the run, or what the run waits for.
+        id: id for :meth:`.Cluster.job_run`.
+        stages: stages that have begun, one for each operator.
 
     Example: ``cluster.run_job("evening").state``
     """
@@ -339,9 +368,12 @@ class JobRun(Report):
 class JobReport(Report):
     """A job that the cluster runs on a schedule.
 
-    ``next_us``: its next due time; 0: none, or it is paused. ``runs``: the newest hundred, in their order.
-    ``coordinator``, ``workers``: the controller that coordinates its runs, and the nodes they use; empty: any.
-    ``error``: why its record cannot be read, and the remedy; empty: it can.
+    Attributes:
+        next_us: next due time; 0: the job is paused, or never due again.
+        runs: the newest hundred runs, oldest first.
+        coordinator: controller that coordinates the runs; empty: any controller.
+        workers: nodes that the runs use; empty: any nodes.
+        error: why the job's record cannot be read, with the remedy; empty: the record is readable.
 
     Example: ``[each.name for each in cluster.jobs() if not each.paused]``
     """
@@ -364,8 +396,11 @@ class JobReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class RollingNode(Report):
-    """A node of a rolling restart. ``status``: as of an entity of a batch. ``ms``: milliseconds from its restart until
-    it served.
+    """A node of a rolling restart.
+
+    Attributes:
+        status: status of the node's entity in the restart's batch.
+        ms: milliseconds from the node's restart until it served.
 
     Example: ``[(each.node, each.ms) for each in cluster.restart_all().wait().nodes]``
     """
@@ -378,8 +413,12 @@ class RollingNode(Report):
 
 @dataclass(frozen=True, slots=True)
 class Rolling(Report):
-    """A rolling restart of nodes. ``state``: as of a batch. ``site``: the nodes' site; empty: all. ``limit``: maximum
-    number of nodes at a time.
+    """A rolling restart of nodes.
+
+    Attributes:
+        state: state of the restart's batch.
+        site: site of the nodes; empty: all sites.
+        limit: maximum number of nodes that restart at the same time.
 
     Example: ``cluster.restart_all(site="edge-1").wait().state``
     """
@@ -397,8 +436,7 @@ class Rolling(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFault(Report):
-    """A fault of a partition; or, if ``undone``, the reason why the partition was not processed. ``replica``: the
-    replica concerned.
+    """A fault of a partition on ``replica``; or, if ``undone``, the reason why the partition was not processed there.
 
     Example: ``[(each.partition, each.error) for each in cluster.status().damaged]``
     """
@@ -412,11 +450,16 @@ class PartitionFault(Report):
 
 @dataclass(frozen=True, slots=True)
 class SweepNode(Report):
-    """A node of a sweep. The last one, ``(moved)``, stands for partitions that moved between nodes meanwhile.
+    """A node of a sweep. The last one, named ``(moved)``, stands for partitions that moved during the sweep.
 
-    ``status``: as of an entity of a batch. ``partitions``: number of partitions done. For checkpoints: ``bytes_new`` of
-    ``bytes_total`` were not in the store before. For verifications: ``bytes_read``, ``cells`` of state that were
-    decoded, partitions ``compared`` with a standby.
+    Attributes:
+        status: status of the node's entity in the sweep's batch.
+        partitions: number of partitions done.
+        bytes_new: for checkpoints, bytes that were not in the store before.
+        bytes_total: for checkpoints, bytes of all their files.
+        bytes_read: for verifications, bytes read.
+        cells: for verifications, number of decoded cells of state.
+        compared: for verifications, number of partitions that were compared with a standby.
 
     Example: ``[(each.node, each.cells) for each in cluster.verify_all().wait().nodes]``
     """
@@ -436,8 +479,14 @@ class SweepNode(Report):
 
 @dataclass(frozen=True, slots=True)
 class Sweep(Report):
-    """Long work at many nodes, ``limit`` at a time. ``chore``: restart, checkpoint or verify. ``state``: as of a batch.
-    ``operator``, ``site``: its limits; empty: all.
+    """Long work at many nodes.
+
+    Attributes:
+        chore: restart, checkpoint or verify.
+        state: state of the sweep's batch.
+        operator: operator to which the sweep is restricted; empty: all operators.
+        site: site to which the sweep is restricted; empty: all sites.
+        limit: maximum number of nodes that work at the same time.
 
     Example: ``cluster.verify_all(limit=2).wait().faults()``
     """
@@ -466,9 +515,14 @@ class Sweep(Report):
 
 @dataclass(frozen=True, slots=True)
 class OperatorVersion(Report):
-    """A version of an operator. ``number``: from 1; the greatest serves. ``bundle``, ``source_digest``: SHA-256 of the
-    bundle or the text that holds its code; both empty: the code is installed at the replicas. ``recorded_us``: when it
-    was deployed.
+    """A version of an operator.
+
+    Attributes:
+        number: number from 1; the version with the greatest number serves.
+        bundle: SHA-256 of the bundle that holds the code, if a bundle does.
+        source_digest: SHA-256 of the text that holds the code, if a text does. If both digests are empty, the code is
+            installed at the replicas.
+        recorded_us: when the version was deployed.
 
     Example: ``cluster.upgrade("Count", cluster.versions("Count")[-2].number)``
     """
@@ -484,8 +538,10 @@ class OperatorVersion(Report):
 class RestoredPartition(Report, Failing):
     """The result of restoring one partition.
 
-    ``positions``: source → last batch that the partition contains now, so a source is rewound to the next one.
-    ``passed_over``: newer checkpoints that could not be used, one line each. ``error``: empty if it was restored.
+    Attributes:
+        positions: source → last batch that the partition contains now; the source must continue with the next batch.
+        unusable: why newer checkpoints could not be used, one error for each.
+        fault: why the partition was not restored; None: it was restored.
 
     Example: ``[each.partition for each in cluster.restore("Count") if each.fault]``
     """
@@ -501,13 +557,18 @@ class RestoredPartition(Report, Failing):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
+        """The errors of ``unusable``, each in one line."""
         return tuple(map(str, self.unusable))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport(Report):
-    """The result of a checkpoint. ``partitions``: number of partitions that have one now. ``bytes_total``: size of all
-    their files; ``bytes_new``: size of those that the store at ``url`` did not have.
+    """The result of a checkpoint.
+
+    Attributes:
+        partitions: number of partitions that were checkpointed.
+        bytes_new: bytes of files that the store at ``url`` did not have before.
+        bytes_total: bytes of all files.
 
     Example: ``cluster.checkpoint().bytes_new``
     """
@@ -521,7 +582,7 @@ class CheckpointReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Checkpoints that were taken together. ``numbers``: the partitions' numbers, if an operator was named."""
+    """Checkpoints that were taken together. ``numbers`` are their partitions, if the request named an operator."""
 
     report: CheckpointReport
     numbers: tuple[int, ...] = ()
@@ -543,10 +604,12 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class RequestReport(Report):
-    """A request that a replica served, its ``number``-th since it was started.
+    """A request that a replica served.
 
-    ``total_ms``: from its first message until its last output was returned; ``held_ms``: the part of that time spent
-    waiting for a move to end there.
+    Attributes:
+        number: ordinal number of the request since the replica was started.
+        total_ms: time from the first message of the request until its last output was returned.
+        held_ms: part of that time for which the request waited for the end of a partition's move.
     """
 
     number: int
@@ -559,11 +622,16 @@ class RequestReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport(Report):
-    """A partition on its replica. ``state``: state of its lifecycle. ``batch_rate``: batches a second. ``rows``: rows
-    received since this process first served it. ``bytes``: size of its files; 0 if sizes were not requested.
+    """A partition on its replica.
 
-    ``entries``: estimated number of stored entries; None if sizes were not requested, the partition is not open, or it
-    has no files yet. A key has one entry for each of its states, and one for each element of a map, set or list.
+    Attributes:
+        state: state of the partition's lifecycle.
+        batch_rate: batches a second.
+        rows: rows received since this process first served the partition.
+        bytes: size of the partition's files; 0 if sizes were not requested.
+        entries: estimated number of stored entries; None if sizes were not requested, the partition is not open, or it
+            has no files yet. A key has one entry for each of its states, and one for each element of a map, set or
+            list.
     """
 
     operator: str
@@ -580,8 +648,9 @@ class PartitionReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics(Report):
-    """The contents of a replica, and its work since it was started. ``requests``: the selected requests that are still
-    kept.
+    """The contents of a replica, and its work since it was started.
+
+    ``requests`` are those of the selected requests that the replica still keeps.
 
     Example: ``cluster.replica_stats("edge-1:7071").rows``
     """

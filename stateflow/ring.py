@@ -1,16 +1,17 @@
-"""Owners of partitions: the assignment, and proposals by consistent hashing with weights and bounded loads.
+"""The assignment of partitions to replicas, and proposals for it by consistent hashing with weights and bounded loads.
 
 The :class:`Assignment` is authoritative and immutable; a change makes a new one with a higher version.
 
-:func:`propose` places a new operator; :func:`rebalance` moves as few partitions as it can when replicas come and go, to
-their places on the ring. Both only propose.
+:func:`propose` places the partitions of a new operator. :func:`rebalance` moves as few partitions as possible, to their
+places on the ring, when replicas join or leave. Both only return a proposal.
 
-The ring is uhashring's: its points, ketama's, and its lookups. A plain ring spreads a few partitions badly (8 over 2
-replicas fall 6 to 2 as easily as 4 to 4), so no replica gets more than its weight's share, rounded up: a partition
-whose replica is full goes to the next on the ring (Mirrokni, Thorup, Zadimoghaddam: "Consistent Hashing with Bounded
-Loads", 2016). As loads are bounded, few points for each replica suffice, and a ring of 10,000 is built in seconds. Full
-replicas are skipped by path compression, so that the last partition costs no more than the first. Both stay within
-seconds for a million partitions on ten thousand replicas (``python -m benchmarks plan``).
+The library uhashring builds the ring, with ketama's points, and searches it. A plain ring spreads few partitions badly
+(8 partitions on 2 replicas are split 6 to 2 as easily as 4 to 4), so no replica gets more than its weight's share,
+rounded up: if the replica of a partition is full, the partition goes to the next one on the ring (Mirrokni, Thorup,
+Zadimoghaddam: "Consistent Hashing with Bounded Loads", 2016). As loads are bounded, few points for each replica are
+enough, and a ring of 10,000 replicas is built in seconds. Full replicas are skipped by path compression, so that the
+last partition costs no more than the first. :func:`propose` and :func:`rebalance` take seconds for a million partitions
+on ten thousand replicas (``python -m benchmarks plan``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stateflow.errors import REPORT_LINE, InvalidArgument, InvariantBroken, Stal
 from stateflow.types import WORKER, PartitionId, ReplicaInfo, node_of
 
 K = TypeVar("K")
-#: operator → the sites at which it is allowed; empty, or missing: at all sites
+#: operator → the sites at which it is allowed; an operator with no sites, or missing here, is allowed at all sites
 AllowedSites = Mapping[str, Collection[str]]
 EVERYWHERE: AllowedSites = MappingProxyType({})
 #: uhashring's virtual nodes of a replica of average weight; each gives four points
@@ -39,8 +40,10 @@ _VNODES = 4
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Partition → (owner, epoch) of one operator. ``0 <= partition < len(owners)``; epochs start at 1 and rise with
-    each change of owner."""
+    """The owner and the epoch of each partition of one operator.
+
+    Partition n has owner ``owners[n]`` and epoch ``epochs[n]``. Epochs start at 1 and rise with each change of owner.
+    """
 
     operator: str
     version: int
@@ -52,7 +55,7 @@ class Assignment:
         """Returns the first assignment of an operator.
 
         Args:
-            epoch: greater than any of a former deployment of that name.
+            epoch: epoch of all partitions, greater than every epoch of a former deployment of that name.
         """
         ordered = tuple(owners[p] for p in range(len(owners)))
         return cls(operator, 1, ordered, (epoch,) * len(ordered))
@@ -82,7 +85,7 @@ class Assignment:
         return Assignment(self.operator, self.version + 1, tuple(owners), tuple(epochs))
 
     def validate(self) -> None:
-        """Checks what always holds. Raises InvariantBroken, which only a bug can cause."""
+        """Checks the invariants. Raises InvariantBroken, which only a bug can cause."""
         if len(self.owners) != len(self.epochs) or not all(self.owners) or min(self.epochs, default=1) < 1:
             raise InvariantBroken(
                 f"some of {len(self.owners)} partitions lack an owner or have an epoch below 1",
@@ -97,7 +100,7 @@ class Assignment:
 
 
 def propose(operator: str, partitions: Iterable[int], replicas: Iterable[ReplicaInfo]) -> dict[int, str]:
-    """Returns partition → replica name. Depends only on names and weights, never on the order of ``replicas``.
+    """Returns partition → replica name, which depends on names and weights but not on the order of ``replicas``.
 
     Raises InvalidArgument if no replica has a positive weight.
     """
@@ -118,7 +121,10 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 def by_sites(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites
 ) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
-    """Yields (sites, owners, replicas) for each group of operators with the same allowed sites; empty: all sites."""
+    """Yields (allowed sites, owners, replicas there) for each group of operators with the same allowed sites.
+
+    No sites: the group is allowed at all sites.
+    """
     sites = {operator: frozenset(where) for operator, where in allowed.items()}
     groups: dict[frozenset[str], dict[PartitionId, str]] = {}
     for partition, owner in owners.items():
@@ -131,7 +137,7 @@ def by_sites(
 def rebalance(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> dict[PartitionId, str]:
-    """Applies :func:`share_out` to each group of operators with the same allowed sites, among the replicas there."""
+    """Applies :func:`share_out` to each group of operators with the same allowed sites and the replicas there."""
     moves: dict[PartitionId, str] = {}
     for _, theirs, able in by_sites(owners, replicas, allowed):
         moves |= share_out(theirs, able)
@@ -139,12 +145,13 @@ def rebalance(
 
 
 def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
-    """Returns partition → new owner, for the fewest partitions whose move gives every node its share by weight.
+    """Returns partition → new owner, for the fewest moves that give every node its share by weight.
 
-    A share is rounded up if that spares a move, otherwise down. Partitions whose owner is not among ``replicas`` move
-    in any case. A node first gives away partitions of the operator of which it has most, and among those first the ones
-    that the ring places elsewhere. Each goes to the next node on the ring that has room, and there to the worker with
-    the fewest. Nodes spread partitions over their workers themselves. Empty when no replica can take any.
+    A share is rounded up if that spares a move, otherwise down. Partitions of an owner that is not among ``replicas``
+    move in any case. A node first gives away partitions of the operator of which it has most, and among them first
+    those that the ring places elsewhere. Each partition goes to the next node on the ring that has room, and there to
+    the worker with the fewest partitions for its weight. No partition moves between workers of one node. Returns an
+    empty dictionary if no replica has a positive weight.
     """
     workers = _weights(replicas)
     if not workers:
@@ -174,8 +181,8 @@ def drain(
 ) -> dict[PartitionId, str]:
     """Returns partition → new owner, for all partitions of the ``leaving`` replicas.
 
-    Each of ``takers`` gets as many as bring it to its share of the partitions that they and the leaving replicas have
-    together. Empty when no replica can take any.
+    Each of ``takers`` gets what it lacks of its share of the partitions that ``takers`` and ``leaving`` own together.
+    Returns an empty dictionary if no taker has a positive weight.
     """
     takers = list(takers)
     among = {*leaving, *(info.name for info in takers)}
@@ -186,7 +193,7 @@ def drain(
 def newcomers(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> frozenset[str]:
-    """Returns those of ``replicas`` whose node owns nothing, and to which :func:`rebalance` would give partitions."""
+    """Returns the replicas on nodes that own no partition to which :func:`rebalance` would give partitions."""
     owning, found = {node_of(owner) for owner in owners.values()}, set[str]()
     for _, theirs, able in by_sites(owners, replicas, allowed):
         if workers := _weights(able):
@@ -245,10 +252,10 @@ class _Ring:
         self._names: list[str] = [name for _, name in ring.get_points()]
 
     def placed(self, keys: Iterable[str], room: Mapping[str, int]) -> Iterator[str]:
-        """Yields for each key the next name on the ring with room, and reduces that room. There must be room for
-        all."""
+        """Yields for each key the next name on the ring with room, and reduces that room. The caller provides room for
+        all keys."""
         left, names, position = dict(room), self._names, self._position
-        following = [*range(1, len(names)), 0]  # from a point whose node is full: the next point, later one further on
+        following = [*range(1, len(names)), 0]  # the next point to try after one of a full node; skips full nodes later
         for key in keys:
             point = position(key)
             while not left[names[point]]:
@@ -266,8 +273,8 @@ def _ring(weights: tuple[tuple[str, int], ...]) -> _Ring:
 
 
 def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
-    """Returns the number of partitions for each node; the remainder from rounding down is given to nodes where it
-    spares a move."""
+    """Returns the number of partitions for each node: its share rounded down, and one more at nodes where that spares a
+    move, until the numbers add up to ``total``."""
     whole = sum(weights.values())
     quota = {name: total * weight // whole for name, weight in weights.items()}
     left = total - sum(quota.values())
@@ -281,9 +288,9 @@ def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -
 def _leaving(
     partitions: list[PartitionId], count: int, owner: str, ring: _Ring, room: Mapping[str, int]
 ) -> list[PartitionId]:
-    """Chooses ``count`` partitions for a replica to give away, each from the operator of which it has most left.
+    """Chooses ``count`` partitions for a node to give away, each from the operator of which the node has most left.
 
-    It prefers those that the ring places where there is room, then others that the ring places elsewhere.
+    Partitions that the ring places on another node with room come first, then those that it places on other nodes.
     """
 
     def kept(partition: PartitionId) -> tuple[int, int]:

@@ -3,10 +3,10 @@
 Times are microseconds since 1970-01-01 UTC.
 
 A job that was due several times while no controller could begin it, or while it still ran, runs once, for the last of
-these times: one run does all the due work, and repeating it would achieve nothing more. cronsim interprets cron lines:
-it follows Debian's cron, also on days with 23 or 25 hours.
+these times, because one run does all the due work. The library cronsim interprets cron lines. It follows Debian's cron,
+also on days with 23 or 25 hours.
 
-Estimates concern work whose parts end one after another: its pace, and the time for the rest.
+Estimates concern work with parts that end one after another: its pace, and the time that the remaining parts need.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REMEDY = "write once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 1
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Seconds of work until all parts have ended: expected, and with 95 % confidence from ``low_s`` to ``high_s``."""
+    """Seconds of work until all parts have ended: ``s`` is expected, ``low_s`` to ``high_s`` has 95 % confidence."""
 
     s: float
     low_s: float
@@ -52,11 +52,11 @@ def pace_per_s(finished: int, worked_s: float) -> float | None:
 
 
 def remaining(total: int, finished: int, worked_s: float) -> Remaining | None:
-    """Estimates the remaining work, for ends that come at random at a constant rate. None before two have ended.
+    """Estimates the remaining work, if parts end at random at a constant rate. None before two parts have ended.
 
-    The time for k ends is gamma distributed. So the quotient of the time for the remaining ends and the time for the
-    past ones has an F distribution with 2 (total - finished) and 2 finished degrees of freedom (Casella and Berger,
-    Statistical Inference, 5.3).
+    The time in which k parts end is gamma distributed. So the quotient of the time for the remaining parts and the time
+    for the finished parts has an F distribution with 2 (total - finished) and 2 finished degrees of freedom (Casella
+    and Berger, Statistical Inference, 5.3).
     """
     pace, left = pace_per_s(finished, worked_s), total - finished
     if pace is None or finished < FINISHED_MIN:
@@ -83,11 +83,11 @@ def _f_quantile(z: float, first: int, second: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule: ``once <ISO time with zone>``, ``every <length>`` from the end of the previous run, or ``cron <five
-    fields> [zone]``, UTC if no zone is named.
+    """The schedule of a job.
 
-    Exactly one of ``once_us``, ``every_us`` and ``cron`` is given; the others are None, as 0 is a time. See
-    :meth:`parse`.
+    Its text is ``once <ISO time with zone>``, ``every <length>``, which counts from the end of the previous run, or
+    ``cron <five fields> [zone]``, in UTC if no zone is named. Of ``once_us``, ``every_us`` and ``cron`` exactly one is
+    not None.
     """
 
     text: str
@@ -109,19 +109,19 @@ class Schedule:
                 case ["cron", *fields] if len(fields) in (5, 6):
                     zone = fields[5] if len(fields) == 6 else "UTC"
                     cron = " ".join(fields[:5])
-                    next(CronSim(cron, datetime.now(ZoneInfo(zone))))  # within 50 years
+                    next(CronSim(cron, datetime.now(ZoneInfo(zone))))  # StopIteration: no such day within 50 years
                     return cls(text, cron=cron, zone=zone)
-        except (ValueError, OSError, KeyError, CronSimError, StopIteration):  # ZoneInfo's; a day that never comes
+        except (ValueError, OSError, KeyError, CronSimError, StopIteration):  # some are raised by ZoneInfo
             pass
         raise InvalidArgument(f"{shown(text)} is not a schedule", remedy=_REMEDY)
 
     def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
-        """Returns the due time for which the job must run now; None: not yet, or no more.
+        """Returns the due time for which the job must run now; None: it is not due yet, or never again.
 
         Args:
-            since_us: when it was created or resumed. Earlier due times are skipped.
-            fired_us: the newest due time for which it ran; None: never.
-            ended_us: when that run ended; None: not yet, or never ran.
+            since_us: when the job was created or resumed. Earlier due times are skipped.
+            fired_us: newest due time for which the job ran; None: it never ran.
+            ended_us: when that run ended; None: it is under way, or the job never ran.
         """
         if self.once_us is not None:
             return self.once_us if self.once_us <= now_us and not self._is_over(fired_us) else None

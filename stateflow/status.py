@@ -1,4 +1,4 @@
-"""The status of a cluster: replicas, operators, standbys, and what is wrong with them, as plain frozen data."""
+"""Reports about the present state of a cluster and its faults, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of
 
 @dataclass(frozen=True, slots=True)
 class LinkReport(Report):
-    """The link from one site to another. ``rtt_ms``: a round trip, measured by a replica. ``bytes_per_s``: speed of the
-    fastest recent move. None: not known.
+    """The link from one site to another.
+
+    Attributes:
+        rtt_ms: round trip that a replica measured; None: not measured.
+        bytes_per_s: speed of the fastest recent move over the link; None: not known.
 
     Example: ``[each.rtt_ms for each in cluster.status(measured=True).links]``
     """
@@ -28,11 +31,15 @@ class LinkReport(Report):
 class ReplicaStatus(Report):
     """The status of a replica.
 
-    ``last_heartbeat_s``: seconds since its last heartbeat. ``partitions``: number of partitions assigned to it.
-    ``opening``: it is starting. ``stopped``: its agent was told to stop it. ``room_bytes``: bytes of state that it has
-    room for; None: not known. ``version``: of stateflow; empty: not known.
-
-    ``alive`` is None in a follower's report: replicas answer to the leader only.
+    Attributes:
+        alive: its last heartbeat was recent; None in a follower's report, because replicas send heartbeats to the
+            leader only.
+        last_heartbeat_s: seconds since its last heartbeat.
+        partitions: number of partitions assigned to it.
+        opening: it is starting.
+        stopped: its agent was commanded to stop it.
+        room_bytes: bytes of state for which it has room; None: not known.
+        version: its version of stateflow; empty: not known.
 
     Example: ``{each.name: each.partitions for each in cluster.status().replicas}``
     """
@@ -52,8 +59,13 @@ class ReplicaStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport(Report):
-    """A node in maintenance, which receives no partitions. ``one_of``: a set of nodes of which only one may be in
-    maintenance at a time; empty: none. Times: µs since 1970; ``until_us``: 0: until it is ended by command."""
+    """A node in maintenance, which receives no partitions.
+
+    Attributes:
+        one_of: name of a set of nodes of which only one may be in maintenance at a time; empty: no set.
+        since_us: when the maintenance began.
+        until_us: when it ends; 0: when a command ends it.
+    """
 
     node: str
     one_of: str = ""
@@ -63,8 +75,14 @@ class MaintenanceReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class OperatorStatus(Report):
-    """The status of an operator. ``owners`` and ``epochs`` by partition. ``sites``: its allowed sites; empty: all.
-    ``failover``: automatic or manual.
+    """The status of an operator.
+
+    Attributes:
+        version: version of the assignment.
+        owners: replica that owns each partition, by partition number.
+        epochs: epoch of each partition, by partition number.
+        sites: sites at which the operator is allowed; empty: all sites.
+        failover: automatic or manual.
 
     Example: ``dict(enumerate(cluster.status().operators[0].owners))``
     """
@@ -82,7 +100,7 @@ class OperatorStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class StandbyReport(Report):
-    """A copy of one partition that follows its owner; ``phase`` is CATCHING_UP when it can take over.
+    """A copy of one partition that follows its owner. It can take over when ``phase`` is CATCHING_UP.
 
     Example: ``[each.lag_bytes for each in cluster.status().standbys]``
     """
@@ -96,8 +114,13 @@ class StandbyReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class RefusedReplica(Report, Failing):
-    """A process that was refused its replica's name. ``directory``: id of its data directory; ``error``: the reason, in
-    one line."""
+    """A process that was refused the name under which it registered as a replica.
+
+    Attributes:
+        directory: id of its data directory.
+        fault: why it was refused.
+        asked_s: seconds since it last asked.
+    """
 
     name: str
     address: str
@@ -108,9 +131,11 @@ class RefusedReplica(Report, Failing):
 
 @dataclass(frozen=True, slots=True)
 class UnservedPartitions(Report, Failing):
-    """Partitions that no replica serves now, for one reason: ``error``, one line with the remedy.
+    """Partitions that no replica serves now, for one and the same reason.
 
-    ``owner``: the assigned replica, which may still be running.
+    Attributes:
+        owner: replica to which the partitions are assigned, and which may still be running.
+        fault: why the replica does not serve them.
     """
 
     operator: str
@@ -123,8 +148,10 @@ class UnservedPartitions(Report, Failing):
 class DeployingOperator(Report):
     """A deployment under way.
 
-    ``created``: partitions created since it was begun or resumed. ``tried``: partitions on whose stored state a new
-    version has been tried so far; None: partitions are being created.
+    Attributes:
+        created: number of partitions created since the deployment was begun or resumed.
+        tried: number of partitions on which the new version was tried with stored state; None: partitions are being
+            created.
     """
 
     name: str
@@ -135,10 +162,15 @@ class DeployingOperator(Report):
 
 @dataclass(frozen=True, slots=True)
 class AdoptedOperator(Report):
-    """Partitions on replicas, of an operator that the ledger does not know.
+    """Partitions that replicas hold of an operator that the ledger does not know.
 
-    ``count``: number of its partitions; 0: not known. ``partitions``: those that a replica owns. ``sealed``: those that
-    exist only as a copy sealed for a move. ``done``: the operator is in the ledger now.
+    Attributes:
+        count: number of partitions of the operator; 0: not known.
+        partitions: partitions that a replica owns.
+        sealed: partitions that exist only as a copy that was sealed for a move.
+        missing: partitions that no replica holds.
+        conflicts: reasons why the partitions cannot be adopted as they are.
+        done: the operator is in the ledger now.
     """
 
     name: str
@@ -152,8 +184,7 @@ class AdoptedOperator(Report):
 
 @dataclass(frozen=True, slots=True)
 class LeaderReport(Report):
-    """The controller that leads. ``address``: address at which the client reached it. ``term``: the term of its leader
-    lease.
+    """The controller that leads. ``address`` is where the client reached it, ``term`` the term of its leader lease.
 
     Example: ``cluster.status().leader.address``
     """
@@ -166,10 +197,14 @@ class LeaderReport(Report):
 class ClusterStatus(Report):
     """The status of a cluster.
 
-    ``reconfigurations``: those under way. ``refused``: processes that were refused their replica's name. ``follower``:
-    the controller that gave this report, if it does not lead; then live replicas, the progress of moves and refused
-    processes are unknown. ``links``: measured links between sites. ``damaged``: faults that the newest verification of
-    each partition found. ``leader``: the controller that leads and gave this report; None: a follower gave it.
+    Attributes:
+        reconfigurations: reconfigurations under way.
+        refused: processes that were refused their replica's name.
+        follower: controller that gave this report, if it does not lead; then live replicas, the progress of moves and
+            refused processes are unknown.
+        links: measured links between sites.
+        damaged: faults that the newest verification of each partition found.
+        leader: controller that leads and gave this report; None: a follower gave it.
 
     Example: ``[each.name for each in cluster.status().replicas if each.alive]``
     """
@@ -206,9 +241,13 @@ class ClusterStatus(Report):
 class Deployment:
     """The data about an operator that clients need for routing.
 
-    ``version``: version of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: its allowed sites;
-    empty: all. ``failover``: automatic or manual. ``follower``: the controller that gave this report, if it does
-    not lead; then the unserved partitions are unknown.
+    Attributes:
+        version: version of the assignment.
+        owners: replica that owns each partition, by partition number.
+        epochs: epoch of each partition, by partition number.
+        sites: sites at which the operator is allowed; empty: all sites.
+        follower: controller that gave this report, if it does not lead; then unserved partitions are unknown.
+        failover: automatic or manual.
     """
 
     spec: OperatorSpec
@@ -232,7 +271,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """The complete report of a controller. ``follower``: that controller, if it does not lead."""
+    """The complete report of a controller. ``follower`` describes that controller if it does not lead."""
 
     replicas: tuple[ReplicaStatus, ...]
     deployments: tuple[Deployment, ...]

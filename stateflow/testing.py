@@ -1,5 +1,7 @@
-"""Tools for trying operators and clusters: an operator in this process, with no cluster and no JVM but the same state
-code as on a replica; and a cluster of real processes on this machine.
+"""Tools for testing operators and clusters.
+
+:class:`OperatorHarness` runs an operator in this process, without a cluster and a JVM but with the same state code as a
+replica. :class:`LocalCluster` runs a cluster of real processes on this machine.
 """
 
 from __future__ import annotations
@@ -72,10 +74,10 @@ class OperatorHarness:
         self._spec = self._described()
         self._watermark_us: int | None = None
         self._now_us = 0
-        #: rows of the last call's side outputs, by tag
+        #: tag → rows of that side output from the last call
         self.side_outputs: dict[str, list[dict[str, Any]]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
-        #: removes the directory, also when the harness is not closed
+        #: removes the directory, even if the harness is never closed
         self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._batch = 0
         self._figures = OwnFigures()
@@ -111,8 +113,10 @@ class OperatorHarness:
         )
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Sends one batch; returns the outputs, grouped by partition, in order per key. Rows are converted as by a
-        client without ``schema=``. They may have different columns: a column that a row lacks is null.
+        """Sends one batch. Returns the outputs, grouped by partition and in the order of the rows of each key.
+
+        Rows are converted as by a client without ``schema=``. They may have different columns; a column that a row
+        lacks is null.
 
         Raises OperatorFailed for an exception of ``process``; the state of that partition is then as before. Raises
         InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey.
@@ -135,7 +139,8 @@ class OperatorHarness:
         return batch.schema.serialize().to_pybytes(), messages
 
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
-        """Advances the watermark: no older rows follow. Returns the output of timers and ``on_watermark``."""
+        """Advances the watermark, which asserts that no older rows follow. Returns the output of timers and
+        ``on_watermark``."""
         self._watermark_us = to_us(watermark)
         return self._visit()
 
@@ -178,10 +183,10 @@ class OperatorHarness:
         return ChangeSet.decode(data).mutations if data else Mutations()
 
     def checkpoint(self, directory: str | Path | None = None) -> Path:
-        """Writes a directory that :meth:`restore` takes, and returns its path. It outlives the harness.
+        """Writes a directory from which :meth:`restore` makes a harness, and returns its path. ``close`` keeps it.
 
         Args:
-            directory: where to write; it must be new or empty. None: a temporary one, which is removed when the program
+            directory: a new or empty directory to write to; None: a temporary one, which is removed when the program
                 ends.
 
         Raises InvalidArgument if the directory is not empty.

@@ -1,15 +1,14 @@
-"""Tracing with OpenTelemetry: creation of spans, and their propagation between processes; and the ids of log lines.
+"""Creates OpenTelemetry spans, propagates them between processes, and adds ids to log lines.
 
-There are spans only if ``OTEL_TRACES_EXPORTER=otlp`` is set, or the program has a provider of its own. Without them
+Spans are created only if ``OTEL_TRACES_EXPORTER=otlp`` is set, or the program has a provider of its own. Otherwise
 OpenTelemetry is not imported, and code that would create spans gets None in place of a :class:`Tracing`.
 
-A span of one process is the parent of a span in another by its ``traceparent`` (W3C Trace Context). A span that is not
-recorded is not passed on, and a process that receives none creates none. So the process that begins a trace decides for
-all processes.
+A span in one process becomes the parent of a span in another process by its ``traceparent`` (W3C Trace Context). The
+traceparent of an unrecorded span is not sent, and a process that receives no traceparent creates no span. So the
+process that begins a trace decides for all processes whether it is recorded.
 
-Log lines have subjects: ids attached to them, which link them to traces and the ledger. Code that begins to work on
-something declares its ids once; then every line logged in the same context carries them. The ids are computed only when
-a line is written.
+Ids on log lines link them to traces and the ledger. Code that begins to work on something declares its ids once; then
+every line that is logged in the same context carries them. The ids are computed only when a line is written.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
 Ids = Mapping[str, str | int]
-#: in the order of a line. Other facts that locate an error are in its text
+#: ids in the order in which a line shows them. Other facts that locate an error are in the error's text
 NAMES: Final = (
     *("operator", "partition", "source", "batch", "replica", "agent"),
     *("move", "reconfiguration", "trace_id", "span_id"),
@@ -55,7 +54,7 @@ def about(ids: Callable[[], Ids]) -> Iterator[None]:
 
 
 def ids_of(record: logging.LogRecord) -> dict[str, str | int]:
-    """Returns the ids of a log line: declared ids, ids of partitions and errors among its arguments, and ``extra``."""
+    """Returns the ids of a log line: declared ids, those of partitions and errors in its arguments, and ``extra``."""
     found: dict[str, Any] = {}
     said = _ABOUT.get()
     if said is not None:
@@ -98,13 +97,16 @@ Kind = Literal["internal", "client", "server"]
 #: key in gRPC's metadata
 KEY = "traceparent"
 TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-#: when a process ends, remaining spans are sent within this time, or lost if the collector is away; in seconds
+#: seconds within which a process that ends sends its remaining spans; afterwards the unsent ones are lost
 FLUSH_S = 3.0
 _LOCK = threading.Lock()
 
 
 class Made:
-    """A span that is under way. ``traceparent``: for code that continues it elsewhere; empty: it is not recorded."""
+    """A span that is under way.
+
+    ``traceparent`` makes it the parent of spans in other processes; it is empty if the span is not recorded.
+    """
 
     __slots__ = ("_tracing", "span", "traceparent")
 
@@ -126,7 +128,7 @@ class Made:
         """Begins a child span, which the caller must end.
 
         Args:
-            began_us: wall clock; None: now.
+            began_us: begin of the span by the wall clock; None: now.
         """
         return self._tracing.begin(name, parent=self, began_us=began_us, **attributes)
 
@@ -175,8 +177,8 @@ class Tracing:
         """Begins a span, which the caller must end.
 
         Args:
-            parent: a span, or the traceparent of one elsewhere; None: the current span.
-            began_us: wall clock; None: now.
+            parent: a span of this process, or the traceparent of one in another process; None: the current span.
+            began_us: begin of the span by the wall clock; None: now.
         """
         from opentelemetry import trace
 
@@ -196,7 +198,7 @@ class Tracing:
         try:
             with made.current():
                 yield made
-        except GeneratorExit:  # the consumer of the generator wants no more
+        except GeneratorExit:  # the consumer closed the generator, which is no fault
             raise
         except BaseException as error:
             made.failed(error)
@@ -218,10 +220,10 @@ def traceparent_of(span: Span) -> str:
 
 
 def _remote(traceparent: str) -> Any:
-    """Returns the context of a span elsewhere.
+    """Returns the context of a span in another process, without OpenTelemetry's propagator, which would parse it again.
 
     Args:
-        traceparent: matches :data:`TRACEPARENT`; the propagator would parse it once more.
+        traceparent: text that matches :data:`TRACEPARENT`.
     """
     from opentelemetry import trace
 
@@ -234,7 +236,7 @@ def _remote(traceparent: str) -> Any:
 
 
 class _Process:
-    """The tracing of this process. ``given``: by :func:`use`; ``own``: made from the environment's settings."""
+    """The tracing of this process: ``given`` by :func:`use`, or its ``own``, made from the environment's settings."""
 
     given: Tracing | None = None
     own: Tracing | None = None
@@ -243,15 +245,18 @@ class _Process:
 
 
 def use(provider: TracerProvider | None) -> None:
-    """Sets the provider for objects made from now on; None: the default again."""
+    """Sets the provider for objects that are created from now on. None restores the default."""
     _Process.given = None if provider is None else Tracing(provider)
 
 
 def begin_tracing(process: str, name: str = "", site: str = "") -> Tracing | None:
-    """Returns the tracing for a process of a cluster; None: off. Raises ExtraMissing, InvalidArgument.
+    """Returns the tracing for a process of a cluster; None: tracing is off.
+
+    Raises ExtraMissing if OpenTelemetry is not installed, and InvalidArgument for another exporter or protocol than
+    OTLP over HTTP.
 
     Args:
-        process: kind of the process.
+        process: kind of the process, such as ``replica``.
         name: name of the process.
     """
     with _LOCK:
@@ -264,10 +269,10 @@ def begin_tracing(process: str, name: str = "", site: str = "") -> Tracing | Non
 
 
 def tracing() -> Tracing | None:
-    """Returns the tracing for new objects: from the program's own provider, or from the environment's settings; None:
-    off.
+    """Returns the tracing for new objects, from the program's own provider or from the environment's settings; None:
+    tracing is off.
 
-    Raises ExtraMissing, InvalidArgument.
+    Raises the errors of :func:`begin_tracing`.
     """
     if _Process.given is not None or _Process.own is not None:
         return _Process.given or _Process.own
@@ -284,7 +289,7 @@ def end_tracing() -> None:
         _Process.provider = _Process.exporter = _Process.own = None
     if provider is None:
         return
-    # in a thread: the provider's own time limit does not end an export
+    # in a thread, because the provider's own time limit does not end an export
     flushing = threading.Thread(target=provider.force_flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)
@@ -304,7 +309,7 @@ def carried() -> tuple[tuple[str, str]] | None:
 
 
 def traceparent_in(metadata: Any) -> str:
-    """Returns the traceparent of a call; empty: none, or an invalid one."""
+    """Returns the traceparent of a call; empty: the call has none, or an invalid one."""
     for key, value in metadata or ():
         if key == KEY and isinstance(value, str) and TRACEPARENT.fullmatch(value):
             return value
@@ -319,7 +324,7 @@ def _is_wanted() -> bool:
     if said != "otlp" or protocol not in (None, "", "http/protobuf"):
         raise InvalidArgument(
             f"traces cannot be exported with {said!r}" + (f" and {protocol!r}" if protocol else ""),
-            remedy="set OTEL_TRACES_EXPORTER=otlp with the protocol http/protobuf, or unset it",
+            remedy="set OTEL_TRACES_EXPORTER=otlp with the protocol http/protobuf, or unset OTEL_TRACES_EXPORTER",
         )
     return True
 
@@ -334,7 +339,7 @@ def _provider(process: str, name: str, site: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise ExtraMissing(
             f"OTEL_TRACES_EXPORTER=otlp, but {error.name} is not installed",
-            remedy="pip install 'stateflow-streams[traces]', or unset it",
+            remedy="pip install 'stateflow-streams[traces]', or unset the variable",
         ) from error
     ours = {"service.name": f"stateflow-{process}", "service.version": VERSION}
     ours |= {"service.instance.id": name} if name else {}

@@ -1,11 +1,11 @@
 """Transition tables, which are state machines as data, and checks of invariants.
 
 A machine's page, its diagram and the test of its completeness are derived from the same rows; see
-docs/state-machines.md. For each phase and type of event, the rows are tried in their order; the first whose guard holds
-is taken. A table is complete when the rows of each such pair end in one without a guard.
+docs/state-machines.md. For a phase and a type of event, the rows are tried in their order, and the first row with a
+guard that holds, or with no guard, is applied. A table is complete if the last of these rows never has a guard.
 
-Objects that decide have a ``validate()`` that checks their invariants: state machines, the partition registry,
-an assignment, the controller's knowledge. With the setting ``STATEFLOW_DEBUG_VALIDATE`` replicas and controllers call
+Objects that decide (state machines, the partition registry, an assignment, the controller's knowledge) have a
+``validate()`` that checks their invariants. With the setting ``STATEFLOW_DEBUG_VALIDATE`` replicas and controllers call
 it by :func:`check` after each change.
 """
 
@@ -54,7 +54,7 @@ def report(error: InvariantBroken) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Guard(Generic[M]):
-    """A condition on the machine and the event; ``words`` are read after "when"."""
+    """A condition on the machine and the event. ``words`` describe it in a sentence, after "when"."""
 
     words: str
     holds: Callable[[M, Any], bool]
@@ -62,10 +62,10 @@ class Guard(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Order(Generic[M, I]):
-    """An instruction, as named by a table.
+    """An instruction to a machine's shell, as a table names it.
 
-    ``make`` creates the complete instruction. It is called after the transition's effect, when the machine is in the
-    new phase.
+    ``make`` creates the instruction with its data. It is called after the transition's effect, when the machine is in
+    the new phase.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Order(Generic[M, I]):
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[P, M]):
-    """A row for each of the phases with each of the types of events. ``note``: one line for the reader."""
+    """A row of a table, for every combination of ``phases`` and ``events``. ``note`` explains it in one line."""
 
     phases: P | tuple[P, ...]
     events: type | tuple[type, ...]
@@ -87,8 +87,12 @@ class Row(Generic[P, M]):
 
 @dataclass(frozen=True, slots=True)
 class Transition(Row[P, M], Generic[P, M, A]):
-    """A row that changes the machine. ``to``: the new phase; None: the same. ``effect``: changes the machine's other
-    fields, while it is in the old phase."""
+    """A row that changes the machine.
+
+    Attributes:
+        to: the new phase; None: the phase stays the same.
+        effect: changes the machine's other fields, while the machine is still in the old phase.
+    """
 
     to: P | None
     answer: A
@@ -132,7 +136,8 @@ class Table(Generic[P, M, A]):
     rows: tuple[Row[P, M], ...]
     impossible: Callable[[M, Any], StateflowError]
     invariants: tuple[Guard[M], ...] = ()
-    #: by names of phases: hashing a member of an enumeration runs Python code, and a batch looks here twice
+    #: keyed by names of phases, because hashing a member of an enumeration runs Python code, and each batch needs two
+    #: lookups
     _rows: dict[tuple[str, type], tuple[Row[P, M], ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -156,7 +161,8 @@ class Table(Generic[P, M, A]):
         raise self.impossible(machine, event)
 
     def handle(self, machine: M, phase: P, event: object) -> tuple[P, A]:
-        """Applies the row's effect, and returns (phase afterwards, answer). Raises as ``decide``, changing nothing."""
+        """Applies the row's effect, and returns (phase afterwards, answer). Raises the errors of ``decide``, which
+        change nothing."""
         row = self.decide(machine, phase, event)
         if isinstance(row, Ignored):
             return phase, row.answer

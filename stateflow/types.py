@@ -1,4 +1,4 @@
-"""Types and grammars shared by every layer: names, addresses, partitions, replicas, operators, options of moves."""
+"""Types and grammars that all layers share, such as names, addresses, partitions and options of moves."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stateflow.errors import InvalidArgument, PortInUse, StateflowError
 
 #: partitions' directories have five digits: ``p65535``
 PARTITIONS_MAX = 65_536
-#: twelve digits, as in the names of checkpoints
+#: greatest epoch; the names of checkpoints have twelve digits for it
 EPOCH_MAX = 10**12 - 1
-#: sixteen digits, as above; for commits, and for the batches of a source
+#: greatest sequence of a commit and greatest batch of a source; the names of checkpoints have sixteen digits for it
 SEQUENCE_MAX = 10**16 - 1
 #: greatest weight of a replica relative to another
 WEIGHT_MAX = 1_000
@@ -30,9 +30,9 @@ BUNDLE_PART = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form of a name, independent of where it comes from: the wire, a checkpoint store, the command line.
+    """The form of a name, wherever it is read: from the wire, a checkpoint store or the command line.
 
-    ``what`` names the kind of name, and ``how`` says how to write it, for error messages.
+    In error messages, ``what`` names the kind of name, and ``how`` says how to write it.
     """
 
     what: str
@@ -56,9 +56,9 @@ def _plain(length: int) -> str:
 #: names that become a path or a part of one are plain: no separator, no leading dot, nothing special to a shell or
 #: terminal
 _PLAIN_HOW = "use letters, digits, '.', '_' and '-', at most {}, starting with a letter or digit"
-#: names of operators, replicas, sites and savepoints; and of a node's workers, whose number follows WORKER
+#: names of operators, replicas, sites, savepoints, and workers of a node; a worker's name ends with WORKER and a number
 NAME = Grammar("name", re.compile(_plain(128) + r"(?:~\d{1,3})?"), _PLAIN_HOW.format(128))
-#: a node's first worker has the node's name; the others' names have WORKER and a number appended
+#: precedes the number in a worker's name; a node's first worker has the node's name without a number
 WORKER = "~"
 WORKERS_MAX = 256
 #: limit of replicas that one command starts
@@ -67,7 +67,7 @@ SPAWNED_MAX = 256
 TOKEN = Grammar("id", re.compile(_plain(64)), _PLAIN_HOW.format(64))
 #: ids of snapshots: an operator, a partition, a move and a number
 SNAPSHOT = Grammar("snapshot id", re.compile(_plain(224)), _PLAIN_HOW.format(224))
-#: files of a database. No other file of a copy, and no directory, is ever named by another process
+#: files of a database. Other processes can name no other file of a copy, and no directory
 FILE = Grammar(
     "file name",
     re.compile(
@@ -112,7 +112,8 @@ def listened_at(listen: str) -> tuple[str, int]:
 
 
 def cannot_listen(error: OSError, listen: str) -> StateflowError:
-    """Returns the error of a process that cannot listen; it is port_in_use only if another process has the address."""
+    """Returns the error of a process that cannot listen: InvalidArgument if the machine lacks the address or the user
+    lacks the permission, otherwise PortInUse."""
     host, _, port = listen.rpartition(":")
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return InvalidArgument(
@@ -130,22 +131,22 @@ def cannot_listen(error: OSError, listen: str) -> StateflowError:
 
 
 def check_name(kind: str, name: str) -> str:
-    """Returns the name if it is valid. Names become directory names and ledger ids, so they are plain.
+    """Returns the name if it is plain, because names become directory names and ledger ids.
 
     Raises InvalidArgument.
     """
-    if WORKER in name:  # only a node names its workers so
+    if WORKER in name:  # only a node gives such names, to its workers
         raise InvalidArgument(f"{shown(name)} is not a valid {kind} name", remedy=NAME.how)
     return NAME.check(name, f"{kind} name")
 
 
 def worker_name(node: str, number: int) -> str:
-    """Returns the name of the worker ``number`` of a node, from 0; it is a replica."""
+    """Returns the name of a node's worker, which is a replica. ``number`` counts from 0."""
     return f"{node}{WORKER}{number}" if number else node
 
 
 def node_of(replica: str) -> str:
-    """Returns the node whose worker a replica is. A node fails, moves and is listed as one."""
+    """Returns the node of which a replica is a worker. A node fails, moves and is listed as a whole."""
     return replica.partition(WORKER)[0]
 
 
@@ -158,7 +159,7 @@ def shown(value: object) -> str:
     """Returns a value in the form for error messages: in one line, shortened if it is long."""
     try:
         text = repr(value[:200] if isinstance(value, (str, bytes)) else value)
-    except Exception as error:  # noqa: BLE001 - a user's, or that of a number with thousands of digits
+    except Exception as error:  # noqa: BLE001 - raised by a user's repr, or for an int of thousands of digits
         return f"a value of type {type(value).__name__}, which cannot be shown: {type(error).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -178,11 +179,11 @@ def ranges(numbers: list[int]) -> str:
 
 
 class How(StrEnum):
-    """Ways of taking over a partition whose owner is gone."""
+    """Ways of taking over a partition from an owner that is gone."""
 
-    LOCAL = "LOCAL"  # the old owner again, with the state it sealed: nothing is lost
-    STANDBY = "STANDBY"  # a standby, with the copy that follows
-    CHECKPOINT = "CHECKPOINT"  # a replica, with the newest checkpoint
+    LOCAL = "LOCAL"  # by the former owner, with the state that it sealed: nothing is lost
+    STANDBY = "STANDBY"  # by a standby, with its copy
+    CHECKPOINT = "CHECKPOINT"  # by any replica, with the newest checkpoint
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -206,14 +207,13 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """The description by which any replica can run an operator: the place of its code, and the partitioning of its
-    keys.
+    """The description by which any replica can run an operator.
 
     ``target`` is ``package.module:Class``, ``/path/file.py:Class`` or ``<stdin>:Class``; for the latter two, ``source``
-    is the text to load. ``key`` holds input column names. ``output_schema`` is an Arrow IPC schema.
+    is the text to load. ``key`` contains input column names. ``output_schema`` is an Arrow IPC schema.
 
-    ``recorded_us`` orders the versions of a name: a version that a ledger records is newer than all before it, also
-    newer than undeployed ones. 0, the oldest: it was not recorded, or recorded by a program that kept no order.
+    ``recorded_us`` orders the versions of a name: a version that a ledger records is newer than all recorded before,
+    undeployed ones included. 0 is the oldest: the version was not recorded, or by a release that kept no order.
     """
 
     name: str
@@ -228,13 +228,13 @@ class OperatorSpec:
     source_digest: str = ""  # SHA-256
     source_mac: str = ""  # HMAC with the key of the client that deployed it, see stateflow.code.loading
     recorded_us: int = 0
-    bundle: str = ""  # SHA-256 of its code's bundle; empty: replicas have the code, or it is the text
+    bundle: str = ""  # SHA-256 of the bundle that holds the code; empty: replicas have the code, or source is the code
 
     def after(self, deployed: OperatorSpec) -> OperatorSpec:
-        """Returns this spec as the version that follows ``deployed``; equal to that if nothing changes.
+        """Returns this spec as the version that follows ``deployed``. If nothing changes, it equals ``deployed``.
 
-        A state that it no longer declares is dropped for the operator. Its stored data is gone, even if a later version
-        declares it again, whichever versions a partition has seen.
+        A state that this spec no longer declares is dropped: its stored data is gone, even if a later version declares
+        the state again, whichever versions a partition has run.
         """
         gone = {each["name"] for each in json.loads(deployed.state_schema)}
         gone -= {each["name"] for each in json.loads(self.state_schema)}
@@ -254,9 +254,9 @@ class OperatorSpec:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> OperatorSpec:
-        """Parses the form of :meth:`to_json`, of earlier versions too.
+        """Parses the form of :meth:`to_json`, also that of earlier releases.
 
-        Raises ValueError, TypeError, KeyError, AttributeError.
+        Raises ValueError, TypeError, KeyError or AttributeError for any other form.
         """
         fields = dict(kept)
         fields["key"] = tuple(fields["key"])
@@ -293,14 +293,15 @@ class MoveOptions:
     Args:
         max_pause_ms: a partition is cut over only when its predicted pause is within this budget; None: no budget.
         max_bandwidth: limit in bytes a second of all base copies together, of every operator that is moved; None: no
-            limit. Changes written meanwhile are not limited, because the copy might never catch up; copies for standbys
+            limit. Change sets are not limited, because a copy might never catch up with its source; copies for standbys
             are not limited either.
-        patience_s: a budget out of reach for this long is refused with BudgetUnreachable; None: the controller's
-            setting.
+        patience_s: a move fails with BudgetUnreachable when its budget was out of reach for this long; None: the
+            controller's setting.
         strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses from measurements.
         order: ``number``, ``hot-first`` or ``hot-last``, by batches a second.
-        limit, per_node, per_link: maximum number of concurrent moves: altogether, with one node as source or target,
-            between the same two sites; None: only the controller's limit.
+        limit: maximum number of concurrent moves; None: only the controller's limit.
+        per_node: the same, for moves with one node as source or target.
+        per_link: the same, for moves between the same two sites.
 
     Raises InvalidArgument.
 

@@ -1,6 +1,7 @@
 """Metrics of processes, for monitoring.
 
-``figures``: the metrics of stateflow, by name. A process computes its metrics on request, from its existing state;
-nothing is counted just for them. ``own``: metrics that operators declare, counted when their batches commit. ``page``:
-serves all metrics in the formats that Prometheus reads.
+- ``figures`` contains the metrics of stateflow by name. A process computes them on request from its existing state;
+  nothing is counted only for metrics.
+- ``own`` contains the metrics that operators declare, which are counted when batches commit.
+- ``page`` serves all metrics in the formats that Prometheus reads.
 """

@@ -1,7 +1,7 @@
-"""All metrics of stateflow: their names, kinds, meanings and labels.
+"""All metrics of stateflow, with their kinds, meanings and labels.
 
 Names contain their units, as Prometheus recommends (prometheus.io/docs/practices/naming). Names do not change; new ones
-may be added. The values of labels are bounded by deployed operators, states, and replicas that the cluster knows.
+may be added. The values of labels are limited to deployed operators, states, and replicas that the cluster knows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
-#: bounds for batches, in seconds: from a tenth of the quickest batch to one that is about to be interrupted
+#: bounds for batches, in seconds, from a tenth of the quickest batch to the time at which a batch is interrupted
 BATCH_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 #: bounds for pauses of moves, in seconds
 PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
@@ -22,7 +22,7 @@ PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts observed values, each in the bucket of the least bound that is not below it. ``total``: their sum."""
+    """Counts observed values, each in the bucket of the least bound that is not below it. ``total`` is their sum."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -41,7 +41,7 @@ class Histogram:
         return sum(self.counts)
 
     def merge(self, other: Histogram) -> None:
-        """Adds the counts of another histogram, which has the same bounds."""
+        """Adds the counts of another histogram with the same bounds."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
@@ -59,7 +59,7 @@ class Figure:
     labels: Labels = ()
 
 
-#: metric → its values, by labels; empty: nothing is known of the metric
+#: metric → its values by labels; a metric without values is not known
 Values = dict[str, Mapping[Any, float | Histogram]]
 
 COMMON = (
@@ -71,19 +71,19 @@ REPLICA = (
         "stateflow_batch_seconds", "histogram", "time from a request's first message to its last output", ("operator",)
     ),
     Figure(
-        "stateflow_batch_held_seconds_total", "counter", "time requests waited for a partition to arrive", ("operator",)
+        "stateflow_batch_held_seconds_total", "counter", "time requests waited for moving partitions", ("operator",)
     ),
     Figure("stateflow_partitions", "gauge", "partitions on this replica, by state", ("operator", "state")),
     Figure("stateflow_state_bytes", "gauge", "size of partition files, including copies", ("operator",)),
     Figure("stateflow_state_entries", "gauge", "estimated number of entries in owned partitions", ("operator",)),
     Figure("stateflow_batches_per_second", "gauge", "recent batch rate over all partitions", ("operator",)),
-    Figure("stateflow_lease_seconds", "gauge", "time left on the lease; below 0: it has expired"),
+    Figure("stateflow_lease_seconds", "gauge", "time until the replica's lease expires; below 0 after it has expired"),
     Figure("stateflow_checkpoint_rounds_total", "counter", "checkpoint rounds without an error"),
     Figure("stateflow_disk_free_bytes", "gauge", "free space for state, beyond the reserve"),
 )
 CONTROLLER = (
-    Figure("stateflow_leads", "gauge", "1: this controller leads; only the leader has the other metrics"),
-    Figure("stateflow_replicas", "gauge", "replicas: alive, opening, stopped or silent", ("state",)),
+    Figure("stateflow_leads", "gauge", "1 if this controller leads, otherwise 0; the other metrics are the leader's"),
+    Figure("stateflow_replicas", "gauge", "replicas that are alive, opening, stopped or silent", ("state",)),
     Figure("stateflow_replica_partitions", "gauge", "partitions assigned to the replica", ("replica",)),
     Figure("stateflow_replica_heartbeat_seconds", "gauge", "time since the replica's last heartbeat", ("replica",)),
     Figure("stateflow_partitions_unserved", "gauge", "partitions that no replica is known to serve", ("operator",)),
@@ -95,11 +95,11 @@ CONTROLLER = (
 )
 AGENT = (
     Figure("stateflow_agent_replicas", "gauge", "replicas assigned to the agent, by state", ("state",)),
-    Figure("stateflow_agent_replica_ends_total", "counter", "replica processes that ended by themselves and restart"),
+    Figure("stateflow_agent_replica_ends_total", "counter", "replica processes that ended by themselves"),
     Figure("stateflow_agent_controller_seconds", "gauge", "time since the agent last obeyed a controller"),
     Figure("stateflow_agent_disk_free_bytes", "gauge", "free space where its replicas keep state"),
-    Figure("stateflow_agent_memory_bytes", "gauge", "memory for replicas: all of it, and the part promised", ("of",)),
-    Figure("stateflow_agent_cores", "gauge", "cores for replicas: all of them, and running workers", ("of",)),
+    Figure("stateflow_agent_memory_bytes", "gauge", "all memory for replicas, and memory promised to them", ("of",)),
+    Figure("stateflow_agent_cores", "gauge", "all cores for replicas, and the number of running workers", ("of",)),
 )
 CLIENT = (
     Figure("stateflow_client_rows_total", "counter", "rows acknowledged", ("operator",)),
@@ -107,7 +107,7 @@ CLIENT = (
         "stateflow_client_batch_seconds", "histogram", "time from sending a batch to its last answer", ("operator",)
     ),
     Figure("stateflow_client_batches_failed_total", "counter", "batches refused or given up", ("operator",)),
-    Figure("stateflow_client_replayed_total", "counter", "partitions that already had their batch", ("operator",)),
+    Figure("stateflow_client_replayed_total", "counter", "parts of batches that were applied before", ("operator",)),
     Figure("stateflow_client_batches_running", "gauge", "batches waiting for answers", ("operator",)),
 )
 CALLS = (
@@ -119,13 +119,13 @@ FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One ``/metrics`` page. ``address``: host:port as it is bound. ``labels``: labels to add to its metrics."""
+    """One ``/metrics`` page. ``address`` is the host:port where it listens; ``labels`` are added to its metrics."""
 
     address: str
     labels: Mapping[str, str]
 
 
 def monitoring() -> dict[str, str]:
-    """Returns the rules for Prometheus and the dashboard for Grafana: file name → text."""
+    """Returns file name → text, for the rules of Prometheus and the dashboard of Grafana."""
     folder = Path(__file__).parent / "files"
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}

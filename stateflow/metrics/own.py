@@ -1,10 +1,10 @@
-"""Metrics that operators declare: ``ctx.metrics``, and the values of a whole process.
+"""Metrics that operators declare through ``ctx.metrics``, and their values in a whole process.
 
-Counts made while a batch is processed are kept with the partition, and added to the values only when the batch commits.
-If the batch is not applied, they are forgotten. So a batch that fails and is sent again counts once. So does a batch
-that is sent again because its answer was lost: it is recognised and skipped.
+Counts made while a batch is processed are kept with the partition, and added to the process's values only when the
+batch commits. If the batch is not applied, they are discarded. So a batch that fails and is sent again counts once. A
+batch that is sent again because its answer was lost counts once, too, because it is recognised and skipped.
 
-Names, labels and values of labels are bounded: a metric per key would be as large as the state.
+Names, labels and values of labels are limited in number, because a metric per key would be as large as the state.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ S = TypeVar("S", bound="_Series")
 class Declared:
     """The declaration of a metric.
 
-    ``name``: without :data:`PREFIX`, and without the ``_total`` of a counter. ``what``: description for users.
-    ``buckets``: upper bounds, ascending.
+    Attributes:
+        name: name without :data:`PREFIX`, and without the ``_total`` of a counter.
+        what: description for users.
+        buckets: upper bounds of a histogram's buckets, ascending.
     """
 
     kind: Kind
@@ -74,7 +76,8 @@ class Declared:
 
 
 class _Pending(NamedTuple):
-    """A change of a series by a batch. ``base``: value to which a gauge was set first; None: it was not set."""
+    """A change of a series by a batch. ``base`` is the value to which a gauge was set before ``amount`` was added; None
+    if it was not set."""
 
     amount: float | Histogram
     base: float | None = None
@@ -84,8 +87,9 @@ class _Pending(NamedTuple):
 class Family:
     """A metric of an operator in this process.
 
-    ``version``: version of the operator that declared it. ``series``: values, by the values of the labels; None: a
-    gauge without a value.
+    Attributes:
+        version: version of the operator that declared it.
+        series: values of labels → value of the metric; None for a gauge without a value.
     """
 
     declared: Declared
@@ -112,8 +116,9 @@ class OwnFigures:
     def declare(self, operator: str, version: object, declared: Declared) -> Family:
         """Returns the metric with this declaration, and makes it if there is none.
 
-        A metric that another version of the operator declared differently begins anew. Raises DeclarationError, also if
-        this version has declared it differently before, and InvalidArgument if there are too many metrics.
+        A metric that another version of the operator declared differently begins without values. Raises
+        DeclarationError if the declaration is invalid or this version has declared the metric differently before, and
+        InvalidArgument if there are too many metrics.
         """
         declared.check(operator)
         with self._lock:
@@ -151,12 +156,12 @@ class OwnFigures:
     def admit(self, operator: str, family: Family, values: Labels) -> None:
         """Makes a series for these values of the labels, if there is none.
 
-        Raises InvalidArgument if there are too many series, or a value is too long.
+        Raises InvalidArgument if there are too many series, or if the value of a label is too long.
         """
         for label, value in zip(family.declared.labels, values, strict=True):
             if len(value) > VALUE_MAX:
                 raise InvalidArgument(
-                    f"the value of the label {label} has {len(value)} characters",
+                    f"the value of the label {label} is too long, with {len(value)} characters",
                     remedy=f"use at most {VALUE_MAX}",
                     operator=operator,
                     name=family.declared.name,
@@ -213,7 +218,7 @@ class OwnFigures:
         )
         raise InvalidArgument(
             f"there is no metric {name!r} with the labels {dict(labels)}",
-            remedy=f"use one of {known}" if known else "wait: the operator has no metrics yet",
+            remedy=f"use one of {known}" if known else "send rows first: the operator has not declared any metric yet",
             operator=operator,
         )
 
@@ -226,11 +231,11 @@ def _wrong(operator: str, name: str, what: str, remedy: str) -> DeclarationError
     return DeclarationError(f"the metric {name!r} {what}", remedy=remedy, operator=operator)
 
 
-# -- what an operator has of them ---------------------------------------------------------------------------------
+# -- metrics as an operator uses them -----------------------------------------------------------------------------
 
 
 class _Series:
-    """A metric of one partition. ``values``: values of its labels; None: call :meth:`labels` first."""
+    """A metric of one partition. ``values`` are those of its labels; None: :meth:`labels` must be called first."""
 
     kind: Kind
 
@@ -247,8 +252,9 @@ class _Series:
         declared = self._family.declared
         if self._values is not None or values.keys() != set(declared.labels):
             raise InvalidArgument(
-                f"the metric {declared.name!r} has the labels {', '.join(declared.labels) or '(none)'}",
-                remedy="pass a value for each of them, and no other",
+                f"labels() does not fit the metric {declared.name!r}, which has the labels "
+                f"{', '.join(declared.labels) or '(none)'}",
+                remedy="call it once, with a value for each of these labels and no other",
                 operator=self._metrics.operator,
             )
         key = tuple(str(values[label]) for label in declared.labels)
@@ -262,7 +268,7 @@ class _Series:
         if self._values is None:
             declared = self._family.declared
             raise InvalidArgument(
-                f"the metric {declared.name!r} has the labels {', '.join(declared.labels)}",
+                f"the metric {declared.name!r} is used without labels, but has the labels {', '.join(declared.labels)}",
                 remedy=f"call .labels({declared.labels[0]}=…) first",
                 operator=self._metrics.operator,
             )
@@ -333,7 +339,7 @@ class HistogramSeries(_Series):
     def observe(self, value: float) -> None:
         """Observes a value. Raises InvalidArgument for NaN, which is in no bucket."""
         if math.isnan(value):
-            raise InvalidArgument("NaN cannot be observed", remedy="skip it")
+            raise InvalidArgument("NaN cannot be observed", remedy="observe only numbers")
         self._touch()
         if self._observed is None:
             self._observed = Histogram(self._family.declared.buckets)
@@ -346,9 +352,9 @@ class HistogramSeries(_Series):
 
 
 class Metrics:
-    """``ctx.metrics``: an operator's own counters, gauges and histograms, for one partition.
+    """An operator's own counters, gauges and histograms for one partition, used as ``ctx.metrics``.
 
-    Only the operator's methods may use it, not threads that the operator starts. Counts take effect when the running
+    Only the operator's methods may use them, not threads that the operator starts. Counts take effect when the running
     batch commits. Each process has one value for all of its partitions.
     """
 
@@ -364,9 +370,9 @@ class Metrics:
 
         Args:
             what: description for users.
-            labels: names of its labels; pass their values to ``.labels``.
+            labels: names of the counter's labels; pass their values to ``.labels``.
 
-        Both may be left out once the counter is declared.
+        ``what`` and ``labels`` may be omitted when the counter was declared before.
 
         Raises DeclarationError, and InvalidArgument if the operator has too many metrics.
         """
@@ -386,7 +392,7 @@ class Metrics:
         """Returns a histogram, ``stateflow_operator_<name>_bucket``, ``_sum`` and ``_count``. See :meth:`counter`.
 
         Args:
-            buckets: upper bounds, ascending; None: bounds for seconds, from 5 ms to 10 s.
+            buckets: upper bounds of the buckets, ascending; None: bounds for seconds, from 5 ms to 10 s.
         """
         return self._series(HistogramSeries, name, what, labels, buckets)
 
@@ -433,10 +439,10 @@ class Metrics:
 
 
 def by_name(figures: OwnFigures) -> Iterator[tuple[Declared, list[tuple[str, Declared, Mapping[Labels, Any]]]]]:
-    """Yields each metric with the operators that have it, and their values.
+    """Yields each metric with the operators that declare it, and their values.
 
-    Prometheus allows one kind per name. If operators use one name for metrics of different kinds, only those of the
-    first operator's kind are shown, and the log says so.
+    Prometheus allows only one kind per name. If operators use one name for metrics of different kinds, only metrics of
+    the first operator's kind are shown, and a warning is logged.
     """
     found: dict[str, list[tuple[str, Declared, Mapping[Labels, Any]]]] = {}
     for each in figures.read():

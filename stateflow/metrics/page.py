@@ -1,10 +1,10 @@
 """The HTTP pages ``/metrics`` and ``/sd`` of a process, for Prometheus.
 
-``/metrics`` has its metrics in the formats of Prometheus (OpenMetrics and text). ``/sd`` lists the addresses at which
-metrics are served, for Prometheus to discover (its ``http_sd_configs``).
+``/metrics`` contains the process's metrics in the formats of Prometheus (OpenMetrics and text). ``/sd`` lists the
+addresses at which metrics are served, for Prometheus's discovery (``http_sd_configs``).
 
 The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, clients need a
-certificate of the same authority, and replaced files take effect with the next client.
+certificate of the same authority. Replaced TLS files take effect when the next client connects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: how long the process has to compute its metrics, in seconds; one that takes longer is too busy
+#: seconds within which the process must compute its metrics; otherwise it is too busy, and the request fails
 WITHIN_S = 5.0
 #: seconds of silence after which a client is disconnected
 PATIENCE_S = 10.0
@@ -46,7 +46,7 @@ ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addres
 
 
 def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
-    """Returns, to a thread that answers HTTP, a result that the event loop computes. Raises TimeoutError."""
+    """Returns, in a thread that answers HTTP, a result that the event loop computes. Raises TimeoutError."""
 
     async def make() -> T:
         return await made()
@@ -123,8 +123,8 @@ def answer(targets: Iterable[Target], asked: str) -> bytes:
     """Returns the targets as JSON.
 
     Args:
-        asked: host or host:port at which the caller reached this process. It replaces the host of targets that listen
-            at all addresses of this machine, because the caller can reach those there, too.
+        asked: host or host:port at which the caller reached this process. This host replaces that of targets that
+            listen at all addresses of this machine, because the caller can reach those targets there, too.
     """
     found = [{"targets": [_reached(each.address, asked)], "labels": dict(each.labels)} for each in targets]
     return json.dumps(found).encode()
@@ -161,7 +161,8 @@ def _with_discovery(
 
 
 class _Tls:
-    """Wraps connections in TLS with the files as they are when a client connects. Raises BadCertificate if made."""
+    """Wraps connections in TLS, with the files as they are when a client connects. Creation raises BadCertificate for
+    unusable files."""
 
     def __init__(self, files: TlsFiles, settings: ConnectionSettings) -> None:
         self._files, self._settings, self._lock = files, settings, threading.Lock()
@@ -178,7 +179,7 @@ class _Tls:
                 try:
                     self._context = self._made()
                 except BadCertificate as error:  # the files are read again for the next client
-                    log.warning("changed TLS files are unusable, metrics keep the former ones: %s", error)
+                    log.warning("the changed TLS files are unusable, the metrics page keeps the former ones: %s", error)
             context = self._context
         secure = context.wrap_socket(client, server_side=True)
         serial = int(str((secure.getpeercert() or {})["serialNumber"]), 16)
@@ -199,7 +200,7 @@ class _Tls:
         except OSError as error:
             raise BadCertificate(
                 f"metrics cannot be served with this certificate: {error}",
-                remedy="check both files",
+                remedy="check the files of the certificate and its key",
                 file=settings.tls_cert,
             ) from error
         self._number = material.number
@@ -207,7 +208,7 @@ class _Tls:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves each client in a thread, handshake included, so that a silent client does not delay others."""
+    """Serves each client in a thread, including its TLS handshake, so that a silent client does not delay others."""
 
     daemon_threads = True
     tls: _Tls | None = None
@@ -238,15 +239,15 @@ class _Handler(WSGIRequestHandler):
 
 
 class Page:
-    """A page of metrics, served until it is closed. ``address``: host:port of the page.
+    """A page of metrics, served until it is closed. ``address`` is its host:port.
 
     Args:
         made: computes the metrics, in the event loop ``loop``.
         operators: metrics that operators declare; None: there are no operators.
         targets: returns the targets of ``/sd``, given the address of this page; None: there is no ``/sd``.
 
-    Raises InvalidArgument, PortInUse, BadCertificate; InsecureRefused beyond this machine without TLS or
-    ``--insecure``.
+    Raises InvalidArgument, PortInUse and BadCertificate, and InsecureRefused for an address beyond this machine without
+    TLS or ``--insecure``.
     """
 
     def __init__(
@@ -281,7 +282,7 @@ class Page:
         self._server.set_app(application)
         self._thread = threading.Thread(target=self._server.serve_forever, name="figures", daemon=True)
         self._thread.start()
-        log.info("metrics at %s://%s/metrics", "http" if tls is None else "https", self.address)
+        log.info("serving metrics at %s://%s/metrics", "http" if tls is None else "https", self.address)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -1,1 +1,1 @@
-"""Operators as users write them, and the instance that calls one on the rows of a partition."""
+"""The base classes of users' operators, and the instance that calls an operator with the rows of a partition."""

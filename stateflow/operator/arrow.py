@@ -1,15 +1,15 @@
-"""Arrow data from other processes: schemas, record batches and streams are checked before they are read.
+"""Checks Arrow data from other processes before reading it, converts its times for Python, and parses schemas.
 
 pyarrow trusts lengths and offsets: a wrong one reads foreign memory, or ends the process. ``validate(full=True)`` finds
-these. It checks every offset and every character: 8 µs for 1,000 rows of four columns, 1.8 ms for 100,000, a twentieth
-of the time to decode them. (The cheap ``validate()`` checks the last offset only.) It does not bound the decoded size,
-so compressed rows are refused, as are types in which a few bytes stand for many values.
+wrong ones by checking every offset and every character. That takes 8 µs for 1,000 rows of four columns and 1.8 ms for
+100,000, a twentieth of the time to decode them. (The cheap ``validate()`` checks only the last offset.) It does not
+limit the decoded size, so compressed rows are refused, as are types in which a few bytes stand for many values.
 
-Times are converted for Python: to zones with names that Python knows, and to microseconds.
+Times are converted to zones with names that Python knows, and to microseconds.
 
-Schemas are declared as Arrow's own, or as Spark DDL such as ``"k string, n long, tags array<string>"``, which is parsed
-without a JVM. The grammar is that of Spark SQL's ``StructType.fromDDL``, for types that Arrow has: the atomic types,
-decimal(p,s), array<…>, map<…,…>, struct<name:type,…>, NOT NULL and COMMENT.
+Schemas are declared as Arrow schemas, or as Spark DDL such as ``"k string, n long, tags array<string>"``, which is
+parsed without a JVM. The grammar is that of Spark SQL's ``StructType.fromDDL``, for the types that Arrow has: the
+atomic types, decimal(p,s), array<…>, map<…,…> and struct<name:type,…>, with NOT NULL and COMMENT.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.types import shown
 
 SCHEMA_BYTES_MAX = 1 << 20
-#: fields in a schema, nested ones included
+#: maximum number of fields in a schema, nested ones included
 FIELDS_MAX = 10_000
 DEPTH_MAX = 32
-#: a value takes at least one bit, except for type null, whose values take nothing
+#: a value has at least one bit, except for the type null, whose values have none
 VALUES_PER_BYTE_MAX = 8
 VALUES_FREE = 1 << 20
 _REMEDY = "send Arrow IPC messages as written by pyarrow or Spark"
-#: an encapsulated message begins with this mark and four bytes of length, then its metadata; before Arrow 0.15 without
-#: the mark
+#: an encapsulated message begins with this mark (absent before Arrow 0.15), four bytes of length, and its metadata
 _CONTINUED = b"\xff\xff\xff\xff"
 _ENVELOPE = 8
 _RECORD_BATCH = 3  # in the union of headers
@@ -78,7 +77,7 @@ _SHORT = {
     "SST": "Pacific/Guadalcanal",
     "VST": "Asia/Ho_Chi_Minh",
 }
-#: offsets as java.time.ZoneOffset reads them, and Spark, which takes ``+h:mm`` and ``+hh:m`` too
+#: offsets as java.time.ZoneOffset reads them, and ``+h:mm`` and ``+hh:m``, which Spark reads, too
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2})(?::?(\d\d))?)?", re.ASCII)
 _HOURS_MAX = 18
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
@@ -120,8 +119,8 @@ def _offset(read: re.Match[str]) -> str | None:
 
 
 def in_python_zones(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema with Python's names for the zones of its times, also of nested ones. Raises
-    InvalidArgument."""
+    """Returns the schema with Python's names for the zones of its times, nested ones included. Raises InvalidArgument
+    for a zone that Python lacks."""
     fields = []
     for field in schema:
         try:
@@ -152,12 +151,12 @@ def time_of(scalar: pa.Scalar) -> datetime:
 
 
 def in_micros(kind: pa.DataType) -> pa.DataType:
-    """Returns the type with nanoseconds replaced by microseconds in its times, also in nested ones."""
+    """Returns the type with microseconds in place of nanoseconds in its times, nested ones included."""
     return _with_times(kind, _in_micros)
 
 
 def holds_map(type_: pa.DataType) -> bool:
-    """Tells whether the type has a map in it, at any depth."""
+    """Tells whether the type is a map, or contains one at any depth."""
     return pa.types.is_map(type_) or any(holds_map(type_.field(n).type) for n in range(type_.num_fields))
 
 
@@ -222,7 +221,7 @@ def check_types(schema: pa.Schema) -> None:
             )
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
-        # a few bytes stand for many values: one entry or run may be repeated any number of times
+        # in these types a few bytes stand for many values: one entry or run may be repeated any number of times
         if any(told(kind) for told in _FOLDED):
             raise InvalidArgument(
                 f"column {shown(name)} has the unsupported type {shown(str(kind))}",
@@ -262,8 +261,8 @@ class BatchReader:
 
     @staticmethod
     def of(schema: bytes) -> BatchReader:
-        """Returns the reader of an IPC schema message, cached by schema. Its times are in zones that Python knows.
-        Raises InvalidArgument."""
+        """Returns the reader of an IPC schema message, cached by schema, with times in zones that Python knows. Raises
+        InvalidArgument."""
         return _batch_reader(schema)
 
     def read(self, message: bytes) -> pa.RecordBatch:
@@ -325,7 +324,7 @@ def _rest(messages: pa.ipc.MessageReader) -> Iterator[pa.ipc.Message]:
 
 
 def _check_values(array: pa.Array, limit: int, size: int) -> None:
-    """Checks the number of values, nested ones included: a list of a million nulls takes a few bytes. Raises
+    """Checks the number of values, nested ones included, because a few bytes may be a list of a million nulls. Raises
     InvalidArgument."""
     if len(array) > limit:
         raise InvalidArgument(f"{size} bytes cannot hold {len(array)} values", remedy=_REMEDY)
@@ -343,10 +342,10 @@ def _check_values(array: pa.Array, limit: int, size: int) -> None:
 
 
 def _check_plain(data: bytes, start: int) -> None:
-    """Checks that a message is not compressed: pyarrow would inflate it to any size before a check is possible.
+    """Checks that a message is not compressed, because pyarrow would inflate it to any size before a check is possible.
 
-    Reads the flatbuffer itself, from ``start`` on (format/Message.fbs), as pyarrow does not expose the compression.
-    Raises InvalidArgument for compressed rows, ValueError for anything but a record batch.
+    Reads the flatbuffer itself from index ``start`` (format/Message.fbs), because pyarrow does not expose the
+    compression. Raises InvalidArgument for compressed rows, ValueError for anything but a record batch.
     """
     try:
         root = start + _u32(data, start)
@@ -360,7 +359,7 @@ def _check_plain(data: bytes, start: int) -> None:
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:
-    """Returns the offset of a flatbuffer table's field. None: not set."""
+    """Returns the offset of a flatbuffer table's field; None: the field is not set."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
         raise ValueError("its metadata is malformed")
@@ -407,13 +406,13 @@ _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|[A-Za-z_0-9]+|[<>(),:
 def schema_of(declared: str | pa.Schema) -> pa.Schema:
     """Returns the schema that a user has declared.
 
-    Raises DeclarationError for a text that cannot be parsed, and for a repeated name, whose columns could not be told
-    apart; InvalidArgument for types that are not accepted.
+    Raises DeclarationError for a text that cannot be parsed and for a repeated name, which would be ambiguous, and
+    InvalidArgument for types that are not accepted.
     """
     schema = parse_ddl(declared) if isinstance(declared, str) else declared
     check_types(schema)
     if what := _twice(schema, "a column"):
-        raise DeclarationError(f"the schema is ambiguous: {what}", remedy="give each its own name")
+        raise DeclarationError(f"the schema is ambiguous: {what}", remedy="rename one of the two")
     return schema
 
 

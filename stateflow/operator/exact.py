@@ -1,11 +1,10 @@
-"""Conversion of values to Arrow columns of declared types: each value is taken exactly, or refused with its place.
+"""Converts values to Arrow columns of declared types, each value exactly, or with an error that names its place.
 
 pyarrow converts silently: it truncates 1.5 to 1 inside a list, takes a naive datetime for UTC and a text for the list
 of its characters, and drops fields that a struct does not name. So the types of a column's values are checked first,
 all values of one level at once; for plain values that costs little compared with making the array.
 
-``float`` is the only type that rounds, because its 32 bits imply. A value that would become infinite or zero is
-refused.
+Only the type ``float`` rounds, because it has only 32 bits. A value that would become infinite or zero is refused.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from stateflow.errors import StateflowError
 from stateflow.state.encoding import exact_decimal, exact_float
 from stateflow.types import shown
 
-#: exceptions that pyarrow, and values themselves, raise where a value cannot be converted
+#: exceptions that pyarrow, and values themselves, raise if a value cannot be converted
 RAISED = (pa.ArrowException, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
 
 class Misfit(Exception):
-    """A value that its column cannot take.
+    """A value that does not fit its column.
 
     Attributes:
         what: what is wrong with the value, worded to follow the column's name.
-        how: remedy for this kind of value; empty: none.
-        row: index of the value; None: not known.
+        how: remedy for this kind of value; empty: there is none.
+        row: index of the value; None: the index is not known.
         path: place inside that row's value, such as ``[2].x``.
     """
 
@@ -51,7 +50,7 @@ class Misfit(Exception):
         self.what, self.how, self.row, self.path = what, how, row, path
 
     def within(self, path: str, row: int | None) -> Misfit:
-        """Returns the same misfit, placed in the value that contains it."""
+        """Returns the same misfit with its place in a value that contains it: ``path`` in that value, and ``row``."""
         return Misfit(self.what, self.how, row, path + self.path)
 
 
@@ -71,7 +70,7 @@ class Column:
         self._safe = self.plain | {NoneType}
 
     def array(self, values: list[Any]) -> pa.Array:
-        """Converts values to an array. Raises Misfit for a value that does not fit, not always the first one."""
+        """Converts values to an array. Raises Misfit for a value that does not fit, which need not be the first one."""
         kinds = set(map(type, values))
         has_nulls = NoneType in kinds
         if has_nulls and not self._nullable:
@@ -81,7 +80,7 @@ class Column:
             try:
                 return self._array(values, has_nulls)
             except RAISED:
-                pass  # values are now tried one by one, to find the wrong one, or an int that a float does hold exactly
+                pass  # values are now tried one by one, to find the wrong one, or an int that equals a float after all
         values = self._settled(values)
         try:
             return self._array(values, has_nulls)
@@ -117,7 +116,7 @@ class Column:
         raise self._misfit(value)
 
     def _array(self, values: list[Any], has_nulls: bool) -> pa.Array:
-        """Makes the array. Args: values: values of plain types and None."""
+        """Makes the array from ``values``, which are of plain types or None."""
         return pa.array(values, self.type)
 
 
@@ -142,15 +141,18 @@ class _Int(Column):
 
 
 class _Float64(Column):
-    plain = frozenset({float, int})  # pyarrow takes ints up to 2**53
+    plain = frozenset({float, int})  # pyarrow accepts ints up to 2**53
 
     def _one(self, value: Any) -> Any:
         return exact_float(value)
 
 
 class _Float32(Column):
-    """Column of 32-bit floats. Args: key: the column holds keys of a map, which must not be rounded: two of them might
-    become equal."""
+    """Column of 32-bit floats.
+
+    Args:
+        key: the column contains keys of a map. They must not be rounded, because two of them might become equal.
+    """
 
     plain = frozenset({float})
 
@@ -222,7 +224,7 @@ _FIRST_US, _LAST_US = (int(np.datetime64(end, "us").astype(np.int64)) for end in
 
 
 class _Timestamp(Column):
-    """Column of timestamps: instants where the type has a time zone, local times where it has none."""
+    """Column of timestamps, which are instants if the type has a time zone, and otherwise local times."""
 
     plain = frozenset({datetime})
 
@@ -257,7 +259,7 @@ class _Timestamp(Column):
         if not (all(map(_is_whole, zones)) if self._instants else zones <= {None}):
             raise TypeError("time zones do not fit the type")
         array = pa.array(values, self._micros)
-        if self._instants and zones - {None, UTC}:  # in UTC the year may be one that cannot be read back
+        if self._instants and zones - {None, UTC}:  # the year in UTC may be outside the range of datetime
             ends = pc.min_max(array.cast(pa.int64()))
             if ends["min"].is_valid and not _FIRST_US <= ends["min"].as_py() <= ends["max"].as_py() <= _LAST_US:
                 raise OverflowError("its year in UTC is outside 1 to 9999")
@@ -265,7 +267,7 @@ class _Timestamp(Column):
 
 
 def _is_whole(zone: Any) -> bool:
-    """Tells whether a zone's offsets are whole seconds; pyarrow cannot read fractions."""
+    """Tells whether a zone's offsets are whole seconds, because pyarrow cannot read fractions."""
     return (
         zone is UTC or isinstance(zone, ZoneInfo) or (type(zone) is timezone and not zone.utcoffset(None).microseconds)
     )
@@ -288,7 +290,7 @@ class _Duration(Column):
 
 
 class _Other(Column):
-    """A column of a type without a rule of its own: each value must read back as it was given."""
+    """A column of a type without a rule of its own, from which each value must be read back unchanged."""
 
     def _one(self, value: Any) -> Any:
         (found,) = pa.array([value], self.type).to_pylist()
@@ -353,7 +355,7 @@ class _Map(Column):
 
 
 class _Pairs:
-    """Entries of a map whose keys may be unhashable, given as pairs."""
+    """Entries of a map, given as pairs, because its keys may be unhashable."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self._pairs = pairs
@@ -435,7 +437,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
-    """Returns the index at which each value begins among the items of all values; null for a null value."""
+    """Returns for each value the index of its first item among the items of all values; null for a null value."""
     ends = np.zeros(len(values) + 1, np.int64)
     lengths = (0 if value is None else len(value) for value in values) if has_nulls else map(len, values)
     np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=ends[1:])
@@ -448,8 +450,12 @@ def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
 
 
 def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str]) -> Misfit:
-    """Adds to a misfit the value that contains the item. Args: misfit: its row is an index into the items of all
-    values."""
+    """Returns a misfit of an item as one of the value that contains the item.
+
+    Args:
+        misfit: the item's misfit; its row is an index into the items of all values.
+        path: returns the item's path from the value and the item's index in it.
+    """
     if misfit.row is None:
         return misfit
     ends = list(accumulate(0 if value is None else len(value) for value in values))
@@ -459,7 +465,7 @@ def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str
 
 
 def items_of(value: Any) -> list[Any]:
-    """Returns the items of a list or of anything that can stand for one. Raises TypeError."""
+    """Returns the items of a list, or of a sequence, set or array that can replace one. Raises TypeError for others."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
         found: list[Any] = value.to_pylist()
         return found
@@ -477,12 +483,12 @@ def items_of(value: Any) -> list[Any]:
 
 
 def type_of(values: list[Any], key: bool = False) -> pa.DataType:
-    """Returns the type in which every value reads back as it would alone. Raises Misfit if there is none.
+    """Returns the type from which every value is read back as if it were the only one. Raises Misfit if there is none.
 
-    Only ints beside floats or Decimals change their type, because the converted values are equal.
+    Only ints among floats or Decimals change their type, because the converted values are equal.
 
     Args:
-        key: the values are keys, where ints keep their type, because another type would be another key.
+        key: the values are keys. Then ints keep their type, because another type would be another key.
     """
     kinds = {kind: _family(kind) for kind in set(map(type, values))}
     families = frozenset(kinds.values()) - {"null"}
@@ -546,7 +552,7 @@ def _family(kind: type) -> str:
 
 
 def _unlike(values: list[Any], of: Callable[[Any], Any]) -> Misfit:
-    """Returns the misfit for the first value whose kind differs from the first value's."""
+    """Returns the misfit for the first value of another kind than the first value."""
     there = [(row, value) for row, value in enumerate(values) if value is not None]
     first = there[0][1]
     row, value = next((row, value) for row, value in there if of(value) != of(first))
@@ -567,8 +573,8 @@ def _type_of_lists(values: list[Any]) -> pa.DataType:
 
 
 def _type_of_dicts(values: list[Any]) -> pa.DataType:
-    """Returns a struct type if all dicts have the same keys, otherwise a map type: a struct would add the other dicts'
-    keys to each dict."""
+    """Returns a struct type if all dicts have the same keys, otherwise a map type, because a struct would add the other
+    dicts' keys to each dict."""
     rows, there = zip(*((row, value) for row, value in enumerate(values) if value is not None), strict=True)
     names = there[0].keys()
     if not all(isinstance(name, str) for name in names) or any(value.keys() != names for value in there):
@@ -598,8 +604,8 @@ def _type_of_maps(values: list[Any]) -> pa.DataType:
 
 
 def _type_of_times(values: list[Any]) -> pa.DataType:
-    """Returns the date type, or the timestamp type in the zone that all values share: in another zone, a value would
-    have another hour and another date."""
+    """Returns the date type, or the timestamp type in the zone that all values share. In another zone, a value would
+    have another hour and perhaps another date."""
     zones: dict[Any, Any] = {}
 
     def zone_of(value: Any) -> Any:
@@ -625,7 +631,8 @@ def _type_of_times(values: list[Any]) -> pa.DataType:
 
 
 def _zone_name(value: Any) -> str | None:
-    """Returns Arrow's name of a datetime's zone. Raises ValueError for a zone that Arrow would change."""
+    """Returns Arrow's name of a datetime's zone, None without a zone. Raises ValueError for a zone that Arrow would
+    change."""
     offset = value.utcoffset()
     if offset is None:
         return None
@@ -671,7 +678,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], type[Column]], ...] = (
 
 
 def column_of(field: pa.Field, key: bool = False) -> Column:
-    """Returns the column that converts values of a field. Args: key: the values are keys of a map."""
+    """Returns the column that converts values of a field, or keys of a map if ``key`` is true."""
     if key and t.is_float32(field.type):
         return _Float32(field, key)
     return next((kind for told, kind in _KINDS if told(field.type)), _Other)(field)

@@ -1,4 +1,4 @@
-"""Instance of an operator on a partition: calls its methods, and reports their exceptions as the operator's errors.
+"""Calls an operator's methods for one partition, and reports their exceptions as the operator's errors.
 
 The texts of such errors are bounded in length for any exception, even if the exception's own ``str`` fails.
 """
@@ -35,7 +35,7 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 500
 
 
 def is_ours(error: BaseException) -> bool:
-    """Tells whether the operator raised the error. Ctrl-C, which arrives in the main thread only, does not count."""
+    """Tells whether the operator raised the error. Only Ctrl-C, which arrives in the main thread, is not its error."""
     return not (isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread())
 
 
@@ -44,7 +44,7 @@ def failure(method: str, error: BaseException, remedy: str, **where: Any) -> Ope
 
     Args:
         method: the method as shown in the error, such as ``process()``.
-        where: operator, partition and further places; objects are shown by their ``repr``.
+        where: operator, partition, and further objects that locate the error, which are shown by their ``repr``.
     """
     place = {name: value if name in ("operator", "partition") else shown(value) for name, value in where.items()}
     if isinstance(error, Interrupted):
@@ -70,7 +70,7 @@ def text_of(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str | None:
-    """Returns a value's ``repr``, bounded in length, or a note that it fails. None stays None."""
+    """Returns a value's ``repr``, bounded in length, or a note that ``repr`` fails. None stays None."""
     if value is None:
         return None
     try:
@@ -90,8 +90,13 @@ def trace_of(error: BaseException) -> str:
 
 
 class Produced(NamedTuple):
-    """Output of a batch on one partition. ``rows``: rows of the main output to be encoded; or ``columns``: the message
-    of the whole main output. ``side``: messages of side outputs by tag."""
+    """The output of a batch on one partition.
+
+    Attributes:
+        rows: rows of the main output that are still to be encoded; empty if there are ``columns``.
+        columns: message of the whole main output, if some of it was produced as columns; otherwise empty.
+        side: tag → message of the side output.
+    """
 
     rows: list[Any]
     columns: bytes
@@ -99,8 +104,9 @@ class Produced(NamedTuple):
 
 
 class OperatorInstance:
-    """Calls an operator's methods for one partition. Not thread-safe. Raises OperatorFailed for exceptions of the
-    operator; StateflowErrors pass unchanged.
+    """Calls an operator's methods for one partition. Not thread-safe.
+
+    Raises OperatorFailed for exceptions of the operator, except for StateflowErrors, which are raised unchanged.
 
     Args:
         watermark_us: current watermark of the partition; None: there is none yet.
@@ -222,8 +228,11 @@ class OperatorInstance:
         return len(batch)
 
     def _produce(self, method: Callable[[Any, Context], Any], argument: Any, row: Callable[[], Any]) -> None:
-        """Calls a batch operator's method and keeps the columns that it returns. Args: row: returns the part of the
-        input that an error shows."""
+        """Calls a batch operator's method and keeps the columns that it returns.
+
+        Args:
+            row: returns the part of the input that an error shows.
+        """
         try:
             produced = method(argument, self._ctx)
         except StateflowError as error:
@@ -281,14 +290,19 @@ class OperatorInstance:
     def join(self, earlier: bytes, produced: Produced, rows: bytes) -> bytes:
         """Appends the output of a batch to ``earlier`` output of the same batch, see :mod:`stateflow.operator.output`.
 
-        Args: rows: encoded rows of ``produced``."""
+        Args:
+            rows: the encoded rows of ``produced``.
+        """
         return self._outputs.join(earlier, join_output(rows or produced.columns, produced.side))
 
     # -- apart from batches -------------------------------------------------------------------------------
 
     def migrate_state(self, version: int, key: Any, old: SimpleNamespace) -> None:
-        """Calls the operator's ``migrate_state`` for a key. The new states are bound to the operator. Args: version:
-        version of the old states."""
+        """Calls the operator's ``migrate_state`` for a key, after the caller bound the new states to the operator.
+
+        Args:
+            version: version of the old states.
+        """
         operator, name = self.operator, self._partition.operator
         remedy = (
             f"fix migrate_state() and deploy again, or roll back: `stateflow operator versions {name}` and "
@@ -304,8 +318,8 @@ class OperatorInstance:
         """Releases the operator.
 
         Args:
-            aside: called with a function that closes the operator, if that has ``close`` or ``__del__``; runs it where
-                no batch waits for it.
+            aside: called, if the operator has ``close`` or ``__del__``, with a function that closes the operator. It
+                runs that function where no batch waits for it.
         """
         operator, ctx, name = self.operator, self._ctx, self._partition
         self.operator = Operator()
@@ -317,9 +331,9 @@ class OperatorInstance:
             except BaseException as error:  # no caller could handle it
                 if not is_ours(error):
                     raise
-                ctx.logger.exception("close() of %s failed", name)
+                ctx.logger.exception("close() of the operator of partition %s failed", name)
             self.count()
-            del operator  # and with it what its __del__ does
+            del operator  # so that its __del__, if there is one, runs here
 
         if type(operator).close is not Operator.close or hasattr(operator, "__del__"):
             aside(close)

@@ -58,9 +58,9 @@ class Context:
         key: key of the current row or timer; None outside of them.
         partition: number of this instance's partition.
         timestamp: the row's event time, when the operator names an ``event_time`` column.
-        watermark: no row older than this is expected any more; None before the first watermark. A batch's watermark
-            counts after its rows: the rows see the watermark of the batch before, ``on_watermark`` and timers the new
-            one.
+        watermark: time before which no more rows are expected; None before the first watermark. A batch's watermark
+            takes effect after its rows: ``process`` reads the watermark of the previous batch, ``on_watermark`` and
+            timers read the new one.
 
     Example: ``ctx.set_timer(ctx.timestamp + timedelta(hours=1), name="quiet", domain="event")``
     """
@@ -86,14 +86,14 @@ class Context:
         self._timers = timers
         self._states = states
         self._side: dict[str, list[Any]] = {}
-        self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # by tag, for rows that might change later
+        self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # tag → function that copies rows that might change later
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
-        self._unheard = ""  # name of the timer method that the operator lacks; empty: it has it
+        self._unheard = ""  # name of the timer method that the operator lacks; empty: it has the method
 
     @property
     def metrics(self) -> Metrics:
-        """The operator's own counters, gauges and histograms, in its replica's ``/metrics``.
+        """The operator's own counters, gauges and histograms, which its replica's ``/metrics`` shows.
 
         Changes made during a batch take effect when the batch is applied.
         """
@@ -108,18 +108,18 @@ class Context:
 
         Args:
             at: an aware datetime, or microseconds since 1970.
-            domain: ``event``: fires when the watermark passes ``at``; ``processing``: fires with the first batch after
-                that time, with rows or without.
+            domain: ``event`` for a timer that fires when the watermark passes ``at``, or ``processing`` for one that
+                fires with the first batch after that time, whether that batch has rows or not.
 
-        Raises InvalidArgument for another domain or an invalid time, outside of a row or timer, and if the operator
-        has no ``on_timer``.
+        Raises InvalidArgument for another domain or an invalid time, if there is no current row or timer, and if the
+        operator has no ``on_timer``.
         """
         key, named = self._current(), check_timer_name(name)
         self._check_heard()
         self._timers.set(key, named, at, domain)
 
     def delete_timer(self, *, name: str = "", domain: str = "event") -> None:
-        """Deletes the key's timer of that name; no error when there is none."""
+        """Deletes the key's timer of that name, if there is one."""
         self._timers.delete(self._current(), check_timer_name(name), domain)
 
     def set_timers(self, keys: pa.Array, at: Any, *, name: str = "", domain: str = "event") -> None:
@@ -127,11 +127,11 @@ class Context:
         :meth:`set_timer`.
 
         Args:
-            keys: as state columns take them.
-            at: one time for all of them, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
+            keys: array of keys, as for state columns.
+            at: one time for all keys, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
                 with a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument, also if the operator has no ``on_timers``; NullKey.
+        Raises InvalidArgument for another domain, an invalid time, and an operator without ``on_timers``; NullKey.
         """
         named = check_timer_name(name)
         self._check_heard()
@@ -147,7 +147,7 @@ class Context:
         self._timers.set(self._current(), name, at_us, "event")
 
     def _check_heard(self) -> None:
-        """Checks that the operator has a method for timers: without one, every batch would fail once the timer is
+        """Checks that the operator has a method for timers. Without one, every batch would fail when the timer is
         due."""
         if self._unheard:
             raise InvalidArgument(
@@ -159,7 +159,7 @@ class Context:
         self._timers.delete(self._current(), name, "event")
 
     def emit(self, tag: str, row: Any) -> None:
-        """Puts a row into the side output ``tag`` of the operator's ``side_outputs``. Raises InvalidArgument."""
+        """Adds a row to the side output ``tag``. Raises InvalidArgument if ``side_outputs`` does not declare it."""
         freeze = self._frozen.get(tag)
         try:
             self._side[tag].append(row if freeze is None else freeze(row))
@@ -169,10 +169,10 @@ class Context:
             ) from None
 
     def state(self, tag: T, namespace: Namespace = GLOBAL) -> T:
-        """Returns the current key's state for a tag, ``state.counter(name="n")`` for example, in a namespace.
+        """Returns the current key's state for a tag, such as ``state.counter(name="n")``, in a namespace.
 
         Tags with the same name and another kind or type are separate states. Raises DeclarationError for a tag without
-        a name, InvalidArgument without a current key and in a batch operator.
+        a name, and InvalidArgument without a current key and in a batch operator.
         """
         key = self._current()
         return cast(T, self._keyed().at(key, namespace, tag))
@@ -199,13 +199,13 @@ class Operator:
 
     Attributes:
         key: name of the key column, or a tuple of names.
-        output: schema of the rows ``process`` produces, as Spark DDL or a :class:`pyarrow.Schema`.
+        output: schema of the rows that ``process`` produces, as Spark DDL or a :class:`pyarrow.Schema`.
         side_outputs: schema of each side output by its tag, see :meth:`Context.emit`.
         event_time: name of the column that becomes ``ctx.timestamp``.
-        state_version: raise it when stored state must be migrated; see :meth:`migrate_state`.
+        state_version: version of the stored state; a higher version than the stored one calls :meth:`migrate_state`.
 
     One instance serves one partition. Before ``process(row, ctx)`` its states are bound to the row's key. Attributes
-    set in ``open`` are per instance and not part of the state.
+    that are set in ``open`` belong to the instance and are not part of the state.
 
     >>> from stateflow import state
     >>> class Count(Operator):
@@ -223,8 +223,8 @@ class Operator:
     state_version: ClassVar[int] = 1
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses an assignment to a state. A state is changed, never replaced: an assigned value would belong to no
-        key and would not be stored. Raises AttributeError."""
+        """Refuses an assignment to a state with AttributeError, because the assigned value would belong to no key and
+        would not be stored."""
         state = getattr(type(self), name, None)
         if isinstance(state, Declaration):
             if value is state:  # a dataclass assigns the defaults of its fields
@@ -236,7 +236,7 @@ class Operator:
         super().__setattr__(name, value)
 
     def open(self, ctx: Context) -> None:
-        """Called once before the first row this instance sees. ``ctx.key`` is None."""
+        """Called once before the first row of this instance. ``ctx.key`` is None."""
 
     def process(self, row: Any, ctx: Context) -> Iterable[Any] | None:
         """Called for each row, a :class:`~stateflow.operator.rows.Row` of the input columns, in order per key.
@@ -249,9 +249,9 @@ class Operator:
     def init_state(self, row: Any, ctx: Context) -> None:
         """Called for each row of ``initial_state=``, before any other row, with the states bound to its key.
 
-        By default each column named like a state goes into that state: a value is assigned, a map updated (from a dict
-        or a list of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument if no column is
-        named like a state, and for a column that is neither a state's nor part of the key.
+        By default each column with the name of a state fills that state: a value is assigned, a map updated (from a
+        dict or a list of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument if no column
+        has the name of a state, and for a column that is neither a state's nor part of the key.
         """
         for name in _states_among(type(self), columns_of(row)):
             given = row[name]
@@ -263,7 +263,7 @@ class Operator:
         raise NotImplementedError
 
     def on_watermark(self, watermark: datetime, ctx: Context) -> Iterable[Any] | None:
-        """Called when the partition's watermark has advanced, before the timers it makes due. ``ctx.key`` is None."""
+        """Called when the partition's watermark has advanced, before timers that are then due. ``ctx.key`` is None."""
 
     def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
         """Called once for each stored key, with its states bound, when the stored ``state_version`` is older.
@@ -272,21 +272,21 @@ class Operator:
             old: the plain values (dict, set, list, …) of the key's states as they were stored, by stored name; None or
                 empty if nothing is stored; a record is a dict of its fields.
 
-        States whose declaration is unchanged are as they were, all others empty. The states of a partition are
-        migrated in one commit, in memory.
+        States with an unchanged declaration keep their data; all other states are empty. The states of a partition are
+        migrated in memory, in one commit.
         """
         raise NotImplementedError
 
     def close(self, ctx: Context) -> None:
-        """Called when the partition leaves this replica, and when the replica shuts down cleanly."""
+        """Called when the partition moves away from this replica, and when the replica shuts down cleanly."""
 
 
 class BatchOperator(Operator):
     """An operator that processes all rows of a partition's batch at once, in Arrow columns.
 
-    Its states are read and written for many keys at a time. For a value state, ``self.n.get_many(keys)`` returns an
-    Arrow array in the order of ``keys``, and ``self.n.put_many(keys, values)`` stores one; maps, sets, counters and
-    reducing states are :class:`~stateflow.state.columns.MapColumn`, ``SetColumn`` and ``AddedColumn``.
+    States are read and written for many keys at a time. For a value state, ``self.n.get_many(keys)`` returns an Arrow
+    array in the order of ``keys``, and ``self.n.put_many(keys, values)`` stores one. A map is a
+    :class:`~stateflow.state.columns.MapColumn`, a set a ``SetColumn``, a counter or reducing state an ``AddedColumn``.
     ``ctx.set_timers(keys, at)`` sets timers. Methods that need a current key (``ctx.set_timer``, ``ctx.state``) are not
     available.
 
@@ -302,24 +302,23 @@ class BatchOperator(Operator):
     """
 
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
-        """Called with the rows of one batch, of all this partition's keys in it. Returns output columns by name, or
-        None.
-        """
+        """Called with all rows of one batch for this partition. Returns output columns by name, or None."""
         raise NotImplementedError
 
     def process(self, row: Any, ctx: Context) -> None:
         raise NotImplementedError("a batch operator does not process single rows")
 
     def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.RecordBatch | pa.Table | None:
-        """Called once with all timers of one domain that are due, in order of time; produces columns as
-        ``process_batch``. Timers that it sets and that are due as well come with another call.
+        """Called with all timers of one domain that are due, in order of time; produces columns as ``process_batch``.
+
+        If it sets timers that are also due, it is called again with these.
         """
         raise NotImplementedError
 
     def init_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
-        """Called with the rows of ``initial_state=``. By default each column named like a state goes into that state.
+        """Called with the rows of ``initial_state=``. By default each column with the name of a state fills that state.
 
-        Raises InvalidArgument if no column is named like a state, and for a column that is neither a state's nor part
+        Raises InvalidArgument if no column has the name of a state, and for a column that is neither a state's nor part
         of the key.
         """
         states = declarations_of(type(self))
@@ -342,7 +341,7 @@ def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
     """Puts one value of an initial row into a state.
 
     Args:
-        given: the value as read from an Arrow column of the declared type, or already in the state's own form.
+        given: value from an Arrow column of the declared type, or a value that the state accepts.
     """
     value, key = partial(taken, declared.coder), partial(taken, declared.key_coder)
     match tracked:
@@ -360,8 +359,8 @@ def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
 
 
 def check_initial_columns(cls: type[Operator], columns: tuple[str, ...]) -> None:
-    """Checks that a state takes each column of the initial rows, unless the class fills its states itself. Raises
-    InvalidArgument."""
+    """Checks that each column of the initial rows fills a state or is part of the key, unless the class defines
+    ``init_state`` or ``init_batch``. Raises InvalidArgument."""
     own = (
         cls.init_batch is not BatchOperator.init_batch
         if issubclass(cls, BatchOperator)
@@ -372,9 +371,8 @@ def check_initial_columns(cls: type[Operator], columns: tuple[str, ...]) -> None
 
 
 def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
-    """Returns the states that initial rows of these columns fill. Raises InvalidArgument for a column that would be
-    lost.
-    """
+    """Returns the states that initial rows with ``columns`` fill. Raises InvalidArgument if there are none, and for
+    columns that would be lost."""
     states, key = declarations_of(cls), key_columns(cls)
     names = [name for name in states if name in columns]
     if not names:
@@ -432,7 +430,8 @@ def _schema(cls: type[Operator], output: object) -> pa.Schema:
 
 
 def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: str | None = None) -> OperatorSpec:
-    """Describes an operator to replicas and clients, and checks its declaration."""
+    """Returns the description of an operator for replicas and clients. Raises DeclarationError and InvalidArgument for
+    a wrong declaration."""
     check_class(cls)
     operator = check_name("operator", name or cls.__name__)
     check_whole(cls)
@@ -452,22 +451,21 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
 
 
 def check_whole(cls: type[Operator]) -> None:
-    """Checks an operator's declaration. Raises DeclarationError if the method for its rows is missing, if two windows
-    would share stored data, or if outputs could not be told apart."""
+    """Checks an operator's declaration. Raises DeclarationError if the method for its rows is missing, if windows
+    cannot work or would share stored data, or if names of outputs are ambiguous."""
     if issubclass(cls, BatchOperator):
         missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
     else:
         missing = "process(row, ctx)" if cls.process is Operator.process else ""
     if missing:
-        raise DeclarationError(f"the operator has no {missing}", remedy="define it", operator=cls.__name__)
+        raise DeclarationError(f"the operator has no {missing}", remedy="define this method", operator=cls.__name__)
     _check_windows(cls)
     check_outputs(cls)
 
 
 def check_outputs(cls: type[Operator]) -> None:
     """Checks the names of side outputs. Raises DeclarationError for a name that another side output or a column of the
-    main output has: in Spark a side output is a column beside these, and could not be read. Case is ignored, as in
-    Spark."""
+    main output has, because in Spark each of them is a column of the same DataFrame. Case is ignored, as in Spark."""
     seen = {name.lower(): f"the main output's column {name!r}" for name in output_schema(cls).names}
     for tag in side_schemas(cls):
         if not isinstance(tag, str) or not tag:
@@ -476,14 +474,16 @@ def check_outputs(cls: type[Operator]) -> None:
             )
         if other := seen.get(tag.lower()):
             raise DeclarationError(
-                f"the side output {tag!r} has the same name as {other}", remedy="rename it", operator=cls.__name__
+                f"the side output {tag!r} has the same name as {other}",
+                remedy="rename the side output",
+                operator=cls.__name__,
             )
         seen[tag.lower()] = f"the side output {tag!r}"
 
 
 def _check_windows(cls: type[Operator]) -> None:
     """Checks the window helpers. Raises DeclarationError for windows of a batch operator or without an event time, and
-    if two would share stored data."""
+    if two windows would share stored data."""
     seen: dict[str, str] = {}
     for attribute in dir(cls):
         helper = inspect.getattr_static(cls, attribute)
@@ -491,7 +491,7 @@ def _check_windows(cls: type[Operator]) -> None:
             continue
         if issubclass(cls, BatchOperator):
             raise DeclarationError(
-                f"the windows {attribute!r} work row by row, but a batch operator takes many rows at once",
+                f"the windows {attribute!r} work row by row, but a batch operator processes many rows at once",
                 remedy="derive from Operator, or keep a map keyed by window start and close windows in on_timers",
                 operator=cls.__name__,
             )
@@ -521,8 +521,11 @@ _EMPTY = _Empty()
 
 
 def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
-    """Loads the class that a deployment names. A text or bundle is loaded only if it is the one that was deployed; a
-    file or module of its name never takes its place. Raises OperatorNotImportable, or its subclass BundleMissing."""
+    """Loads the class that a deployment names.
+
+    If a text or a bundle was deployed, exactly that is loaded, never a file or module of the same name. Raises
+    OperatorNotImportable, or its subclass BundleMissing.
+    """
     check_digest(spec.source, spec.source_digest)
     if not spec.source and is_text(spec.target):
         raise OperatorNotImportable(
@@ -533,7 +536,7 @@ def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
 
 
 def check_class(given: object) -> None:
-    """Checks that this is an operator class. Raises DeclarationError otherwise, for example for an instance."""
+    """Checks that ``given`` is an operator class. Raises DeclarationError otherwise, for example for an instance."""
     if isinstance(given, Operator):
         name = type(given).__name__
         raise DeclarationError(f"{name}() is an instance of an operator", remedy=f"pass the class itself: {name}")
@@ -542,9 +545,8 @@ def check_class(given: object) -> None:
 
 
 def load(target: str, source: str = "", package: str = "") -> type[Operator]:
-    """Loads the class at ``target``, see :func:`~stateflow.code.loading.find`. Raises OperatorNotImportable with the
-    import's own error.
-    """
+    """Loads the class at ``target``, see :func:`~stateflow.code.loading.find`. Raises OperatorNotImportable, with the
+    error of the import."""
     loaded = find(target, source, package)
     if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
         raise OperatorNotImportable(

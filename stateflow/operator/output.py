@@ -1,10 +1,10 @@
-"""Output of one batch for one partition: the main output, and side outputs by tag.
+"""The output of one batch for one partition, which has a main output, and side outputs by tag.
 
-:class:`OutputWriter` encodes what an operator returns, rows or columns, in the declared schema: each value is kept
-exactly, or refused with its place. :class:`OutputReader` reads outputs as rows.
+:class:`OutputWriter` encodes the rows or columns that an operator returns in the declared schema. It keeps each value
+exactly, or raises an error that names the value's place. :class:`OutputReader` reads outputs as rows.
 
-An output is stored and sent in this form: without side outputs it is the Arrow record batch message itself (which
-begins with 0xff), or nothing. With them: the byte 0x00, then msgpack ``[version, main, {tag: message}]``.
+The stored and sent form of an output without side outputs is the Arrow record batch message itself (which begins with
+0xff), or nothing. An output with side outputs is the byte 0x00, then msgpack ``[version, main, {tag: message}]``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OutputWriter:
     """Encodes output rows as one record batch message in the operator's declared schema.
 
     Args:
-        tag: the side output's tag; None: the main output.
+        tag: tag of the side output; None: the writer is for the main output.
     """
 
     def __init__(self, schema: pa.Schema, operator: str, tag: str | None = None) -> None:
@@ -53,10 +53,8 @@ class OutputWriter:
 
     @property
     def freeze(self) -> Callable[[Any], Any] | None:
-        """Function that copies a row, so that the copy stays as it is when the state it was made from changes.
-
-        None: values of the declared types never change.
-        """
+        """Function that copies a row, so that later changes of state do not change the row; None if values of the
+        declared types never change."""
         return self._freeze if self._changeable else None
 
     def _freeze(self, row: Any) -> Any:
@@ -67,7 +65,7 @@ class OutputWriter:
         return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
 
     def write(self, rows: list[Any], columns: Sequence[pa.RecordBatch] = ()) -> bytes:
-        """Encodes ``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch with the row and the field."""
+        """Encodes ``columns``, then ``rows``; no rows become ``b""``. Raises OutputMismatch with the row and field."""
         batches = [
             batch for batch in (*columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
         ]
@@ -120,7 +118,8 @@ class OutputWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, produced: Any, method: str) -> pa.RecordBatch:
-        """Returns the result of ``method`` with the declared columns in order. Raises OutputMismatch."""
+        """Returns ``produced``, the result of ``method``, with the declared columns in their order. Raises
+        OutputMismatch."""
         if not isinstance(produced, (pa.RecordBatch, pa.Table)):
             raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
         if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
@@ -205,10 +204,11 @@ class Outputs(NamedTuple):
 
 
 def encode(several: Sequence[Outputs]) -> list[bytes | Exception]:
-    """Encodes output rows of several partitions at once: for few rows, making an array costs more than filling it.
+    """Encodes output rows of several partitions at once, because for few rows, making an array costs more than filling
+    it.
 
-    Returns a record batch message for each item, ``b""`` for no rows, or the error of an item whose rows are wrong; the
-    other items are encoded nevertheless.
+    Returns a record batch message for each item, ``b""`` for no rows, or the error of an item with wrong rows, which
+    does not affect other items.
     """
     encoded: list[bytes | Exception] = []
     for _, alike in groupby(several, key=lambda outputs: outputs.writer.schema):
@@ -263,7 +263,7 @@ class OutputReader:
     """Reads outputs as rows, which are dictionaries. A map becomes a dictionary, too, as in an operator's input rows.
 
     A value that Python cannot represent, such as a time in the year 12000 from a batch operator, raises InvalidArgument
-    only when it is accessed: the value is committed, and the other rows stay readable.
+    only when it is accessed, because the value is committed, and other rows must be readable.
 
     Args:
         side: schema of each side output by its tag.
@@ -307,12 +307,12 @@ def _rows(reader: BatchReader, messages: Iterable[bytes]) -> list[dict[str, Any]
 
 
 def rows_in(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns the rows as dictionaries, also where Python cannot represent some value."""
+    """Returns the rows as dictionaries, with an Unreadable in place of a value that Python cannot represent."""
     with_maps = any(holds_map(field.type) for field in table.schema)
     try:
         rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict" if with_maps else None)
         return rows
-    except NOT_PYTHONS:  # some value, as a batch operator may give it: the others stay readable
+    except NOT_PYTHONS:  # raised for some value, which a batch operator may produce; the others must be readable
         columns = [_values(table.column(number), field) for number, field in enumerate(table.schema)]
         return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -391,7 +391,7 @@ def _cast_chunk(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _first_misfit(array: pa.Array, field: pa.Field, error: Exception, before: int) -> Misfit:
-    """Finds the first row that does not fit. Args: before: number of rows in earlier chunks."""
+    """Finds the first row that does not fit. ``before`` is the number of rows in earlier chunks."""
     begin, end = 0, len(array)
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -410,8 +410,11 @@ def _first_misfit(array: pa.Array, field: pa.Field, error: Exception, before: in
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Casts an array level by level, because each level has its own rule. Args: kind: type that ``_check_kinds``
-    allows."""
+    """Casts an array level by level, because each level has its own rule.
+
+    Args:
+        kind: a type that ``_check_kinds`` allows.
+    """
     if array.type == kind:
         return array
     if t.is_dictionary(array.type):
@@ -459,7 +462,7 @@ def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """Copies an array without child values that belong to no element, which may lie before, after and between them."""
+    """Copies an array without child values that belong to no element, which may be before, after or between others."""
     return array.take(pa.array(np.arange(len(array))))
 
 
@@ -470,7 +473,7 @@ def _ends(array: pa.Array, width: pa.DataType) -> pa.Array:
 
 
 def _lacks_value(array: pa.Array, field: pa.Field) -> bool:
-    """Tells whether there is a null in a field, or in a field inside it, that is declared NOT NULL."""
+    """Tells whether there is a null in a field that is declared NOT NULL, or in such a field inside it."""
     if array.null_count and not field.nullable:
         return True
     kind = field.type
@@ -496,7 +499,7 @@ _IsKind = Callable[[pa.DataType], bool]
 _TEXTS = (t.is_string, t.is_large_string, t.is_string_view)
 _BYTES = (t.is_binary, t.is_large_binary, t.is_fixed_size_binary, t.is_binary_view)
 _LISTS = (t.is_list, t.is_large_list, t.is_fixed_size_list)
-#: kinds of types that values of a type can be converted to, as long as the value itself loses nothing
+#: kind of type → kinds of types to which its values can be converted if the value itself loses nothing
 _CONVERTS_TO: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
     (t.is_integer, (t.is_integer, t.is_floating, t.is_decimal)),
     (t.is_floating, (t.is_floating, t.is_integer)),

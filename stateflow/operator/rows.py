@@ -1,8 +1,8 @@
-"""Rows as operators see them, decoded from Arrow record batches.
+"""Input rows of operators, decoded from Arrow record batches.
 
-:class:`RowDecoder` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader`
-decode them together. A value that Python cannot represent becomes :class:`Unreadable`, which raises an error only when
-it is accessed.
+:class:`RowDecoder` contains rows of several partitions that arrived in one record batch, which a :class:`RowReader`
+decodes together. A value that Python cannot represent becomes :class:`Unreadable`, which raises an error only when it
+is accessed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stateflow.operator.arrow import holds_map, in_micros, in_python_zones, read
 from stateflow.state.cells import CELL, decode_row_key, split_address
 from stateflow.storage import PartitionStore
 
-#: rows of neighbouring parts decoded to Python at a time; a single part is decoded whole, however many rows it has
+#: number of rows of neighbouring parts that are decoded to Python at a time; a larger part is decoded alone, as a whole
 WINDOW_ROWS = 2048
 
 # -- Types of keys ---------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """Returns the kind of key that a column's values have; empty: it depends on the values."""
+    """Returns the kind of key that a column's values are; empty if it depends on the values."""
     return next((kind for told, kind in _KINDS if told(type_)), "")
 
 
@@ -68,9 +68,9 @@ def _kind(value: Any) -> str:
 
 
 def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStore, operator: str) -> None:
-    """Reads one stored key, and checks that it has the types of the key columns. Raises SchemaMismatch.
+    """Checks that a stored key, if there is one, has the types of the key columns. Raises SchemaMismatch.
 
-    Keys of two types are never equal, even where both look like 7.
+    Keys of two types are never equal, even if both are printed as 7.
     """
     address = next((address for address, _ in store.scan(CELL)), None)
     if address is None:
@@ -90,7 +90,7 @@ def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStor
 
 
 class Unreadable:
-    """Stand-in for a value that Python cannot represent, like a time in the year 12000.
+    """Stand-in for a value that Python cannot represent, such as a time in the year 12000.
 
     Every use except ``repr`` raises InvalidArgument with column and row.
     """
@@ -136,9 +136,10 @@ _value_at = tuple.__getitem__
 class Row(tuple[Any, ...]):
     """An input row of an operator: a tuple of its values, in the order of the input's columns.
 
-    ``row.name`` is the column of that name, for every name that is an identifier: also ``_1``, ``count`` and ``µs``,
-    which Python reads in its NFKC form. Names of the form ``__x__`` are Python's own. ``row["any name"]`` is the column
-    of exactly that name, ``row[0]`` the first one. Reading a name that two columns share raises InvalidArgument.
+    ``row.name`` is the value of the column of that name. The name may be any identifier, including ``_1``, ``count``
+    and ``µs``, which Python reads in its NFKC form, but names of the form ``__x__`` are Python's own.
+    ``row["any name"]`` is the value of the column of exactly that name, ``row[0]`` the value of the first column.
+    Reading a name that two columns share raises InvalidArgument.
     ``_fields``, ``_asdict()`` and ``_replace(name=value)`` are those of a named tuple, unless a column has that name.
 
     >>> row = row_class(("k", "_2", "a b"))(("x", 7, None))
@@ -147,12 +148,12 @@ class Row(tuple[Any, ...]):
     """
 
     __slots__ = ()
-    #: names of the columns in order; place of each name that only one column has
+    #: names of the columns in order; index of each name that only one column has
     __columns__: tuple[str, ...] = ()
     __places__: Mapping[str, int] = MappingProxyType({})
 
     def __getitem__(self, at: Any) -> Any:
-        if at.__class__ is int or not isinstance(at, str):  # the first half is for speed
+        if at.__class__ is int or not isinstance(at, str):  # the first condition is only for speed
             return _value_at(self, at)
         return _value_at(self, _place(self, at))
 
@@ -195,7 +196,7 @@ def columns_of(row: Row) -> tuple[str, ...]:
 def row_class(columns: tuple[str, ...]) -> type[Row]:
     """Makes the class of rows with these columns."""
     names = {"__slots__": (), "__columns__": columns, "__places__": _places(columns)}
-    # a named tuple's own descriptors: nothing reads an attribute faster
+    # the descriptors of a named tuple read an attribute fastest
     plain = namedtuple("plain", [f"c{number}" for number in range(len(columns))])  # type: ignore[misc]
     readers: dict[str, tuple[int, Any]] = {}
     for number, name in enumerate(columns):
@@ -209,7 +210,7 @@ def row_class(columns: tuple[str, ...]) -> type[Row]:
 
 
 def reader_of(columns: tuple[str, ...], number: int) -> Callable[[Any], Any]:
-    """Returns the fastest function that reads one column of such rows."""
+    """Returns the fastest function that reads the column of index ``number`` from rows with ``columns``."""
     name = columns[number]
     own = vars(row_class(columns)).get(name)
     if own is None or isinstance(own, property) or not name.isidentifier() or _is_pythons(name):
@@ -222,7 +223,7 @@ def _places(columns: Sequence[str]) -> dict[str, int]:
 
 
 def _is_pythons(name: str) -> bool:
-    """Tells whether Python itself looks up the name, on objects of any kind: ``__class__``, ``__len__``."""
+    """Tells whether a name has the form of those that Python itself looks up, such as ``__class__`` and ``__len__``."""
     return name.startswith("__") and name.endswith("__")
 
 
@@ -247,18 +248,20 @@ def _shared(name: str, columns: Sequence[str]) -> InvalidArgument:
 
 @functools.cache
 def get_ready() -> None:
-    """Loads modules for which the first batch would otherwise wait a quarter of a second: pyarrow imports pandas, if it
-    is installed, for the first array that it makes of Python objects. Freezes all imported objects, so that the garbage
-    collector need not scan them between batches, which takes 50 ms."""
+    """Loads modules for which the first batch would otherwise wait a quarter of a second.
+
+    For the first array that it makes of Python objects, pyarrow imports pandas if that is installed. This function then
+    freezes all imported objects, so that the garbage collector does not scan them between batches, for 50 ms each time.
+    """
     pa.array([0])
     gc.freeze()
 
 
 class RowReader:
-    """Decodes record batches of one input schema to rows, see :class:`Row`. A map becomes a dict. A value that Python
-    cannot represent is refused when it is accessed; in a key, it is refused at once.
+    """Decodes record batches of one input schema to rows, see :class:`Row`. A map becomes a dict.
 
-    Raises KeyColumnMissing if the schema lacks a key column.
+    A value that Python cannot represent raises an error when it is accessed; in a key, it raises one at once. Raises
+    KeyColumnMissing if the schema lacks a key column.
     """
 
     def __init__(self, schema: pa.Schema, key: tuple[str, ...], operator: str) -> None:
@@ -266,8 +269,7 @@ class RowReader:
         self.operator = operator
         self.key = key
         self._key = [self._index(column, "", "; select the key column, or rename one to it") for column in key]
-        #: columns of nanoseconds → their type in microseconds; a value that would lose digits is one that Python cannot
-        #: represent
+        #: columns of nanoseconds → their type in microseconds; Python cannot represent a value that would lose digits
         self._coarse = {
             index: coarse for index, field in enumerate(schema) if (coarse := in_micros(field.type)) != field.type
         }
@@ -276,18 +278,18 @@ class RowReader:
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
-        """Returns the reader of an IPC schema message, from a cache: making one takes as long as reading some thousand
-        rows."""
+        """Returns the reader of an IPC schema message, from a cache, because making one takes as long as reading some
+        thousand rows."""
         return _reader(schema, key, operator)
 
     def getter(self, column: str | None) -> Callable[[Any], Any] | None:
-        """Returns a function that reads one field of a row; None: no column.
+        """Returns a function that reads one column of a row; None if ``column`` is None.
 
-        Raises KeyColumnMissing if the input lacks it.
+        Raises KeyColumnMissing if the input lacks the column.
         """
         if column is None:
             return None
-        index = self._index(column, ", which the operator declares as event_time", "")
+        index = self._index(column, ", which the operator declares as event_time", "; declare or select one of these")
         return reader_of(tuple(self.schema.names), index)
 
     def _index(self, column: str, used: str, remedy: str) -> int:
@@ -307,7 +309,8 @@ class RowReader:
         )
 
     def keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Replaces keys of -0.0 by 0.0, the stored form: grouping would otherwise separate the two."""
+        """Replaces keys of -0.0 by 0.0, their stored form, because otherwise -0.0 and 0.0 would be grouped as two
+        keys."""
         for index in self._key:
             column = batch.column(index)
             if pa.types.is_float32(column.type) or pa.types.is_float64(column.type):
@@ -349,7 +352,7 @@ class RowReader:
     def _values(self, column: pa.Array, index: int) -> list[Any]:
         try:
             return self._plain(column, index)
-        except NOT_PYTHONS:  # Python lacks some of them; the operator may never look at those
+        except NOT_PYTHONS:  # Python cannot represent some of the values, which the operator may never access
             return [self._value(column.slice(row, 1), index, row) for row in range(len(column))]
 
     def _value(self, column: pa.Array, index: int, row: int) -> Any:
@@ -371,12 +374,12 @@ def _reader(schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
     return RowReader(zoned, key, operator)
 
 
-#: what pyarrow raises for a value that Python cannot represent
+#: exceptions that pyarrow raises for a value that Python cannot represent
 NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, TypeError)
 
 
 def _part_by_part(scalar: pa.Scalar) -> Any:
-    """Reads a value that contains a time near the limits of what Python can represent."""
+    """Reads a value that contains a time near the limits of the times that Python can represent."""
     kind = scalar.type
     if not scalar.is_valid:
         return None
@@ -399,8 +402,8 @@ def _part_by_part(scalar: pa.Scalar) -> Any:
     return scalar.as_py()
 
 
-#: ways to read a value: as it is; a map with unhashable keys; a time near the ends of what Python can represent, where
-#: another zone's year is beyond them
+#: functions that read a value, the first for most values, the second for a map with unhashable keys, the third for a
+#: time near the limits of Python, with a year that is beyond them in some zone
 _WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
     lambda scalar: scalar.as_py(maps_as_pydicts="strict"),
     lambda scalar: scalar.as_py(),
@@ -436,7 +439,7 @@ def _first_line(error: Exception) -> str:
 
 
 class RowDecoder:
-    """Rows of several partitions in one record batch, read part by part and decoded in windows of several parts.
+    """Rows of several partitions in one record batch, which are read part by part, and decoded several parts at a time.
 
     Args:
         rows: validated rows of all parts.
@@ -450,19 +453,19 @@ class RowDecoder:
         self._first = 0
         self._keys: list[Any] = []
         self._window: list[Any] = []  # the rows of these keys
-        # some value has no Python equivalent: parts are then decoded one by one, so that it affects its own part only
+        # if Python cannot represent some value, parts are decoded one by one, so that it affects only its own part
         self._alone = False
 
     def columns(self, start: int, stop: int) -> pa.RecordBatch:
-        """Returns the rows from ``start`` to before ``stop`` as a record batch. Raises NullKey."""
+        """Returns the rows from ``start`` to ``stop``, ``stop`` excluded, as a record batch. Raises NullKey."""
         part = self._rows.slice(start, stop - start)
         if self._has_null_keys:
             self.reader.check_keys(part)
         return part
 
     def read(self, start: int, stop: int) -> tuple[list[Any], Iterable[Any]]:
-        """Returns (keys, rows) from ``start`` to before ``stop``. Raises NullKey, and InvalidArgument for a key without
-        a Python equivalent."""
+        """Returns (keys, rows) from ``start`` to ``stop``, ``stop`` excluded. Raises NullKey, and InvalidArgument for a
+        key that Python cannot represent."""
         if self._has_null_keys:
             self.columns(start, stop)
         if not self._first <= start <= stop <= self._first + len(self._keys):

@@ -1,15 +1,16 @@
-"""Timers of one partition, kept in its store, and event-time windows built on them.
+"""The timers of one partition, kept in its store, and event-time windows, which use timers.
 
-Timers fire once, also after a restart and after a move. A timer is identified by (domain, key, name); setting it again
-replaces it (as in Apache Beam's state and timers model). Two entries each::
+A timer fires once, even after a restart or a move. It is identified by (domain, key, name); setting it again replaces
+it (as in Apache Beam's state and timers model). A stored timer has two entries::
 
     t  domain (1)  at (8, ordered)  varint(len(key)) key  name      → b"\\x01"       in the order of firing
     u  domain (1)  varint(len(key)) key  name                       → at (8, ordered)
 
 ``key`` is the encoded stream key. Timers that a batch sets, deletes and fires are pending until the batch commits.
 
-A window is ``[start, end)``. A namespace holds its states, and a timer ends it: exactly once, when the watermark has
-passed its end plus the allowed lateness. Session windows merge as in Akidau et al., "The Dataflow Model" (VLDB 2015).
+A window is ``[start, end)``. Its states have a namespace of their own, and a timer ends it exactly once, when the
+watermark has passed its end plus the allowed lateness. Session windows merge as in Akidau et al., "The Dataflow Model"
+(VLDB 2015).
 
 ::
 
@@ -77,7 +78,7 @@ _LETTER = {Domain.EVENT: b"e", Domain.PROCESSING: b"p"}
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that is due, as ``on_timer`` gets it. ``at`` is when it was set for, not when it fired.
+    """A timer that is due, the argument of ``on_timer``. ``at`` is the time that was set, not the time of firing.
 
     Example: ``def on_timer(self, timer: Timer, ctx: Context) -> None: del self.seen[timer.name]``
     """
@@ -90,8 +91,12 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class TimerColumns:
-    """Timers that are due, as ``on_timers`` gets them, in order of time: ``keys`` as state columns take them, ``at``
-    (timestamp[us, UTC]) as they were set for, ``name`` (string).
+    """Timers that are due, in order of time; the argument of ``on_timers``.
+
+    Attributes:
+        keys: keys of the timers, in the form for state columns.
+        at: times that were set (timestamp[us, UTC]).
+        name: names of the timers (string).
 
     Example: ``def on_timers(self, timers: TimerColumns, ctx: Context): return pa.table({"k": timers.keys})``
     """
@@ -106,7 +111,7 @@ class TimerColumns:
         """Makes columns of timers.
 
         Args:
-            timers: of one domain, at least one.
+            timers: one or more timers of one domain.
             key: names of the key columns.
         """
         keys: pa.Array
@@ -124,8 +129,9 @@ class TimerColumns:
 
 
 def to_us(moment: datetime | int) -> int:
-    """Returns microseconds since 1970 UTC, of an aware datetime or of an integer that is that already. Raises
-    InvalidArgument, and EncodeError for a time that has nanoseconds.
+    """Converts an aware datetime to microseconds since 1970 UTC; an integer is returned unchanged.
+
+    Raises InvalidArgument for anything else and an integer beyond 64 bits, and EncodeError for a time with nanoseconds.
     """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
@@ -139,8 +145,8 @@ def to_us(moment: datetime | int) -> int:
 
 
 def to_datetime(us: int) -> datetime:
-    """Returns a datetime. A time outside the years 1 to 9999 becomes the nearest representable one, because a watermark
-    may mean "for ever"."""
+    """Returns a datetime. A time outside the years 1 to 9999 becomes the nearest one inside, because a watermark may
+    stand for the end of all time."""
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:
@@ -168,16 +174,16 @@ _Identity = tuple[Domain, bytes, str]
 
 
 class Timers:
-    """Pending changes over the stored timers. Not thread-safe."""
+    """The timers of a partition, as they are stored, with the pending changes of a batch. Not thread-safe."""
 
     def __init__(self, store: PartitionStore) -> None:
         self._store = store
         self._pending: dict[_Identity, int | None] = {}  # µs, or None: deleted or fired
-        self._soon: list[tuple[int, bytes, str]] = []  # heap, while due() runs
+        self._soon: list[tuple[int, bytes, str]] = []  # heap of timers still to fire while due() runs
         self._until: tuple[Domain, int] | None = None
-        #: False: the partition never had a timer, and its store is not asked for one
+        #: whether there may be timers; while there were none, the store is not read
         self._any = next(store.scan(BY_TIME), None) is not None
-        #: no stored timer of the domain is set for an earlier time; missing: not looked up yet
+        #: domain → time before which no stored timer is set; a missing domain was not looked up yet
         self._next_us: dict[Domain, float] = {}
 
     def set(self, key: Hashable, name: str, at: datetime | int, domain: str) -> None:
@@ -196,10 +202,10 @@ class Timers:
         """Sets a timer for each key, see :meth:`set`.
 
         Args:
-            at: one time for all keys; or an Arrow array with one for each, of timestamps with a time zone or of
+            at: one time for all keys, or an Arrow array with a time for each key, of timestamps with a time zone or of
                 microseconds since 1970.
 
-        Raises InvalidArgument.
+        Raises InvalidArgument for an unknown domain or an invalid time, and NullKey.
         """
         plain = keys_of(keys)
         times = _times(at, len(plain)) if isinstance(at, pa.Array | pa.ChunkedArray) else [at] * len(plain)
@@ -207,17 +213,18 @@ class Timers:
             self.set(key, name, moment, domain)
 
     def delete_many(self, keys: pa.Array, name: str, domain: str) -> None:
-        """Deletes the timer of each key, see :meth:`delete`."""
+        """Deletes the timer of that name of each key, see :meth:`delete`."""
         for key in keys_of(keys):
             self.delete(key, name, domain)
 
     def delete(self, key: Hashable, name: str, domain: str) -> None:
-        """Deletes the key's timer of that name; no error when there is none."""
+        """Deletes the key's timer of that name, if there is one."""
         if self._any:
             self._pending[_domain(domain), encode_row_key(key), name] = None
 
     def due(self, domain: Domain, until_us: int) -> Iterator[Timer]:
-        """Fires every timer at or before ``until_us``, also those set meanwhile, in order of time, key and name."""
+        """Fires all timers that are set for ``until_us`` or earlier, in order of time, key and name, including timers
+        that are set while others fire."""
         if not self._any:
             return
         self._soon = [
@@ -257,7 +264,7 @@ class Timers:
         return self._next_us.get(domain, -math.inf) if self._any else math.inf
 
     def pending(self, key: Hashable) -> list[Timer]:
-        """Returns the timers of one key, by time, with the running batch's changes."""
+        """Returns the timers of one key, sorted by time, with the running batch's changes."""
         wanted = encode_row_key(key)
         found: dict[_Identity, int] = {}
         for domain in Domain:
@@ -273,7 +280,7 @@ class Timers:
         return sorted(timers, key=lambda timer: (timer.at, timer.name))
 
     def collect(self, into: Mutations) -> None:
-        """Adds the net effect of the batch. May be followed by ``rollback``."""
+        """Adds the net effect of the batch to ``into``. ``rollback`` may follow."""
         for (domain, key, name), at_us in self._pending.items():
             encoded = name.encode()
             by_name = BY_NAME + _LETTER[domain] + varint(len(key)) + key + encoded
@@ -291,17 +298,17 @@ class Timers:
                     self._next_us[domain] = at_us
 
     def end_batch(self) -> None:
-        """Drops pending changes, which are committed."""
+        """Drops the pending changes after they were committed."""
         self._pending.clear()
 
     def rollback(self) -> None:
-        """Drops pending changes: timers that fired in the batch fire again in the next one."""
+        """Drops the pending changes, so that timers that fired in the batch fire again in the next batch."""
         self._pending.clear()
         self._next_us.clear()
 
 
 def keys_of(keys: pa.Array) -> list[Any]:
-    """Returns keys in the form in which a row operator sees them. Raises NullKey."""
+    """Returns keys in the form that a row operator uses. Raises NullKey."""
     if keys.null_count:
         raise NullKey("a key is null", remedy="filter out such rows before the operator")
     plain: list[Any] = keys.to_pylist()
@@ -310,7 +317,7 @@ def keys_of(keys: pa.Array) -> list[Any]:
 
 def _times(at: pa.Array, length: int) -> list[int]:
     if len(at) != length:
-        raise InvalidArgument(f"{length} keys came with {len(at)} times", remedy="pass one time per key")
+        raise InvalidArgument(f"{length} keys were passed with {len(at)} times", remedy="pass one time per key")
     if at.null_count:
         raise InvalidArgument("a time is null", remedy="filter out such rows first")
     if pa.types.is_timestamp(at.type):
@@ -341,7 +348,7 @@ def _domain(text: str) -> Domain:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Window ``[start_us, end_us)`` of one key, µs since 1970, usable until the current row or timer is done.
+    """The window ``[start_us, end_us)`` of one key, in µs since 1970, usable until the current row or timer is done.
 
     Example: ``for window in self.hourly.of(ctx): window.state(COUNT).value += 1``
     """
@@ -368,43 +375,44 @@ class Windows(ABC):
     """Base of window helpers, each assigned to a class attribute of an operator with ``event_time``.
 
     Args:
-        allowed_lateness: how long after its end a window still takes rows; it ends that much later.
-        name: part of the stored entries, by default the attribute's name; any text, different for each helper of an
-            operator.
+        allowed_lateness: time after its end for which a window still accepts rows; its timer fires that much later.
+        name: any text, different for each helper of an operator, that is a part of stored entries; by default the
+            attribute's name.
     """
 
     def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:
         self._lateness_us = _micros(allowed_lateness, "allowed_lateness", least=0)
         self.name = name or ""
-        Namespace.named(self.name)  # raises where it is not text
+        Namespace.named(self.name)  # raises an error if the name is not valid text
 
     def __set_name__(self, owner: type, attribute: str) -> None:
         self.name = self.name or attribute
 
     def _timer(self, *numbers: int) -> str:
-        """Returns the name of a window's timer. The helper's name counts as one word of it, even with spaces."""
+        """Returns the name of a window's timer. Spaces in the helper's name are encoded, so that it is one word."""
         word = self.name.replace("%", "%25").replace(" ", "%20")
         return " ".join([f"{WINDOW}{word}", *map(str, numbers)])
 
     def _numbers(self, timer: Timer) -> list[int] | None:
-        """Returns the arguments of :meth:`_timer` for a timer's name; None: the timer is not a window's."""
+        """Returns the arguments of :meth:`_timer` for a timer's name; None: the timer is not one of this helper."""
         word, *numbers = timer.name.removeprefix(WINDOW).split(" ")
         mine = timer.name.startswith(WINDOW) and self._timer() == WINDOW + word
         return [int(number) for number in numbers] if mine else None
 
     @abstractmethod
     def of(self, ctx: Context) -> list[Window]:
-        """Returns the windows of the current row that have not ended; empty: the row is too late."""
+        """Returns the windows of the current row that have not ended; an empty list if the row is too late."""
 
     @abstractmethod
     def is_late(self, ctx: Context) -> bool:
-        """Tells whether the current row is too late: every window of its time has ended, and ``of`` returns none."""
+        """Tells whether the current row is too late, because every window of its time has ended. Then ``of`` returns
+        no window."""
 
     @abstractmethod
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
-        """Yields the window that a timer ends; nothing if the timer is not a window's.
+        """Yields the window that a timer ends, or nothing if the timer is not one of this helper.
 
-        The window's states are cleared when the loop continues.
+        The window's states are cleared when the caller's loop continues.
         """
 
     def _open(self, end_us: int, ctx: Context) -> bool:
@@ -423,7 +431,7 @@ class Windows(ABC):
 
 
 class _Aligned(Windows):
-    """Windows whose bounds do not depend on the rows."""
+    """Windows with bounds that do not depend on the rows."""
 
     def __init__(self, size: timedelta, every: timedelta, offset: timedelta, lateness: timedelta, name: str | None):
         super().__init__(lateness, name=name)
@@ -463,7 +471,9 @@ class _Aligned(Windows):
 
 
 class TumblingWindows(_Aligned):
-    """Each time lies in exactly one window of ``size``; ``offset`` moves their bounds from 1970-01-01T00:00Z.
+    """Windows of ``size`` that do not overlap, so that each time is in exactly one of them.
+
+    One window begins at 1970-01-01T00:00Z plus ``offset``.
 
     Example: ``hourly = TumblingWindows(timedelta(hours=1))``, and ``self.hourly.of(ctx)`` in ``process``.
     """
@@ -480,7 +490,9 @@ class TumblingWindows(_Aligned):
 
 
 class SlidingWindows(_Aligned):
-    """Windows of ``size``, one starting every ``every``: a time lies in about ``size / every`` of them, oldest first.
+    """Windows of ``size``, one starting every ``every``, so that a time is in about ``size / every`` of them.
+
+    ``of`` returns the oldest window first. One window begins at 1970-01-01T00:00Z plus ``offset``.
 
     Example: ``recent = SlidingWindows(timedelta(hours=1), every=timedelta(minutes=5))``
     """
@@ -501,8 +513,8 @@ class SessionWindows(Windows):
     """Windows that last until ``gap`` passes without a row of their key.
 
     Args:
-        merge: called with (the remaining window, the window merged into it) when a row joins two; it adds the states of
-            the second to the first.
+        merge: called with (remaining window, window merged into it) when a row joins two windows; it must add the
+            states of the second window to those of the first.
 
     Example: ``visits = SessionWindows(timedelta(minutes=30), merge=add_up)``
     """
@@ -521,7 +533,7 @@ class SessionWindows(Windows):
 
     @cached_property
     def _tag(self) -> Any:
-        """Returns the tag of the state with a key's open sessions: event time of the first row → (start, end)."""
+        """The tag of the state that maps the event time of each open session's first row to its (start, end)."""
         return state_map(int, tuple[int, int], name=SESSIONS + self.name)
 
     def of(self, ctx: Context) -> list[Window]:
@@ -559,7 +571,7 @@ class SessionWindows(Windows):
             ctx.clear_state(window.namespace)
 
     def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
-        # not named by its bounds, which change
+        # the namespace does not contain the bounds, because they change
         return Window(*bounds, Namespace.window(id_, id_, self.name), ctx)
 
 

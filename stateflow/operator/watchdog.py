@@ -1,17 +1,17 @@
 """Watchdog for operators that do not return: such an operator fails its batch, and does not stop its replica.
 
 One thread runs a batch. If the batch takes too long while the operator's Python code runs, the watchdog raises
-:class:`Interrupted` in that code: the batch fails, and its partition goes on. Code that waits in a call into C cannot
-be interrupted. The batch is then *taken away*: it can never commit, even if the call returns. Its partition is not
-served here until the call returns. Other partitions go on in a new thread.
+:class:`Interrupted` in that code: the batch fails, and its partition continues. Code that waits in a call into C cannot
+be interrupted. Its batch is then *taken away*: it can never commit, even if the call returns. The partition is not
+served here until the call returns. Other partitions continue in a new thread.
 
 Rules:
 
 * Interrupted is raised only while the thread is in the operator's code: the innermost frame is not stateflow's, and
   its nearest caller in stateflow is the file that calls operators. So no bookkeeping is interrupted halfway.
-* A commit is shielded: from ``begin_commit`` on nothing is raised, and nothing is taken away. ``begin_commit`` and the
-  watchdog decide under one lock, so that exactly one of them is first.
-* An operator's instance that was interrupted serves no more batches: the next batch gets a new one.
+* A commit is shielded: after ``begin_commit``, the watchdog neither raises Interrupted nor takes the batch away.
+  ``begin_commit`` and the watchdog decide under one lock, so that exactly one of them is first.
+* An instance of an operator that was interrupted serves no more batches; the next batch gets a new instance.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Guard(Protocol):
     """A watchdog that may end a batch from outside, but not while the batch is being committed."""
 
     def begin_commit(self) -> None:
-        """Begins the commit. May raise, before anything is written."""
+        """Begins the commit. Raises Interrupted, before anything is written, if the batch was taken away."""
         ...
 
     def end_commit(self) -> None: ...
@@ -59,7 +59,8 @@ class Unguarded:
 
 UNGUARDED = Unguarded()
 
-#: another object in each forked child; a batch compares it three times, where a system call would take microseconds
+#: identifies this process, as each forked child makes another object. A batch compares it three times, each of which
+#: would take microseconds with a system call
 _process = object()
 
 
@@ -75,10 +76,10 @@ class RunningBatch:
     """One partition's batch while a thread works on it.
 
     Attributes:
-        began: monotonic seconds.
-        left: no caller waits for its thread any more.
-        taken: the batch can never commit; the thread that took it away has ended it.
-        processor: the partition's processor, once the batch was taken away; discarded when the batch's thread returns.
+        began: when the batch began, in monotonic seconds.
+        left: no caller waits for the batch's thread any more.
+        taken: the batch was taken away: it can never commit, and the thread that took it away has ended it.
+        processor: the partition's processor, if the batch was taken away; discarded when the batch's thread returns.
     """
 
     __slots__ = (
@@ -117,25 +118,23 @@ class RunningBatch:
             raise Interrupted
 
     def end_children(self) -> None:
-        """Ends this process if it is a child that the operator forked.
-
-        Only one process may write this batch, and the others that run with it.
-        """
+        """Ends this process if it is a child that the operator forked, because only the parent process may write this
+        batch and the batches that run at the same time."""
         if _process is not self.process:
             os._exit(70)
 
     def shield(self) -> None:
-        """Shields the batch: from here on nothing is raised, and nothing taken away."""
+        """Shields the batch, so that from now on it is neither interrupted nor taken away."""
         with self._lock:
             self._shielded = True
             self._withdraw()
 
     def end_commit(self) -> None:
-        """Ends the shield: the operator is called again in the same batch."""
+        """Ends the shield, because the operator is called again in the same batch."""
         self._shielded = False
 
     def end(self) -> bool:
-        """Ends the batch, which is committed or rolled back. False: it was taken away, and ended by another thread."""
+        """Ends the batch, which is committed or rolled back. Returns False if it was taken away and thereby ended."""
         self.end_children()
         with self._lock:
             self._ended = True
@@ -146,14 +145,14 @@ class RunningBatch:
         if self.interrupted:
             _raise_in(self.thread, None)
 
-    # -- in the watchdog's --------------------------------------------------------------------------------
+    # -- in the watchdog's thread -------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
         return self._ended
 
     def interrupt(self) -> None:
-        """Interrupts the operator's code, if that is where the thread is now, by raising Interrupted in it."""
+        """Interrupts the batch's thread with Interrupted, if that thread runs the operator's code now."""
         with self._lock:
             if self._shielded or self._ended:
                 return
@@ -164,10 +163,10 @@ class RunningBatch:
             self.interrupted = True
             _raise_in(self.thread, Interrupted)
             if sys._current_frames().get(self.thread) is not frame or frame.f_lasti != at:
-                _raise_in(self.thread, None)  # it has run on meanwhile, to an unknown place
+                _raise_in(self.thread, None)  # the thread has continued to an unknown place
 
     def take_away(self) -> bool:
-        """Takes the batch away: from now on it cannot commit. False: it has ended, or is being committed."""
+        """Takes the batch away, so that it can never commit. Returns False if it has ended or is being committed."""
         with self._lock:
             if self._ended or self._shielded:
                 return False
@@ -178,8 +177,8 @@ class RunningBatch:
         """Makes the error that refuses later batches of the partition after this batch was taken away."""
         return OperatorStuck(
             "the operator did not return in time, and waits where it cannot be interrupted",
-            remedy="fix the operator and restart the replica, or move the partition; it is served again once the "
-            "operator returns; the batch was not applied",
+            remedy="fix the operator and restart the replica, or move the partition; this replica serves the partition "
+            "again when the operator returns; the batch was not applied",
             operator=self.partition.operator,
             partition=self.partition.partition,
             traceback="\n" + self._stack,
@@ -196,10 +195,10 @@ class RunningBatch:
 
 
 def frames_of(error: BaseException, most: int) -> str:
-    """Returns the stack of an error, innermost last, at most ``most`` frames.
+    """Returns the ``most`` innermost frames of an error's stack, innermost last.
 
-    It is in this module, which calls no operator: reading source text may take so long that elsewhere it would be taken
-    for the operator's code.
+    The function is in this module, which calls no operator. Reading source text may take so long that, in the module
+    that calls operators, the watchdog would interrupt it like an operator's code.
     """
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-most:]))
 
@@ -207,7 +206,7 @@ def frames_of(error: BaseException, most: int) -> str:
 def stalled_s(busy_since: float | None, has_batch: bool, served_at: float, now: float) -> float:
     """Returns for how many seconds the thread for batches has run no batch although there is work.
 
-    It waits for a partition that another thread holds, or an operator's ``__del__`` holds it up. All times are
+    The thread may wait for a partition that another thread holds, or for an operator's ``__del__``. All times are
     monotonic seconds.
 
     Args:
@@ -220,7 +219,7 @@ def stalled_s(busy_since: float | None, has_batch: bool, served_at: float, now: 
 
 def in_operator(frame: FrameType | None) -> bool:
     """Tells whether the frame is in the operator's code, or in code that it has called."""
-    # the thread runs meanwhile: its frame, or that frame's caller, may be gone; CPython 3.11 then gives another object
+    # the thread is running, so its frame or that frame's caller may be gone; CPython 3.11 then returns another object
     if not isinstance(frame, FrameType) or frame.f_code.co_filename.startswith(_PACKAGE):
         return False
     while isinstance(frame, FrameType) and not frame.f_code.co_filename.startswith(_PACKAGE):
@@ -229,6 +228,6 @@ def in_operator(frame: FrameType | None) -> bool:
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Makes another thread raise an error; None: withdraws one that was not raised yet."""
+    """Makes another thread raise ``error``. None withdraws an error that the thread has not raised yet."""
     raised = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

@@ -1,7 +1,7 @@
 """Keyed state that looks like variables, dicts and sets.
 
-``state.value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` declare it, operators see the Tracked classes,
-and a partition runs it with ``KeyedState``.
+``state.value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` declare states. Operators use the states
+through the Tracked classes, and a partition keeps them in ``KeyedState``.
 """
 
 from stateflow.state.cache import CachePool

@@ -1,8 +1,8 @@
-"""Stored values of declared types as Arrow columns and numpy arrays, and back; and the indices of keys in them.
+"""Converts stored values to Arrow columns and numpy arrays and back, and gives keys their indices in these arrays.
 
 A :class:`Layout` puts the values of one coder into numpy arrays, so that many are encoded and compared at a time. int,
-float and bool values take one array, a fixed tuple of ints and floats one per item, and values without a fixed width
-one array of Python objects.
+float and bool values use one array, a fixed tuple of ints and floats uses one for each item, and values without a fixed
+width use one array of Python objects.
 
 A :class:`KeyIndex` gives each key an index into the arrays of a partition's column states. Indices are 0, 1, …; they
 are renumbered when the least recently used keys are dropped.
@@ -38,9 +38,11 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Arrow type of a declared type, with conversions.
+    """The Arrow type of a declared type, with conversions.
 
-    ``give``: converts a value for Arrow; ``take``: converts Arrow's result back to the value, as plain data.
+    Attributes:
+        give: converts a value to what Arrow accepts.
+        take: converts what Arrow returns to the value, as plain data.
     """
 
     type: pa.DataType
@@ -205,7 +207,7 @@ _SIGNATURES: dict[type[Coder[Any]], Signature] = {
 
 
 def signature_of_coder(coder: Coder[Any]) -> Signature:
-    """Returns the signature of the type that a coder codes; "any": unknown."""
+    """Returns the signature of the type that a coder codes; "any" if that type is unknown."""
     if isinstance(coder, coders.Tuple):
         return ["tuple" if coder.arity is not None else "tuple...", *map(signature_of_coder, coder.items)]
     return _SIGNATURES.get(type(coder), coder.types if coder.types is not None else "any")
@@ -217,9 +219,9 @@ def typed_of(coder: Coder[Any]) -> Typed:
 
 
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
-    """Converts ``given``, read from a column of the coder's values, back to such a value.
+    """Converts ``given``, an item of an Arrow column of the coder's values, to a value for the coder.
 
-    Input that cannot be converted is returned unchanged; storing it then raises an error.
+    An item that cannot be converted is returned unchanged; storing it then raises an error.
     """
     if given is None or coder is None:
         return given
@@ -240,7 +242,7 @@ _ARROW_TYPES: dict[type[Coder[Any]], pa.DataType] = {
     coders.Timestamp: pa.timestamp("us", tz="UTC"),
     coders.Date: pa.date32(),
 }
-#: types whose keys are equal when their stored forms are; keys of other types are looked up by that form
+#: types of keys that are equal exactly when their stored forms are; keys of other types are looked up by that form
 _PLAIN: Final = frozenset({str, bytes, bool, date, float, Decimal})
 
 # -- Layouts ---------------------------------------------------------------------------------------------------------
@@ -257,14 +259,14 @@ def _arrow_type(coder: Coder[Any]) -> pa.DataType | None:
 
 
 class Layout(ABC):
-    """Layout of the values of one coder in arrays. ``dtypes``: one for each array."""
+    """The layout of the values of one coder in arrays. ``dtypes`` has one item for each array."""
 
     dtypes: tuple[Any, ...]
 
     @abstractmethod
     def of_arrow(self, values: pa.Array) -> list[Array]:
-        """Returns the arrays of ``values``, with arbitrary items where these are null. Raises EncodeError,
-        ArrowException."""
+        """Returns the arrays of ``values``, with arbitrary items for null. Raises EncodeError or ArrowException for
+        values that do not fit."""
 
     @abstractmethod
     def to_arrow(self, arrays: list[Array], null: Array) -> pa.Array: ...
@@ -288,13 +290,13 @@ class Layout(ABC):
         """Returns for each row whether its stored bytes differ before and now."""
         found: Array = np.zeros(len(now[0]), np.bool_)
         for old, new in zip(before, now, strict=True):
-            # bit by bit: NaN is NaN, and 0.0 is not -0.0
+            # compared bit by bit, so that NaN equals NaN, and 0.0 differs from -0.0
             found |= old.view(f"u{old.dtype.itemsize}") != new.view(f"u{new.dtype.itemsize}")
         return found
 
 
 class _Numbers(Layout):
-    """Numbers in one or more arrays. ``kinds``: a letter of ``_DTYPES`` for each array."""
+    """Numbers in one or more arrays. ``kinds`` has a letter of ``_DTYPES`` for each array."""
 
     def __init__(self, kinds: str) -> None:
         self._kinds = kinds
@@ -383,9 +385,9 @@ class _Structs(_Numbers):
 
 
 def _from_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
-    """Returns a function that converts the results of ``to_pylist`` to tuples:
+    """Returns a function that converts an item of ``to_pylist`` to a value of the coder.
 
-    dicts of structs, and lists of tuples of any length; all other values stay unchanged.
+    The dict of a fixed tuple and the list of a tuple of any length become tuples; all other items stay unchanged.
     """
     if not isinstance(coder, coders.Tuple):
         return _same
@@ -467,7 +469,7 @@ class _Objects(Layout):
 
 
 def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:
-    """Returns the layout for a coder. Raises DeclarationError for a coder whose values can change in place."""
+    """Returns the layout for a coder. Raises DeclarationError for a coder of values that can change in place."""
     kinds = {coders.Int64: "i", coders.Float64: "d", coders.Bool: "b"}
     if type(coder) in kinds:
         return _Numbers(kinds[type(coder)])
@@ -482,17 +484,17 @@ def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:
 
 
 class _IntIndex:
-    """int → index by binary search: a third of the cost of a dict for many keys at once."""
+    """Finds the indices of int keys by binary search, at a third of the cost of a dict for many keys at once."""
 
     def __init__(self) -> None:
         self.keys = np.zeros(0, np.int64)  # ascending
         self.indices = np.zeros(0, np.int64)
 
     def find(self, keys: Array) -> Array:
-        """Returns the index of each key, -1 for unknown ones."""
+        """Returns the index of each key, -1 for an unknown key."""
         if not len(self.keys):
             return np.full(len(keys), -1, np.int64)
-        order = np.argsort(keys)  # sorted keys hit the processor's cache: a third of the time
+        order = np.argsort(keys)  # sorted keys take a third of the time, because they hit the processor's cache
         ascending = keys[order]
         place = np.searchsorted(self.keys, ascending)
         place[place == len(self.keys)] = 0
@@ -506,13 +508,13 @@ class _IntIndex:
         self.keys, self.indices = np.insert(self.keys, where, keys), np.insert(self.indices, where, indices)
 
     def moved(self, places: Array) -> None:
-        """Renumbers: index n becomes ``places[n]``, or is dropped when that is -1."""
+        """Gives the key of index n the index ``places[n]``, or drops the key if that is -1."""
         indices = places[self.indices]
         self.keys, self.indices = self.keys[indices >= 0], indices[indices >= 0]
 
 
 class KeyIndex:
-    """Index of each key, shared by the columns of one partition."""
+    """The index of each key, which the columns of one partition share."""
 
     def __init__(self, operator: str, belongs: Callable[[Hashable], None] | None = None) -> None:
         self._operator = operator
@@ -522,11 +524,11 @@ class KeyIndex:
         self._last: tuple[pa.Array, Array] | None = None
         self._batch = 0
         self._touched = np.zeros(0, np.int64)
-        #: by index: the middle of the addresses of its key
+        #: by index, the middle of the addresses of the key's cells
         self.rows: list[bytes] = []
 
     def of(self, keys: pa.Array) -> Array:
-        """Returns the index of each key, a new one for keys not seen before. Raises NullKey, EncodeError (NaN)."""
+        """Returns the index of each key; an unknown key gets a new one. Raises NullKey, and EncodeError for NaN."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
         if keys.null_count:
@@ -581,8 +583,8 @@ class KeyIndex:
         self._last = None
 
     def drop_oldest(self, keep: int) -> Array:
-        """Drops all keys except the ``keep`` most recently used ones. Returns the old indices of those kept; the new
-        ones are 0, 1, …"""
+        """Drops all keys except the ``keep`` most recently used ones. Returns the old indices of the kept keys; their
+        new indices are 0, 1, …"""
         count = len(self.rows)
         kept = np.sort(np.argsort(-self._touched[:count], kind="stable")[:keep])
         place = np.full(count, -1, np.int64)

@@ -1,4 +1,4 @@
-"""Memory limits of a partition's cache: the size of its keys, and the choice of keys to drop.
+"""Keeps a partition's cache of keys within its memory limits, by weighing the cached keys and dropping the oldest.
 
 Everything here runs between batches, when no tracked object is dirty.
 """
@@ -18,17 +18,18 @@ from stateflow.state.tracked import PACKED, CellReader, StateSpec
 
 #: one key's tracked objects, by attribute; or those of a key in a namespace, by tag
 Bundle = dict[Any, Any]
-#: cached keys by type; keys whose equality may differ from that of their row keys lie under a marker class of ``keyed``
+#: cached keys by type. If keys of a type may be equal although their row keys differ, or the reverse, they are under a
+#: marker class of ``keyed``
 Caches = dict[type, dict[Any, Bundle]]
 
-# Approximate bytes of a bundle with its key, of a tracked object with the two or three objects in it, and of an entry's
-# places in the dicts of its collection.
+# Approximate bytes of a bundle with its key, of a tracked object with the two or three objects in it, and of an entry
+# in the dicts of its collection.
 _BUNDLE, _OBJECT, _ENTRY = 350, 200, 130
 _OPAQUE, _SMALL = 200, 64
-# Fractions of the limit: the estimate at which weighing begins (and how far members differ in it), the weight above
-# which keys are dropped, and the weight at which dropping ends.
+# Fractions of the limit: the estimate at which weighing begins (and by how much it differs between members), the weight
+# above which keys are dropped, and the weight at which dropping ends.
 _BEGIN, _BEGIN_APART, _ENOUGH, _LEFT = 7 / 8, 1 / 16, 3 / 4, 5 / 8
-#: golden ratio: its multiples, modulo 1, are far apart
+#: golden ratio, because its multiples, modulo 1, are far apart
 _GOLDEN = 0.6180339887
 _SIZED: Final = (bytes, str, int, float, type(None), bool, Decimal)
 #: minimum of keys weighed after each batch
@@ -40,7 +41,7 @@ _FREED_AT_ONCE = 1_000
 
 
 def evict_keys(caches: Caches, excess: int, recent: frozenset[int]) -> None:
-    """Drops up to ``excess`` keys, oldest first, those with an object in ``recent`` (by id) last."""
+    """Drops up to ``excess`` keys, oldest first. Keys with an object that has its id in ``recent`` go last."""
     for spared in (recent, frozenset[int]()):
         for cache in caches.values():
             victims: list[Any] = []
@@ -81,7 +82,7 @@ def evict_entries(caches: Caches, specs: Iterable[StateSpec], entries_max: int) 
 
 
 def weight_of(key: Any, bundle: Bundle) -> int:
-    """Returns the approximate bytes that a cached key takes.
+    """Returns the approximate bytes of memory that a cached key uses.
 
     Counts getsizeof of keys, payloads and decoded values, with tuples one level deep and objects of the user's own as
     200 bytes, plus fixed costs of key, object and entry.
@@ -135,7 +136,7 @@ def is_held(bundle: Bundle) -> bool:
 
 
 class Meter:
-    """A reader that adds up, approximately, the bytes read through it, which may be cached."""
+    """A reader that adds up the approximate size of the data read through it, which may then be cached."""
 
     def __init__(self, reader: CellReader) -> None:
         self._reader = reader
@@ -153,9 +154,10 @@ class Meter:
 
 
 class CachePool:
-    """Bytes that the caches of all partitions of a process share, in equal parts.
+    """The memory that the caches of all partitions of a process share in equal parts.
 
-    ``objects``: lower bound of the objects that the caches hold and the cyclic garbage collector tracks.
+    ``objects`` is a lower bound of the number of cached objects that the cyclic garbage collector tracks.
+
     >>> CachePool(bytes_max=64 << 20).share
     67108864
     """
@@ -164,12 +166,12 @@ class CachePool:
         self._bytes_max = bytes_max
         self._members = 0
         self._joined = 0
-        #: caches of members that left, and how many ``objects`` fewer there are once each is empty
+        #: caches of former members, each with the number that is subtracted from ``objects`` when it is empty
         self._left: deque[tuple[dict[Any, Bundle], int]] = deque()
         self.objects = 0
 
     def join(self) -> float:
-        """Returns the fraction of its share at which the new member begins to weigh.
+        """Adds a member. Returns the fraction of its share at which this member begins to weigh its keys.
 
         Each member gets another fraction. Rows arrive at all partitions alike, so members with the same fraction would
         all begin after the same batch.
@@ -179,7 +181,8 @@ class CachePool:
         return _BEGIN - _BEGIN_APART * (self._joined * _GOLDEN % 1)
 
     def leave(self, caches: Caches, objects: int) -> None:
-        """Removes a member. :meth:`free_some` frees its caches, as freeing them all at once would be felt as a pause.
+        """Removes a member. :meth:`free_some` frees its caches in portions, because freeing all at once would cause a
+        pause.
 
         Args:
             objects: number of objects in ``caches``, as the member counted them.
@@ -194,7 +197,7 @@ class CachePool:
 
     @property
     def has_left(self) -> bool:
-        """Tells whether any cache of a former member is not yet freed."""
+        """Tells whether a former member's cache is still to be freed."""
         return bool(self._left)
 
     def free_some(self) -> None:
@@ -214,12 +217,12 @@ class CachePool:
 class Budget:
     """Keeps a cache under its share of a pool.
 
-    The budget adds up the sizes of all that is read, written, inserted and bound, and rather overestimates. Only when
-    that estimate comes near the limit does it weigh the cached keys and drop the oldest.
+    The budget adds up the sizes of all data that is read, written, inserted and bound, which rather overestimates the
+    cache. Only when this estimate is near the limit does the budget weigh the cached keys and drop the oldest.
 
-    Weighing all keys takes long enough to be felt as a pause, so it is spread over batches. The more a batch added, the
-    more keys are weighed after it, so that all are weighed by the time the limit would be reached. When a member joins
-    the pool, the shares of the others shrink at once; they get rid of the excess in portions, too.
+    Weighing all keys at once would cause a pause, so it is spread over batches. The more a batch added, the more keys
+    are weighed after it, so that all are weighed before the limit would be reached. When a member joins the pool, the
+    shares of the other members shrink at once; they drop the excess in portions, too.
     """
 
     def __init__(self, pool: CachePool, begin: float, states: int) -> None:
@@ -241,7 +244,7 @@ class Budget:
         self._added += 2 * sum([size for cell, data in puts if (size := len(cell) + len(data)) > _SMALL])
 
     def is_near(self, keys: int, entries: int, objects: int, meter: Meter) -> bool:
-        """Updates the estimate and returns whether ``cut`` has something to do.
+        """Updates the estimate. Returns whether ``cut`` must be called.
 
         Args:
             entries: number of entries loaded or inserted, as the specs count them.
@@ -255,14 +258,14 @@ class Budget:
         return self._sweep is not None or self._estimate > self._pool.share * self._begin
 
     def cut(self, caches: Caches, entries: int, meter: Meter, recent: frozenset[int]) -> None:
-        """Weighs and drops a portion of the cached keys, those with an object in ``recent`` (by id) last."""
+        """Weighs and drops a portion of the cached keys. Keys with an object that has its id in ``recent`` go last."""
         self._recent = recent
         if self._sweep is None:
             self._sweep_steps = 2 * sum(map(len, caches.values()))
             self._sweep = self._weigh_and_drop(caches, entries, meter)
         share = self._pool.share
         room = share * (1 - self._begin)
-        steps: int | None = None  # all of them, after a batch that alone uses up the room
+        steps: int | None = None  # all steps, after a batch that alone uses up the room
         if self._due < room:
             steps = _STEPS_MIN + int(self._sweep_steps * self._due / room)
             if self._estimate > share:  # another member has joined
@@ -288,7 +291,7 @@ class Budget:
                 weights.append(0 if bundle is None else weight_of(key, bundle))
                 del bundle  # a reference from this frame would make the key look held
                 yield
-        # entries added meanwhile were not weighed, and still count
+        # entries added during the weighing were not weighed, so they still count
         self._weighed, self._keys, self._entries = sum(weights), len(weights), entries
         self._added -= added
         meter.bytes -= read

@@ -13,15 +13,15 @@ Address of a cell::
 Stored value: header (1 byte), expiry (8 bytes, only with EXPIRES), payload. The low seven bits of the
 header are the format version; the expiry is microseconds since 1970, big-endian.
 
-A namespace is ``b"w"`` end start name for a window, with the times in microseconds as Int64, and ``b"s"`` name for a
-named one. Names are UTF-8.
+The namespace of a window is ``b"w" end start name``, with the times in microseconds as Int64. A named namespace is
+``b"s" name``. Names are UTF-8.
 
 A count's payload is an Int64, the number of cells stored under its address, expired ones included. A list's elements
-lie at ascending Int64 positions. When the list's count is 8 bytes long, the positions are 0…count-1; otherwise two more
-Int64 follow the count, the first position and the one after the last.
+are stored at ascending Int64 positions. If the payload of the list's count is 8 bytes long, the positions are
+0…count-1; otherwise two more Int64 follow the count, the first position and the one after the last.
 
-A third space, b"r", holds one entry per tag that was made at run time: b"r" tag → cell of a msgpack map with the output
-of :meth:`.Declaration.describe`.
+A third space, b"r", contains one entry for each tag that was made at run time. Its address is ``b"r" tag``; its payload
+is a msgpack map, the output of :meth:`.Declaration.describe`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _BOUNDS_END = 17
 class Namespace(bytes):
     """Bytes that distinguish several instances of a state under one key, such as one per window.
 
-    ``Namespace()`` is the global one. Windows sort by their end, then by their start.
+    ``Namespace()`` is the global namespace. Windows sort by their end, then by their start.
 
     >>> Namespace.named("2013-01") == Namespace.named("2013-01")
     True
@@ -76,9 +76,10 @@ class Namespace(bytes):
 
     @classmethod
     def window(cls, start: int | datetime, end: int | datetime, of: str = "") -> Namespace:
-        """A time window ``[start, end)``: microseconds since 1970, or datetimes (naive ones are UTC).
+        """Returns the namespace of a time window ``[start, end)``.
 
-        ``of`` tells windows of the same time apart. Raises InvalidArgument for a window that ends before it starts.
+        Times are microseconds since 1970, or datetimes (naive ones are UTC). ``of`` distinguishes windows of the same
+        time. Raises InvalidArgument for a window that ends before it starts.
         """
         first, last = _micros(start), _micros(end)
         if last < first:
@@ -87,8 +88,8 @@ class Namespace(bytes):
 
     @classmethod
     def named(cls, name: str) -> Namespace:
-        """A namespace named by any text; it never equals a window. Raises InvalidArgument for text that is not valid
-        Unicode."""
+        """Returns the namespace of that name, which never equals a window. Raises InvalidArgument for text that is not
+        valid Unicode."""
         return cls(_NAMED + _encoded(name))
 
     @property
@@ -184,7 +185,7 @@ def split_address(address: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def range_end(prefix: bytes) -> bytes:
-    """Returns the smallest address after all that start with ``prefix``, which must hold a byte below 0xff."""
+    """Returns the smallest address after all that start with ``prefix``, which must contain a byte below 0xff."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1])
 
@@ -244,11 +245,11 @@ _FINITE_REMEDY = "drop or replace such keys before they reach the operator"
 
 
 def encode_row_key(key: Hashable) -> bytes:
-    """Encodes a stream key: a type byte, then an order-preserving form of the value.
+    """Encodes a stream key as a type byte and an order-preserving form of the value.
 
-    Takes str, int (64 bits), bytes, bool, date, datetime, finite float and Decimal, UUID, and tuples of them; keys of
-    different types never share bytes. Raises NullKey for None, EncodeError for NaN, infinity and an int beyond 64 bits,
-    and UnsupportedKeyType for any other type.
+    Accepts str, int (64 bits), bytes, bool, date, datetime, finite float and Decimal, UUID, and tuples of them. Keys of
+    different types have different bytes. Raises NullKey for None, EncodeError for NaN, infinity and an int beyond 64
+    bits, and UnsupportedKeyType for any other type.
 
     >>> encode_row_key("N1") < encode_row_key("N2")
     True
@@ -311,7 +312,7 @@ def _encode_other(key: Any) -> bytes:
 
 
 def decode_row_key(data: bytes) -> Any:
-    """Inverse of :func:`encode_row_key`. The result equals the key, in its plain type; datetimes come back in UTC.
+    """Inverse of :func:`encode_row_key`. The result equals the key and has its plain type; datetimes are in UTC.
 
     >>> decode_row_key(encode_row_key("N1"))
     'N1'

@@ -1,6 +1,6 @@
-"""Coders: their contract, and those of simple types, of plain data, of records and of tuples.
+"""The contract of coders, and the coders for simple types, plain data, records and tuples.
 
-A coder turns one value, or one map key, into bytes and back, and never uses pickle. Every coder has a *value form*
+A coder converts one value, or one map key, to bytes and back, and never uses pickle. Every coder has a *value form*
 (``encode``/``decode``) and, when ``deterministic``, a *key form* (``encode_key``/``decode_key``) in which equal keys
 have equal bytes and byte order is value order. Coders of simple types can encode many values in one call
 (:func:`encoder_of`).
@@ -47,15 +47,15 @@ class Coder(ABC, Generic[T]):
     """Encodes and decodes the values of one type. Subclass it for types of your own and pass it as ``coder=``.
 
     Attributes:
-        name: stable identity. It is part of the address of every stored cell: change it, and the data stored under the
-            old name is another state.
+        name: stable identity. It is part of the address of every stored cell, so data that was stored under another
+            name belongs to another state.
         deterministic: equal values have equal bytes, so that the coder may code map keys and set members.
         natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
         fixed_width: every value form is a few bytes long, so that no value can be too long to store.
-        python_equality: keys with equal bytes are equal in Python too (not so some datetimes in two zones).
+        python_equality: keys with equal bytes are equal in Python, too (some datetimes of two zones are not).
         mutable: a decoded value can be changed in place.
-        exact: the type whose own instances come back from a round trip unchanged; None: any value may come back
-            different (another time zone, a list for a subclass of list).
+        exact: type of values that are unchanged after encoding and decoding, subclasses excluded; None: a decoded value
+            may differ (another time zone, a list for a subclass of list).
         exact_key: the same for the key form.
 
     Example: ``class Point(Coder[complex]): ...``, and then ``state.value(complex, coder=Point())``.
@@ -69,12 +69,12 @@ class Coder(ABC, Generic[T]):
     mutable: bool = True
     exact: type | None = None
     exact_key: type | None = None
-    #: signature of the declared type; None: the name tells all of it
+    #: signature of the declared type; None: ``name`` determines the type
     types: Signature | None = None
 
     @property
     def declared(self) -> str:
-        """The declared type as error messages spell it."""
+        """The declared type in the form for error messages."""
         return f"coder {self.name}" if self.types is None else spelled(self.types)
 
     @abstractmethod
@@ -268,7 +268,7 @@ class Utf8(_Scalar[str]):
 
 
 class Bytes(_Scalar[bytes]):
-    """Bytes as they are; bytearray and memoryview come back as bytes.
+    """Bytes, stored unchanged; bytearray and memoryview are decoded as bytes.
 
     >>> Bytes().decode(Bytes().encode(bytearray(b"ab")))
     b'ab'
@@ -287,7 +287,7 @@ class Bytes(_Scalar[bytes]):
 
 
 class Timestamp(_Scalar[datetime]):
-    """Aware datetimes as microseconds since 1970 (8 bytes, ordered); they come back in UTC.
+    """Aware datetimes as microseconds since 1970 (8 bytes, ordered); they are decoded in UTC.
 
     >>> Timestamp().decode(Timestamp().encode(datetime.fromisoformat("2013-01-01T00:00Z"))).year
     2013
@@ -416,7 +416,7 @@ def _lift(coder: Coder[Any], lift: Callable[[Any], Any], value: Any, data: bytes
 
 class Msgpack(Coder[Any]):
     """Any nesting of None, bool, int, float, str, bytes, list, dict, tuple, set, frozenset, date, datetime,
-    Decimal, UUID and bytearray. Subclasses of these come back as the plain type, a memoryview as bytes.
+    Decimal, UUID and bytearray. Subclasses of these are decoded as the plain type, a memoryview as bytes.
 
     Args:
         type_: declared type of the values. Encoding a value of another type raises EncodeError; an int becomes the
@@ -454,10 +454,11 @@ class Struct(Coder[T]):
 
     Encoding raises EncodeError for a field that does not hold its declared type; an int becomes the declared float or
     Decimal if that is exact. Decoding ignores stored fields that the class no longer has, gives defaults to fields that
-    are not stored and widens stored ints. Anything else (no default, another type) is a DecodeError that names the
-    field. The identity is the class *name*, so that fields may be added.
-    Dataclasses are rebuilt field by field, models by ``model_construct``, without their ``__init__`` and validation;
-    private attributes of a model are not stored.
+    are not stored and widens stored ints. For any other difference (no default, another type) it raises a DecodeError
+    that names the field. The coder's identity is the *name* of the class, so that fields may be added.
+
+    Dataclasses are rebuilt field by field, models by ``model_construct``, without their ``__init__`` and validation.
+    Private attributes of a model are not stored.
 
     Example: ``state.value(Reading, coder=Struct(Reading))``; for a dataclass ``state.value(Reading)`` is the same.
     """
@@ -638,10 +639,10 @@ _MANY_AT_ONCE: Final[dict[type[Coder[Any]], EncodeMany]] = {
 
 
 def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
-    """Returns a function that encodes many values of a coder; None: there is none.
+    """Returns a function that encodes many values of a coder in one call; None: the coder has no such function.
 
-    The function returns None if an encoded value is longer than ``max_bytes``. There is none for a subclass of a coder,
-    which may encode in its own way.
+    The function returns None if an encoded value is longer than ``max_bytes``. A subclass of a coder has no such
+    function, because it may encode in its own way.
     """
     if type(coder) is Tuple:
         return None if coder.packed is None else _tuples(coder.packed.pack, [item.exact for item in coder.items])

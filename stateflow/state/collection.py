@@ -1,11 +1,12 @@
-"""Common base of TrackedMap, TrackedSet and TrackedList: lazily loaded entries and their net change.
+"""The common base of TrackedMap, TrackedSet and TrackedList, which loads entries lazily and computes their net change.
 
 Invariants of a bound collection:
 
 - ``_count`` is the number of live entries, -1 before the count cell is read;
 - ``_items`` holds live entries only, so ``len(_items) == _count`` means that all of them are loaded;
-- ``_base`` has every entry that was written or handed out mutable in this batch, with its state before the batch;
-- in a collection of mutable values an object is alive (not PACKED) only while its key is in ``_base``.
+- ``_base`` contains every entry that was written in this batch, or read if its value is mutable, with the state that
+  the entry had before the batch;
+- in a collection of mutable values, a value is decoded (not PACKED) only while its key is in ``_base``.
 """
 
 from __future__ import annotations
@@ -59,27 +60,27 @@ class Collection(Generic[K]):
     _absent: set[Any] | None
     #: key → its state before this batch: MISSING, EXPIRED, the payload (mutable values), or the value
     _base: dict[K, Any]
-    #: the stored entries count as removed, and ``_items`` holds all live ones
+    #: whether all stored entries count as removed; then ``_items`` contains all live ones
     _cleared: bool
     _dirty: bool
     _items: dict[K, Any]
     #: key → payload, as the last ``_collect`` encoded it
     _next: dict[K, bytes]
-    #: loaded keys in encoded order, None after a key came or went; iterators watch its identity
+    #: loaded keys in encoded order; None after a key was added or removed, which iterators notice
     _order: list[K] | None
     #: mutable values: key → stored payload; standalone: key → fingerprint of the clean value
     _packed: dict[K, Any]
     _row: bytes
     _spec: StateSpec
     _stored_count: int
-    #: expiries, in collections with a ttl only
+    #: expiries; only in collections with a ttl
     _times: Any
 
     def _start_standalone(self) -> None:
         self._reset()
         self._spec = STANDALONE
         self._row = b""
-        self._dirty = True  # never logged
+        self._dirty = True  # so that it is never logged
         self._count = 0
 
     @classmethod
@@ -117,7 +118,7 @@ class Collection(Generic[K]):
         return unorder_int(payload)
 
     def _present(self, key: Any) -> bool:
-        """Returns whether the key is live, and loads it: after True ``_items[key]`` is there.
+        """Returns whether the key is live; if so, ``_items`` contains the key afterwards.
 
         Raises TypeError for an unhashable key.
         """
@@ -150,7 +151,7 @@ class Collection(Generic[K]):
         return False
 
     def _take_in(self, key: K, data: bytes) -> None:
-        """Loads a stored entry that was neither loaded nor written yet."""
+        """Loads a stored entry that was neither loaded nor written before."""
         spec = self._spec
         try:
             payload = unpack_cell(data)
@@ -226,7 +227,7 @@ class Collection(Generic[K]):
         return value
 
     def _getter(self) -> Callable[[K], Any]:
-        """Returns ``_value``, or a faster equivalent where values are immutable and need no tracking."""
+        """Returns ``_value``, or a faster equivalent if values are immutable and need no tracking."""
         return self._value if self._spec.mutable else self._items.__getitem__
 
     # --- writing ----------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class Collection(Generic[K]):
     # --- net change -------------------------------------------------------------------------------------
 
     def _net(self) -> dict[K, bytes | None]:
-        """Returns the entries whose payload differs from the store: key → new payload, None for a removed entry."""
+        """Returns the entries that differ from the store, as key → new payload, which is None for a removed entry."""
         spec, items = self._spec, self._items
         base: dict[K, Any] = self._base
         as_bytes = spec.mutable
@@ -357,7 +358,7 @@ class Collection(Generic[K]):
         self._collect_count(into)
 
     def _everything(self) -> dict[K, bytes | None]:
-        """Returns all live entries as puts, for a store whose entries are cleared first."""
+        """Returns all live entries as puts, for a store in which the entries are cleared first."""
         self._next = {key: self._encoded(key, value) for key, value in self._items.items()}
         return dict(self._next)
 
@@ -373,7 +374,7 @@ class Collection(Generic[K]):
             into.deletes.append(address)
 
     def _saved(self) -> None:
-        """Marks the collection clean: the change from ``_collect`` is in the store now."""
+        """Marks the collection as clean after the store has applied the change from ``_collect``."""
         spec, items = self._spec, self._items
         if spec.mutable:
             packed = self._packed
@@ -382,7 +383,7 @@ class Collection(Generic[K]):
             for key in self._base:
                 if key in items:
                     packed[key] = self._next[key]
-                    # an operator that kept the object must not change the cache behind the store's back
+                    # an operator that kept the object must not change the cached value without the store
                     items[key] = PACKED
                 else:
                     packed.pop(key, None)
@@ -396,7 +397,7 @@ class Collection(Generic[K]):
         self._stored_count = self._count
 
     def _forget(self) -> None:
-        """Discards changes and all loaded data: the next access reads the store."""
+        """Discards changes and all loaded data, so that the next access reads the store."""
         self._dirty = False
         self._reset()
 

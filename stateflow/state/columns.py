@@ -1,12 +1,12 @@
 """Column-wise states, for operators that process whole record batches.
 
-Values that neither change in place nor expire lie in arrays (:class:`ValueColumn`), at the index of their key (see
-:mod:`~stateflow.state.arrays`). All other states are the tracked objects of a row operator, used for many keys with one
-call (:class:`TrackedColumn`): maps, sets, counters, reducing states and states with a ttl. The tracked objects decide
-what is stored, what expires and what is rolled back.
+Values that neither change in place nor expire are in arrays (:class:`ValueColumn`), at the index of their key (see
+:mod:`~stateflow.state.arrays`). All other states, such as maps, sets, counters and states with a ttl, are the tracked
+objects of a row operator, used for many keys with one call (:class:`TrackedColumn`). The tracked objects decide what is
+stored, what expires and what is rolled back.
 
-The cells are the same as those of a row operator, so that an operator can go from rows to batches, and back, over the
-same stored state.
+The cells are the same as those of a row operator, so that an operator can be changed from rows to batches, and back,
+with the same stored state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stateflow.state.tracked import CellReader
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})
 _UNKNOWN, _ABSENT, _PRESENT = 0, 1, 2
-#: approximate bytes of a key (with its address and place in the dict) and of its place in each array
+#: approximate bytes of a key (with its address and its entry in the dict) and of its item in each array
 _KEY_BYTES, _ITEM_BYTES = 250, 10
 
 
@@ -49,7 +49,7 @@ def whole(array: Any) -> pa.Array:
 class KeyObjects:
     """Looks up the tracked objects of keys.
 
-    Pass the same array object to several calls of a batch: its keys are then looked up once.
+    The keys of an array are looked up only once if the same array object is passed to several calls of a batch.
     """
 
     def __init__(self, operator: str, state: KeyedState) -> None:
@@ -57,7 +57,7 @@ class KeyObjects:
         self._last: tuple[pa.Array, list[dict[str, Any]]] | None = None
 
     def of(self, keys: Any) -> list[dict[str, Any]]:
-        """Returns the tracked objects of each key, by attribute. Raises NullKey, EncodeError (NaN)."""
+        """Returns the tracked objects of each key, by attribute. Raises NullKey, and EncodeError for NaN."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
         array = whole(keys)
@@ -99,12 +99,12 @@ class TrackedColumn:
     def _taken(self, coder: Coder[Any], array: Any, length: int, what: str) -> list[Any]:
         array = whole(array)
         if len(array) != length:
-            raise self._misfit(f"{length} keys came with {len(array)} {what}", f"give as many {what} as keys")
+            raise self._misfit(f"{length} keys were passed with {len(array)} {what}", f"pass as many {what} as keys")
         values: list[Any] = array.to_pylist()
         return values if type(coder) in _PLAIN else [taken(coder, value) for value in values]
 
     def _entries(self, array: Any, length: int) -> list[Any]:
-        """Returns the keys of maps or members of sets as values. Raises EncodeError for null."""
+        """Returns the keys of maps, or the members of sets, as Python values. Raises EncodeError for null."""
         assert self._entry_coder is not None
         entries = self._taken(self._entry_coder, array, length, "entries")
         if None in entries:
@@ -131,15 +131,14 @@ class ValueObjects(TrackedColumn):
     def get_many(self, keys: Any) -> pa.Array:
         """Returns values in the order of ``keys``; the default, or null, if none is stored or the value has expired.
 
-        The values are copies: put a changed one to keep the change. Raises NullKey.
+        The values are copies, so a changed value must be put to be stored. Raises NullKey.
         """
         return self._array(self._value, [tracked.value for tracked in self.each(keys)])
 
     def put_many(self, keys: Any, values: Any) -> None:
-        """Stores a value for each key; null clears. For a key that comes twice the last value counts.
+        """Stores a value for each key. Null clears the key's state. The last value of a repeated key counts.
 
-        Raises NullKey, and EncodeError; for a value of another type than declared, the latter may be raised at the
-        commit.
+        Raises NullKey, and EncodeError for a value of another type than declared, perhaps only at the commit.
         """
         objects = self.each(keys)
         for tracked, value in zip(objects, self._values(values, len(objects)), strict=True):
@@ -181,13 +180,13 @@ class _Collected(TrackedColumn):
         self._entry = typed_of(self._entry_coder)
 
     def contains_many(self, keys: Any, entries: Any) -> pa.Array:
-        """Returns bools: whether the entry (of a map) or member (of a set) is there. Raises NullKey."""
+        """Returns for each key, as bool, whether its map contains the entry, or its set the member. Raises NullKey."""
         objects = self.each(keys)
         pairs = zip(objects, self._entries(entries, len(objects)), strict=True)
         return pa.array([entry in tracked for tracked, entry in pairs], pa.bool_())
 
     def sizes(self, keys: Any) -> pa.Array:
-        """Returns int64: the number of entries or members of each key. Raises NullKey."""
+        """Returns the number of entries or members of each key, as int64. Raises NullKey."""
         return pa.array([len(tracked) for tracked in self.each(keys)], pa.int64())
 
     def clear_many(self, keys: Any) -> None:
@@ -203,7 +202,7 @@ class MapColumn(_Collected):
     """A map for each key: ``self.totals.get_many(keys, entries)`` is ``self.totals.get(entry)`` for each pair."""
 
     def get_many(self, keys: Any, entries: Any) -> pa.Array:
-        """Returns the value of each (key, entry); null where there is none. Raises NullKey."""
+        """Returns the value of each (key, entry), null for a missing entry. Raises NullKey."""
         objects = self.each(keys)
         pairs = zip(objects, self._entries(entries, len(objects)), strict=True)
         return self._array(self._value, [tracked.get(entry) for tracked, entry in pairs])
@@ -211,8 +210,7 @@ class MapColumn(_Collected):
     def put_many(self, keys: Any, entries: Any, values: Any) -> None:
         """Stores a value for each (key, entry); null removes the entry. The last value of a repeated pair counts.
 
-        Raises NullKey, and EncodeError; for a value of another type than declared, the latter may be raised at the
-        commit.
+        Raises NullKey, and EncodeError for a value of another type than declared, perhaps only at the commit.
         """
         objects = self.each(keys)
         given = self._entries(entries, len(objects)), self._values(values, len(objects))
@@ -223,15 +221,15 @@ class MapColumn(_Collected):
                 tracked[entry] = value
 
     def remove_many(self, keys: Any, entries: Any) -> None:
-        """Removes each (key, entry); a missing entry is no error. Raises NullKey."""
+        """Removes each (key, entry); missing entries are ignored. Raises NullKey."""
         objects = self.each(keys)
         for tracked, entry in zip(objects, self._entries(entries, len(objects)), strict=True):
             tracked.pop(entry, None)
 
     def items(self, keys: Any) -> pa.RecordBatch:
-        """Returns all entries of the keys: ``index`` into ``keys`` (int64), ``entry`` and ``value``.
+        """Returns all entries of the keys, with the columns ``index`` (int64, into ``keys``), ``entry`` and ``value``.
 
-        The entries of each key come in the map's order. Raises NullKey.
+        The entries of each key are in the order of its map. Raises NullKey.
         """
         each = [list(tracked.items()) for tracked in self.each(keys)]
         entries = self._array(self._entry, [entry for found in each for entry, _ in found])
@@ -250,15 +248,15 @@ class SetColumn(_Collected):
             tracked.add(member)
 
     def discard_many(self, keys: Any, members: Any) -> None:
-        """Removes each (key, member); a missing member is no error. Raises NullKey."""
+        """Removes each (key, member); missing members are ignored. Raises NullKey."""
         objects = self.each(keys)
         for tracked, member in zip(objects, self._entries(members, len(objects)), strict=True):
             tracked.discard(member)
 
     def members(self, keys: Any) -> pa.RecordBatch:
-        """Returns all members of the keys' sets: ``index`` into ``keys`` (int64) and ``member``.
+        """Returns all members of the keys' sets, with the columns ``index`` (int64, into ``keys``) and ``member``.
 
-        The members of each key come in the set's order. Raises NullKey.
+        The members of each key are in the order of its set. Raises NullKey.
         """
         each = [list(tracked) for tracked in self.each(keys)]
         members = self._array(self._entry, [member for found in each for member in found])
@@ -277,7 +275,7 @@ _KINDS: dict[str, type[TrackedColumn]] = {
 def tracked_columns(
     operator: str, declarations: Mapping[str, Declaration], objects: KeyObjects
 ) -> dict[str, TrackedColumn]:
-    """Returns the columns by attribute. Raises DeclarationError for a list, which has no columns."""
+    """Returns the columns by attribute. Raises DeclarationError for a list state, which cannot be a column."""
     found: dict[str, TrackedColumn] = {}
     for attribute, declaration in declarations.items():
         made = _KINDS.get(declaration.kind)
@@ -298,8 +296,8 @@ def tracked_columns(
 class ValueColumn:
     """One value state of all keys of a partition.
 
-    ``keys`` is an Arrow array of the key column's values, or a struct array for several key columns. Pass the same
-    array object to several calls of a batch: its keys are then looked up once.
+    ``keys`` is an Arrow array of the key column's values, or a struct array for several key columns. Its keys are
+    looked up only once if the same array object is passed to several calls of a batch.
 
     Example: ``self.n.put_many(keys, pc.add(self.n.get_many(keys), 1))`` in ``process_batch``.
     """
@@ -322,13 +320,13 @@ class ValueColumn:
         self._values = [np.zeros(0, dtype) for dtype in self._layout.dtypes]
         self._known = np.zeros(0, np.uint8)
         self._dirty = np.zeros(0, np.bool_)
-        #: indices of keys changed in this batch, with ``_known`` and the values from before it
+        #: indices of keys changed in this batch, with ``_known`` and the values before the batch
         self._before: list[tuple[Array, Array, list[Array]]] = []
 
     def get_many(self, keys: pa.Array) -> pa.Array:
         """Returns values in the order of ``keys``; the default, or null, if none is stored. Raises NullKey.
 
-        A tuple comes as a struct with the fields ``_0``, ``_1``, …
+        A tuple is returned as a struct with the fields ``_0``, ``_1``, …
         """
         indices = self._loaded(whole(keys))
         values = [array[indices] for array in self._values]
@@ -340,13 +338,15 @@ class ValueColumn:
         return self._layout.to_arrow(values, np.zeros(len(indices), np.bool_))
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
-        """Stores a value for each key; null clears. For a key that comes twice the last value counts.
+        """Stores a value for each key. Null clears the key's state. The last value of a repeated key counts.
 
         Raises NullKey, and EncodeError for values of another type than declared; then nothing is stored.
         """
         keys, values = whole(keys), whole(values)
         if len(keys) != len(values):
-            raise self._unencodable(f"{len(keys)} keys came with {len(values)} values", "give as many values as keys")
+            raise self._unencodable(
+                f"{len(keys)} keys were passed with {len(values)} values", "pass as many values as keys"
+            )
         indices = self._loaded(keys)
         null = np.zeros(len(values), np.bool_)
         if values.null_count:
@@ -376,7 +376,7 @@ class ValueColumn:
         return EncodeError(what, remedy=remedy, operator=self._operator, state=self._name, key=key)
 
     def _loaded(self, keys: pa.Array) -> Array:
-        """Returns the indices of the keys, after loading the values that are not known yet."""
+        """Returns the indices of the keys, after loading the values that are not loaded yet."""
         indices = self._index.of(keys)
         if len(self._index.rows) > len(self._known):
             length = len(self._index.rows)

@@ -1,10 +1,12 @@
-"""State declarations: ``flights = state.value(int, default=0)`` in the body of an operator class.
+"""Functions that declare states in the body of an operator class, as in ``flights = state.value(int, default=0)``.
 
-``value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` make a :class:`Declaration`. Common to all: ``name``
-is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) stored data expires that long
-after it was last written, or, with ``ttl_refresh="read_write"``, last written or read. ``ttl_domain`` is "processing"
-or "event" time. Entries of maps, sets and lists expire one by one. All raise DeclarationError for a type without a
-coder.
+``value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` make a :class:`Declaration`. All raise
+DeclarationError for a type without a coder, and have these arguments:
+
+- ``name``: the stored name; by default, the name of the attribute;
+- ``ttl``: seconds, or a timedelta, after which stored data expires (entries of maps, sets and lists expire one by one);
+- ``ttl_domain``: the time that counts, "processing" or "event";
+- ``ttl_refresh``: whether the ttl counts from the last write ("write"), or from the last write or read ("read_write").
 
 The declared type decides the coder (:func:`coder_for`). Kind, coder and ttl decide the class of the tracked objects
 (:func:`tracked_class`).
@@ -101,7 +103,7 @@ def coder_for(type_: Any) -> Coder[Any]:
 
 
 class Nothing(Coder[None]):
-    """The value half of a set's cells: no bytes."""
+    """The coder for the values of a set's cells, which have no bytes."""
 
     name = "nothing"
     mutable = False
@@ -128,17 +130,17 @@ def _is_name(text: str) -> bool:
 class Declaration:
     """One declared state.
 
-    A non-data descriptor: binding a key puts tracked objects into the instance's ``__dict__``, where they hide it.
-    Reading it while no key is bound raises UnknownState.
+    A declaration is a non-data descriptor. While a key is bound, a tracked object in the instance's ``__dict__`` hides
+    the declaration; otherwise reading the attribute raises UnknownState.
 
     Attributes:
-        name: the stored name, by default the attribute's. A declaration with a name of its own can be used at run time,
-            as a *tag*, without being an attribute of an operator.
-        kind: which of state.value, map, set, list, reducing and counter made it.
-        coder: of the value, the map's values or the list's elements.
-        key_coder: of map keys, set members and places in a list; None for a value.
+        name: the stored name, by default that of the attribute. A declaration with a name of its own can be used at run
+            time, as a *tag*, without being an attribute of an operator.
+        kind: name of the function that made it, such as ``value`` or ``map``.
+        coder: coder of the value, the map's values or the list's elements.
+        key_coder: coder of map keys, set members and positions in a list; None for a value.
         default_payload: the encoded default of a value; None: no default.
-        ttl: None: nothing expires.
+        ttl: time to live of stored data; None: nothing expires.
         reduce: the function of a reducing state.
 
     >>> Declaration("value", coder_for(int), default=0, name="n").name
@@ -201,7 +203,7 @@ class Declaration:
 
     @property
     def coders(self) -> tuple[Coder[Any], ...]:
-        """Coders of the stored cells; the key coder comes first where the kind has one."""
+        """Coders of the stored cells; the key coder, if the kind has one, is the first."""
         if self.key_coder is None or self.kind == "list":
             return (self.coder,)
         return (self.key_coder,) if self.kind == "set" else (self.key_coder, self.coder)
@@ -216,8 +218,8 @@ class Declaration:
     def describe(self) -> dict[str, Any]:
         """Returns a JSON-able description: ``{"name", "kind", "coders": [names], "tag": hex}``.
 
-        If the coder names do not determine all types, there is also ``"types"``, one for each coder, see
-        :mod:`stateflow.state.shapes`; with a ttl also ``"ttl": {"us", "domain", "refresh"}``.
+        If the coder names do not determine all types, ``"types"`` contains a signature for each coder, see
+        :mod:`stateflow.state.shapes`. If there is a ttl, ``"ttl"`` is ``{"us", "domain", "refresh"}``.
         """
         coders = [coder.name for coder in self.coders]
         described: dict[str, Any] = {"name": self.name, "kind": self.kind, "coders": coders, "tag": self.tag.hex()}

@@ -1,16 +1,17 @@
-"""Encodings that coders and row keys build on: exact numbers, ordered byte forms, plain data, and records.
+"""Encodings on which coders and row keys are built.
 
-*Exact conversions* turn a number into another type of number: exactly, or not at all.
+*Exact conversions* convert a number to another type of number, or raise an error if the result would not be equal.
 
 *Ordered byte forms* compare, byte by byte, in the order of their values. All their functions are total on
 their stated input and reversible.
 
 *Plain data* is stored as msgpack. msgpack lacks tuple, set, date, datetime, Decimal, UUID, bytearray, numpy arrays and
-ints beyond 64 bits. They are stored as extension types, whose numbers are a stored format and never change meaning. An
-array comes back in C order, writable; numpy's scalars come back as Python's.
+ints beyond 64 bits. They are stored as extension types, with numbers that never change their meaning. A decoded array
+is writable and in C order; numpy's scalars are decoded as Python's.
 
-*Records* are dataclasses, msgspec structs and pydantic models; here are their fields, and how to rebuild one from them.
-This module imports neither msgspec nor pydantic: a program that declares such a type has imported its package.
+*Records* are dataclasses, msgspec structs and pydantic models. The functions here return their fields and rebuild a
+record from fields. This module imports neither msgspec nor pydantic, because a program that declares such a type has
+imported its package.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _MICROSECOND = timedelta(microseconds=1)
 _INVERT = bytes(255 - byte for byte in range(256))
 
 _TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
-#: kinds of numpy arrays whose bytes hold all of the data: numbers, bool, fixed text and bytes, times
+#: kinds of numpy arrays with all of their data in their bytes, which are numbers, bool, fixed text and bytes, and times
 _ARRAY_KINDS = "biufcSUmM"
 
-#: types msgpack (with the extensions here) stores and returns unchanged, and whose values never change
+#: immutable types that msgpack, with the extensions here, stores and returns unchanged
 IMMUTABLE = (type(None), bool, int, float, str, bytes, date, datetime, Decimal, UUID)
-#: types as which their subclasses are stored
+#: types as which instances of their subclasses are stored
 _SUBCLASSED: tuple[Any, ...] = (float, bytes, list, dict)
 CONTAINERS = (list, dict, tuple, set, frozenset)
 #: first bytes of msgpack's bytes types, with which it also writes a bytearray
@@ -63,15 +64,15 @@ def is_numpy_bool(value: object) -> bool:
 
 
 def is_timedelta(value: object) -> bool:
-    """Returns whether a value is numpy's timedelta64, which numpy takes for an integer."""
+    """Returns whether a value is numpy's timedelta64, which numpy counts among the integers."""
     return value.__class__.__module__ == "numpy" and value.__class__.__name__ == "timedelta64"
 
 
 def exact_float(value: Any) -> float:
     """Returns the float that equals a real number; NaN stays NaN.
 
-    Raises TypeError for a value that is not a real number (a bool is not one), EncodeError for a number that no float
-    holds.
+    Raises TypeError for a value that is not a real number (a bool is not one), and EncodeError for a number that no
+    float equals.
     """
     if value.__class__ is float:
         return value
@@ -139,7 +140,7 @@ def micros_of(value: datetime) -> int:
 
 
 def datetime_of(micros: int, *, aware: bool) -> datetime:
-    """Inverse of :func:`micros_of`; aware datetimes come back in UTC."""
+    """Inverse of :func:`micros_of`; aware datetimes are in UTC."""
     try:
         return (_EPOCH if aware else _EPOCH_NAIVE) + timedelta(microseconds=micros)
     except OverflowError as error:
@@ -147,7 +148,8 @@ def datetime_of(micros: int, *, aware: bool) -> datetime:
 
 
 def order_decimal(value: Decimal) -> bytes:
-    """Sign byte, exponent, digits. Equal decimals (1.0 and 1.00) have one form. Raises EncodeError if not finite."""
+    """Sign byte, exponent and digits, the same for equal decimals such as 1.0 and 1.00. Raises EncodeError for NaN and
+    infinity."""
     if not value.is_finite():
         raise EncodeError(
             f"{value} cannot be a key", remedy="use finite decimals: only these have a place in the key order"
@@ -161,8 +163,8 @@ def order_decimal(value: Decimal) -> bytes:
 
 
 def unorder_decimal(data: bytes) -> Decimal:
-    """Inverse of :func:`order_decimal`, in canonical form: no trailing zeros after the point, exponents up to 20 as
-    zeros."""
+    """Inverse of :func:`order_decimal`, in a canonical form without trailing zeros after the point, and with up to 20
+    zeros in place of a positive exponent."""
     if data == b"\x01":
         return Decimal(0)
     body = data[1:] if data[0] == 2 else data[1:-1].translate(_INVERT)
@@ -174,7 +176,7 @@ def unorder_decimal(data: bytes) -> Decimal:
 
 
 def join_ordered(parts: Iterable[bytes]) -> bytes:
-    """Self-delimiting concatenation whose byte order is the order of the sequence of parts.
+    """Self-delimiting concatenation; the results compare byte by byte as the sequences of parts do.
 
     A zero byte inside a part is written ``00 FF``; ``00 00`` ends a part.
     """
@@ -228,8 +230,8 @@ def loads(data: bytes) -> Any:
 
 
 def _has_bytearray(value: Any) -> bool:
-    """Returns whether there is a bytearray for which msgpack would not call ``_extend``: the value itself, or one in
-    lists and dicts."""
+    """Returns whether the value is, or contains in lists and dicts, a bytearray, for which msgpack would not call
+    ``_extend``."""
     cls = value.__class__
     if cls is list:
         return any(map(_has_bytearray, value))
@@ -249,7 +251,7 @@ def _marked(value: Any) -> Any:
 
 
 def _extend(value: Any) -> Any:
-    """Encodes an object whose exact type msgpack does not know; msgpack calls it for each."""
+    """Encodes an object of a type that msgpack does not know. msgpack calls this function for each such object."""
     match value:
         case tuple():
             return msgpack.ExtType(_TUPLE, dumps(list(value)))
@@ -296,7 +298,7 @@ def is_array_type(type_: Any) -> bool:
 
 
 def array_item(args: tuple[Any, ...]) -> type | None:
-    """Returns the declared item class of ``numpy.ndarray[args]``, a class of numpy's; None for any, and for several."""
+    """Returns numpy's item class that ``numpy.ndarray[args]`` declares; None if it allows any or several classes."""
     inner = typing.get_args(args[1]) if len(args) == 2 else ()
     item = (typing.get_origin(inner[0]) or inner[0]) if inner else None
     return item if isinstance(item, type) and any(map(_is_generic, item.__mro__)) else None
@@ -309,10 +311,10 @@ def _is_generic(cls: type) -> bool:
 def has_items(array: Any, item: type) -> bool:
     """Returns whether the items of ``array`` are of ``item``, a class of numpy's.
 
-    Two integer types that differ in name only, as C's ``long long`` and ``long`` may, count as one: the stored form of
-    one comes back as the other.
+    Two integer types that differ in name only, as C's ``long long`` and ``long`` may, count as one, because the stored
+    form of one may be decoded as the other.
     """
-    import numpy as np  # loaded already, as there is an array
+    import numpy as np  # already loaded, because there is an array
 
     if issubclass(array.dtype.type, item):
         return True
@@ -330,7 +332,7 @@ def _extend_array(array: Any) -> msgpack.ExtType:
 
 
 def _shorten_array(body: bytes) -> Any:
-    import numpy as np  # here, as only programs with arrays need it
+    import numpy as np  # imported here, because only programs with arrays need it
 
     unpacker = msgpack.Unpacker(None, max_buffer_size=len(body))
     unpacker.feed(body)
@@ -421,9 +423,9 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def defaults(cls: Any) -> dict[str, Any]:
-    """Returns by field the function that makes its default when it is not stored.
+    """Returns field → function that makes the default of the field if it is not stored.
 
-    REQUIRED: the field has no default. None: ``builder`` fills in the default.
+    In place of a function, REQUIRED means that the field has no default, and None that ``builder`` adds the default.
     """
     if _is_pydantic(cls):
         fields = cls.__pydantic_fields__.items()
@@ -447,7 +449,7 @@ def defaults(cls: Any) -> dict[str, Any]:
 def builder(cls: Any) -> Callable[[dict[str, Any]], Any]:
     """Returns a function that makes an instance from field values.
 
-    It does not run ``__init__`` or validation of dataclasses and models: their values were accepted once.
+    It does not run ``__init__`` or validation of dataclasses and models, because stored values were accepted before.
     """
     if _is_pydantic(cls):
         return lambda values: cls.model_construct(**values)

@@ -1,12 +1,12 @@
-"""States as a partition has stored them: their schemas and entries, and their evolution into the declared states.
+"""Reads the schemas and entries of stored states, and changes stored states into the declared ones.
 
 :func:`scan_entries` reads the entries of a state without a KeyedState.
 
-:class:`Evolution` changes the stored states into those that the operator declares now. Added states need nothing,
+:class:`Evolution` changes the stored states into those that the operator declares now. Added states need no change,
 dropped ones are removed, and numbers are widened (int to float or Decimal, also as map values, list elements and tuple
-items). All other changes are left to the operator's ``migrate_state``, which finds widened states in their new form,
-and may overwrite them. Everything becomes one set of mutations, so that a crash leaves either the old states or the new
-ones.
+items). All other changes are left to the operator's ``migrate_state``, which reads widened states in their new form,
+and may overwrite them. All changes become one set of mutations, so that after a crash there are either the old states
+or the new ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stateflow.types import shown
 
 
 def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
-    """Compares two :meth:`.KeyedState.schema`. Added and dropped states are fine.
+    """Compares two results of :meth:`.KeyedState.schema`. States may have been added or dropped.
 
     Raises SchemaMismatch if a state is stored with another kind, coder or type than declared.
 
@@ -105,8 +105,8 @@ def scan_entries(
 ) -> Iterator[StoredEntry]:
     """Yields every stored entry of one state, in all namespaces, in address order.
 
-    For a state with ttl, entries that have expired at the given time of its domain are left out; without that time they
-    are included. Raises DecodeError, which names state, key and entry.
+    For a state with a ttl, entries that have expired at the given time of its domain are omitted; without that time
+    they are included. Raises DecodeError, which names state, key and entry.
 
     Example: ``[(each.key, each.value) for each in scan_entries(declaration, store)]``
     """
@@ -190,10 +190,10 @@ _SIMPLE: dict[str, type[Coder[Any]]] = {
         coders.UUID,
     )
 }
-#: a number of the first coder may become a number of the second, where that is exact
+#: (coder, wider coder): a number of the first becomes a number of the second if the result is equal
 _WIDER: Final = frozenset({(coders.Int64, coders.Float64), (coders.Int64, coders.Decimal)})
 
-#: keys whose stored states are read through one KeyedState, which caches them
+#: maximum number of keys that are read through one KeyedState, which caches them
 KEYS_AT_ONCE = 1000
 
 #: the operator's ``migrate_state``; called with a key and the plain values of its stored states by name
@@ -227,7 +227,7 @@ class DeployedStates:
         return self.dropped.get(stored["name"], 0) > int(stored.get("dropped", 0))
 
     def schema(self, stored: Iterable[dict[str, Any]], declared: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the schema of a partition, by name, after its evolution to the declared states."""
+        """Returns the schema of a partition, sorted by name, after its evolution to the declared states."""
         states = {each["name"]: self._counted(each) for each in declared}
         kept = {each["name"]: each for each in stored if each["name"] in self.states and not self.is_stale(each)}
         return [each for _, each in sorted({**kept, **states}.items())]
@@ -242,8 +242,8 @@ class Evolution:
 
     Args:
         stored: :meth:`KeyedState.schema` of the stored states.
-        stored_version: the operator's ``state_version`` when it was stored.
-        migrates: the operator has a ``migrate_state``, which runs when the version has risen.
+        stored_version: the operator's ``state_version`` when the states were stored.
+        migrates: whether the operator has a ``migrate_state``, which is called if its version is greater than that.
 
     Raises SchemaMismatch if the stored states are newer, or differ in a way that neither widening nor
     ``migrate_state`` handles.
@@ -263,7 +263,7 @@ class Evolution:
     ) -> None:
         if stored_version > version:
             raise SchemaMismatch(
-                f"the state has version {stored_version}, this operator has version {version}",
+                f"the stored state has version {stored_version}, which is newer than this operator's version {version}",
                 remedy="run the newer operator, or restore a checkpoint of the older version",
                 operator=operator,
             )
@@ -303,7 +303,7 @@ class Evolution:
         return Verdict.WIDER if old is not None and _is_wider(old, now.coder) else Verdict.CHANGED
 
     def evolved(self, reader: CellReader) -> Evolved:
-        """Returns the stored cells that stay, without replaced states and with widened numbers in place."""
+        """Returns the stored cells without those of replaced states, but with those of widened states in new form."""
         puts: dict[bytes, bytes] = {}
         for was in self._replaced:
             if was["name"] in self._widened:
@@ -314,7 +314,7 @@ class Evolution:
         """Reads everything that changes and returns the mutations to write.
 
         Args:
-            keyed: state of the new declarations, over ``reader``; cannot be used afterwards.
+            keyed: states of the new declarations, which read from ``reader``; it cannot be used afterwards.
         """
         if self.migrate:
             for key, old in self._old_states(reader.stored, *keyed.time_us):
@@ -348,7 +348,7 @@ class Evolution:
     def _old_states(
         self, reader: CellReader, processing_us: int | None, event_us: int | None
     ) -> Iterator[tuple[Any, SimpleNamespace]]:
-        """Yields each stored key with the plain values of its stored states by name, without expired ones."""
+        """Yields each stored key with the plain values of its stored states by name, without expired entries."""
         old = {each["name"]: self._as_declared(each) for each in self._stored}
         keys: dict[Any, None] = {}
         for declaration in old.values():
@@ -357,13 +357,13 @@ class Evolution:
                     keys[entry.key] = None
                 elif declaration.name in self._changed:
                     raise SchemaMismatch(
-                        f"state {declaration.name!r} changes and is used in namespaces, unseen by migrate_state",
+                        f"state {declaration.name!r} changes, but migrate_state cannot read its data in namespaces",
                         remedy="give the new state another name=, and drop the old one when its windows have ended",
                         operator=self._operator,
                         state=declaration.name,
                     )
         for number, key in enumerate(keys):
-            if number % KEYS_AT_ONCE == 0:  # a new one, as keys stay in its cache
+            if number % KEYS_AT_ONCE == 0:  # a new one, because it caches all of its keys
                 states = KeyedState(self._operator, old, reader)
                 if processing_us is not None:
                     states.set_time(processing_us, event_us)
@@ -376,7 +376,7 @@ class Evolution:
             raise SchemaMismatch(
                 f"state {was['name']!r} was stored with a custom coder, {', '.join(was['coders'])}, "
                 "which the operator no longer has",
-                remedy="keep a state that uses it declared until the migration is done",
+                remedy="declare a state with that coder until all partitions are migrated",
                 operator=self._operator,
                 state=was["name"],
             )
@@ -387,7 +387,7 @@ class Evolution:
 
 
 class Evolved:
-    """A partition's cells without those whose address begins with one of ``gone``. ``puts`` take precedence."""
+    """A reader of a partition's cells, without those under the prefixes ``gone``. ``puts`` take precedence."""
 
     def __init__(self, stored: CellReader, gone: Iterable[bytes], puts: dict[bytes, bytes]) -> None:
         self.stored = stored
@@ -459,7 +459,7 @@ def _set_types(coder: Coder[Any] | None, types: Any) -> None:
 
 
 def coder_named(name: str) -> Coder[Any] | None:
-    """Returns the coder that a stored schema names; its records come back as dicts. None: it is a user's own coder."""
+    """Returns the coder that a stored schema names, which decodes records as dicts; None for a user's own coder."""
     if name in _SIMPLE:
         return _SIMPLE[name]()
     if name == "msgpack" or name.startswith(("msgpack[", "struct:")):

@@ -1,9 +1,9 @@
 """Tracked objects of states with a ttl, and the sweep that finds their expired cells in the store.
 
 Time is fixed within a batch. An expired value, entry or element is *dropped by the first access that meets it*, and
-counts as removed in that batch, so that the rest of the machinery (net change, count, rollback, putting it again) can
-ignore time. Expired entries that were not accessed stay in the store, and in the count, invisible, until the
-:class:`Sweep` meets them.
+counts as removed in that batch, so that all other code (net change, count, rollback, putting it again) can ignore time.
+Expired entries that were not accessed stay in the store and in the stored count, but are invisible, until the
+:class:`Sweep` finds them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Lifetimes(Generic[K]):
         self.expiry: dict[K, int] = {}
         #: expiries of all stored entries of a cleared collection, loaded or not, as the last ``_collect`` found them
         self.cleared: dict[K, int | None] = {}
-        #: entries assigned, or read late enough, in this batch: they get a new expiry even if their value is unchanged
+        #: entries that were assigned in this batch, or read late enough to be renewed. They get a new expiry even if
+        #: their value is unchanged
         self.touched: set[K] = set()
-        #: entries the last ``_collect`` puts
+        #: entries that the last ``_collect`` put
         self.rewritten: list[K] = []
         #: expiry → entries that had it; some may have another expiry by now
         self._groups: dict[int, list[K]] = {}
@@ -141,7 +142,7 @@ class Expiring(Collection[K]):
             self._touch(key)
 
     def _meet(self, entry: bytes) -> None:
-        """Drops a stored entry that has expired, or gives an expiry to an entry without one. For the sweep."""
+        """Drops a stored entry that has expired, or gives an expiry to one that has none. The sweep calls it."""
         key = self._spec.key_coder.decode_key(entry)
         self._age()
         live = Collection._present(self, key)
@@ -181,7 +182,7 @@ class Expiring(Collection[K]):
         return order
 
     def __len__(self) -> int:
-        """Counts the live entries, which reads all of them: the stored count includes expired ones."""
+        """Counts the live entries by reading all entries, because the stored count includes expired ones."""
         self._age()
         self._load_all()
         return self._count
@@ -250,13 +251,13 @@ class ExpiringMap(Expiring[K], TrackedMap[K, V]):
 
 
 class CanonicalExpiringMap(CanonicalTrackedMap[K, V], ExpiringMap[K, V]):
-    """An ExpiringMap for keys that Python does not find equal though they are stored as one."""
+    """An ExpiringMap for types of keys that may be stored as one key although Python does not find them equal."""
 
     __slots__ = ()
 
 
 class ExpiringSet(Expiring[T], TrackedSet[T]):
-    """A TrackedSet whose members expire one by one; adding one again keeps it alive."""
+    """A TrackedSet whose members expire one by one; adding a member again renews its expiry."""
 
     __slots__ = ()
 
@@ -271,7 +272,7 @@ class ExpiringSet(Expiring[T], TrackedSet[T]):
 
 
 class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
-    """An ExpiringSet for members that Python does not find equal though they are stored as one."""
+    """An ExpiringSet for types of members that may be stored as one although Python does not find them equal."""
 
     __slots__ = ()
 
@@ -279,7 +280,7 @@ class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
 class ExpiringList(Expiring[int], TrackedList[T]):
     """A TrackedList whose elements expire one by one; the elements after an expired one move up.
 
-    Only ``append`` and ``clear`` work without reading the whole list, because every index depends on the expired
+    Only ``append`` and ``clear`` do not read the whole list; all else does, because every index depends on the expired
     elements. An element that moves because another one is inserted counts as written.
     """
 
@@ -326,15 +327,16 @@ class ExpiringList(Expiring[int], TrackedList[T]):
 
 
 class ExpiringValue(TrackedValue[T]):
-    """A TrackedValue that goes back to its default, mutable or not, when it expires."""
+    """A TrackedValue, mutable or not, that has its default again after it has expired."""
 
     __slots__ = ("_expiry", "_rewritten", "_touched")
 
-    #: expiry of the stored cell; None: no cell, or it never expires
+    #: expiry of the stored cell; None: there is no cell, or it never expires
     _expiry: int | None
-    #: the last ``_collect`` put the cell
+    #: whether the last ``_collect`` put the cell
     _rewritten: bool
-    #: assigned, or read late enough, in this batch: gets a new expiry even if the value is unchanged
+    #: whether the value was assigned in this batch, or read late enough to be renewed. It then gets a new expiry even
+    #: if it is unchanged
     _touched: bool
 
     if not TYPE_CHECKING:
@@ -409,7 +411,7 @@ class ExpiringValue(TrackedValue[T]):
             self._log()
 
     def _meet(self, entry: bytes) -> None:
-        """Clears a value that has expired, or gives an expiry to a value without one. For the sweep."""
+        """Clears a value that has expired, or gives an expiry to one that has none. The sweep calls it."""
         if not self._dirty:
             self._load()
             unlimited = self._stored is not None and self._expiry is None
@@ -450,12 +452,12 @@ class ExpiringCounter(TrackedCounter, ExpiringValue[int]):
 
 
 class Sweep:
-    """Walks over the stored cells of states with a ttl, a portion at a time.
+    """Reads the stored cells of states with a ttl, a portion at a time.
 
-    It remembers where it stopped, not what it saw: cells may come and go between two calls.
+    It remembers only the address where it stopped, so that cells may be added and removed between two calls.
 
     Args:
-        heads: address prefixes of the cells to walk over.
+        heads: address prefixes of the cells to read.
     """
 
     def __init__(self, reader: CellReader, heads: Iterable[bytes]) -> None:
@@ -467,8 +469,8 @@ class Sweep:
         self._heads = sorted({*self._heads, head})
 
     def next(self, limit: int) -> list[tuple[bytes, bytes]]:
-        """Returns up to ``limit`` cells after those of the last call. Fewer: this is the end; the next call starts
-        over."""
+        """Returns up to ``limit`` cells after those of the last call. Fewer cells mean that the end is reached; the
+        next call starts over."""
         found: list[tuple[bytes, bytes]] = []
         for head in self._heads:
             if self._seen >= range_end(head):

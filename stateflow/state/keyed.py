@@ -1,8 +1,8 @@
-"""KeyedState: the cached states of one partition of one operator, and their net change per batch.
+"""The cached states of one partition of one operator, and their net change per batch.
 
-A batch goes through ``set_time``, ``bind`` for each row, then either ``collect``, the durable write and ``mark_clean``,
-or ``rollback``. Between ``collect`` and ``mark_clean`` callers must leave the state alone. A sweep is a batch without
-rows: ``expired``, the durable write and ``mark_clean``.
+The steps of a batch are ``set_time``, ``bind`` for each row, then either ``collect``, the durable write and
+``mark_clean``, or ``rollback``. Between ``collect`` and ``mark_clean`` callers must not use the state. A sweep is a
+batch without rows; its steps are ``expired``, the durable write and ``mark_clean``.
 
 There is one tracked object for each state, key and namespace. It stays cached while an operator can reach it.
 :class:`PendingWrites` encodes the objects that a batch wrote.
@@ -66,7 +66,7 @@ _MANY: Final = 4
 
 
 class PendingWrites:
-    """One ``collect``, up to its ``mark_clean``; encodes values of one state together where the result is the same.
+    """The writes of one ``collect``, up to its ``mark_clean``; it encodes values of one state together if possible.
 
     Encoding a value by itself costs a call, an exception handler and a check of its type. If all values of a state have
     exactly the types that its coder stores, they are encoded together, and stay unchanged once they are on disk. An
@@ -74,8 +74,8 @@ class PendingWrites:
     the order in which the objects were written, so that its errors are the same as without grouping.
 
     Args:
-        written: tracked objects, in the order in which they were written; must not change until ``saved``.
-        into: receives their net change.
+        written: tracked objects, in the order in which they were written; it must not change until ``saved``.
+        into: receives the net change of these objects.
 
     Raises the error of the first object that cannot be encoded.
     """
@@ -123,7 +123,7 @@ class PendingWrites:
             self._alone = [each for each in written if each._spec not in specs or not _is_plain(each)]
 
     def saved(self) -> None:
-        """Marks all objects clean: their change is in the store now."""
+        """Marks all objects as clean after the store has applied their changes."""
         for tracked in self._alone:
             tracked._saved()
         for together, payloads in self._together:
@@ -278,24 +278,24 @@ class TagRegister:
 
 
 class _ByRowKey:
-    """Marks the cache of keys whose equality may differ from that of their row keys; they are cached by row key."""
+    """Marks the cache of keys that may be equal although their row keys differ, or the reverse: it is by row key."""
 
 
 class _ByPlace:
-    """Marks the cache of run-time states: by key and namespace, as in an address, then by tag."""
+    """Marks the cache of run-time states, which is by key and namespace, as in an address, and then by tag."""
 
 
 class KeyedState:
     """All states of one partition.
 
     Args:
-        operator: its name, for errors.
-        declarations: by the attribute to which they are bound.
-        reader: the committed cells.
+        operator: name of the operator, for errors.
+        declarations: declared states by the attribute to which they are bound.
+        reader: reads the committed cells.
         cached_keys: maximum of keys kept decoded after a commit; a key counts once in each namespace.
         cached_entries: approximate maximum of entries of maps, sets and lists kept decoded after a commit.
-        cache: pool of which the cached keys may take about one share after a commit; None: no such limit. Sizes are
-            counted by :func:`stateflow.state.cache.weight_of`. ``close`` gives the share back.
+        cache: pool of which the cached keys may use about one share after a commit; None: no such limit. Sizes are
+            counted by :func:`stateflow.state.cache.weight_of`. ``close`` returns the share.
         max_value_bytes: maximum length of an encoded value, entry or element; a longer one is refused.
         belongs: called with each key that is new to the cache; raises for a key of another partition. None: not
             checked.
@@ -326,7 +326,7 @@ class KeyedState:
         self._pool = cache
         self._budget = None if cache is None else Budget(cache, cache.join(), len(self._declarations))
         self._reader: CellReader = reader if self._budget is None else self._meter
-        #: tracked objects written, or handed out mutable, since the last commit
+        #: tracked objects written, or read if their value is mutable, since the last commit
         self._written: list[Any] = []
         #: result of the last ``collect``, until it is durable
         self._pending: PendingWrites | None = None
@@ -395,7 +395,7 @@ class KeyedState:
 
     @property
     def time_us(self) -> tuple[int | None, int | None]:
-        """Processing and event time, as last set."""
+        """Processing and event time that were last set."""
         return self._processing_us, self._event_us
 
     @property
@@ -472,8 +472,8 @@ class KeyedState:
         self._bound = self._target = None
 
     def bundles(self, keys: Sequence[Any]) -> list[Bundle | None]:
-        """Returns, for each key, the objects that ``bind`` would set, if they are cached; None: call ``bundle_of`` when
-        the key's turn comes, which raises an error for an invalid key.
+        """Returns, for each key, the objects that ``bind`` would set, if they are cached; otherwise None. Then call
+        ``bundle_of`` when the key is processed, which raises an error for an invalid key.
 
         Call it at the begin of a batch.
         """
@@ -485,7 +485,7 @@ class KeyedState:
         return [None] * len(keys)
 
     def peek(self, key: Hashable) -> SimpleNamespace:
-        """Returns the tracked objects of a key as attributes. They are the real ones: do not write to them."""
+        """Returns the tracked objects of a key as attributes. They are not copies: do not write to them."""
         return SimpleNamespace(**self.bundle_of(key))
 
     def bundle_of(self, key: Hashable) -> Bundle:
@@ -500,7 +500,7 @@ class KeyedState:
         return cache
 
     def _place(self, key: Hashable) -> tuple[type, Any]:
-        """Returns the cache to which a key belongs, and its key in that cache."""
+        """Returns the type or marker class of the cache to which a key belongs, and the key's form in that cache."""
         if _tells_itself_apart(key):
             return key.__class__, key
         row_key = encode_row_key(key)
@@ -540,9 +540,9 @@ class KeyedState:
     def at(self, key: Hashable, namespace: bytes, declaration: Any) -> Any:
         """Returns the tracked object of a state under a key and a namespace; ``b""`` is the global namespace.
 
-        The declaration is one of the operator's, or a *tag*: a declaration with a name of its own. There is one object
-        per place, committed and rolled back with the rest. For the operator's states in the global namespace it is the
-        object that ``bind`` sets. States with the same name and another kind or coder are separate.
+        The declaration is one of the operator's, or a *tag*: a declaration with a name of its own. A state has one
+        object per key and namespace, committed and rolled back with the rest. For the operator's states in the global
+        namespace it is the object that ``bind`` sets. States with the same name and another kind or coder are separate.
         Raises DeclarationError for a tag without a name, and for a tag whose default or ttl differs from that of
         another declaration of the same cells.
         """
@@ -612,7 +612,7 @@ class KeyedState:
     # --- one batch --------------------------------------------------------------------------------------
 
     def collect(self) -> Mutations:
-        """Returns the net effect of everything since the last ``mark_clean`` or ``rollback``.
+        """Returns the net effect of all changes since the last ``mark_clean`` or ``rollback``.
 
         Changes nothing: ``rollback`` may follow, or another ``collect``. Raises EncodeError, which names operator,
         state, key and map key, for a value that its coder refuses.
@@ -627,10 +627,10 @@ class KeyedState:
         return into
 
     def mark_clean(self) -> None:
-        """Marks the state clean: the mutations of the last ``collect`` are durable.
+        """Marks the state as clean. Call it when the mutations of the last ``collect`` are durable.
 
         Values that their coder changes (an int in a float state) are replaced by their stored form. The oldest keys
-        beyond the limits leave the cache.
+        beyond the limits are dropped from the cache.
         """
         if self._pending is None:
             self.collect()
@@ -647,7 +647,7 @@ class KeyedState:
         recent = frozenset(map(id, written)) if crowded or heavy else frozenset()
         self._end_batch()
         if crowded:
-            # a few more than needed, so that not every small batch has to look for victims
+            # a few more than needed, so that not every small batch has to search for keys to evict
             evict_keys(self._caches, keys - self._cached_keys + min(self._cached_keys // 16, EVICTED_BEYOND), recent)
         if entries > self._cached_entries:
             evict_entries(self._caches, self._specs, self._cached_entries * 3 // 4)
@@ -655,14 +655,14 @@ class KeyedState:
             self._budget.cut(self._caches, entries, self._meter, recent)
 
     def rollback(self) -> None:
-        """Discards everything since the last ``mark_clean``, in-place changes included."""
+        """Discards all changes since the last ``mark_clean``, in-place changes included."""
         for tracked in self._written:
             tracked._forget()
         self._register.forget()
         self._end_batch()
 
     def close(self) -> None:
-        """Drops the cache and gives its share of the pool back. The object cannot be used afterwards."""
+        """Drops the cache and returns its share of the pool. The object cannot be used afterwards."""
         self._end_batch()
         caches, self._caches = self._caches, {}
         objects = 0 if self._budget is None else self._budget.close()
@@ -671,7 +671,7 @@ class KeyedState:
             self._pool = None
 
     def invalidate(self) -> None:
-        """Drops the cache, and with it everything not collected, because the store was changed underneath."""
+        """Drops the cache and all changes that were not collected. Call it when others have changed the store."""
         self._end_batch()
         self._register.invalidate()
         self._asked_for_unmet = False

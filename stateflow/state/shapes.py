@@ -1,13 +1,13 @@
-"""Declared types: their signatures, which are stored with the data, and the checks of values against them.
+"""Signatures of declared types, which are stored with the data, and checks of values against declared types.
 
-A *signature* is a declared type as JSON; :func:`verdict` compares a stored one with a declared one. A scalar is its
-name; others are lists: ``["list", item]``, ``["dict", key, value]``, ``["tuple", item, …]``, ``["tuple...", item]``,
-``["union", type, …]``, ``["ndarray", item]``, ``["record", name, {field: [type, has a default]}]``, and
-``["record", name]`` for a record within itself.
+A *signature* is a declared type as JSON. :func:`verdict` compares a stored signature with a declared one. The signature
+of a scalar is its name. Others are lists: ``["list", item]``, ``["dict", key, value]``, ``["tuple", item, …]``,
+``["tuple...", item]``, ``["union", type, …]``, ``["ndarray", item]``,
+``["record", name, {field: [type, has a default]}]``, and ``["record", name]`` for a record within itself.
 
-A *shape* holds the checks, compiled once per declaration and called for each value written. A value that fits is
-lowered to plain data, which :mod:`stateflow.state.encoding` stores; most values are plain already. Records become dicts
-of their fields; an int becomes the declared float or Decimal, if that is exact.
+A *shape* contains the checks, which are compiled once per declaration and called for each value written. A value that
+fits is lowered to plain data, which :mod:`stateflow.state.encoding` stores; most values are plain already. Records
+become dicts of their fields; an int becomes the declared float or Decimal if the result is equal.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ Signature = Any
 
 
 class Verdict(IntEnum):
-    """Relation of the stored values of one type to another type."""
+    """The relation of values stored with one type to another type."""
 
-    #: they are values of the other type
+    #: the values are values of the other type
     KEPT = 0
-    #: they become values of the other type once their numbers are widened
+    #: the values become values of the other type when their numbers are widened
     WIDER = 1
-    #: neither
+    #: the values are not, and do not become, values of the other type
     CHANGED = 2
 
 
@@ -89,7 +89,7 @@ def signature_of(type_: Any, _within: tuple[type, ...] = ()) -> Signature:
 
 
 def spelled(signature: Signature) -> str:
-    """Returns a signature as a declaration spells it."""
+    """Returns a signature in the form of a declaration, such as ``dict[str, int]``."""
     if isinstance(signature, str):
         return signature
     kind: str = signature[0]
@@ -148,8 +148,8 @@ def _of_records(was: Signature, now: Signature) -> Verdict:
 
 
 def _is_read(was: Signature, now: Signature) -> bool:
-    """Returns whether reading converts a stored field to the declared type: it widens a number, but not the numbers in
-    a list."""
+    """Returns whether reading a stored field makes a value of the declared type. Reading widens a number, but not the
+    numbers in a list."""
     found = verdict(was, now)
     parts = was[1:] if _kind(was) == "union" else [was]
     return found is Verdict.KEPT or (found is Verdict.WIDER and all(isinstance(part, str) for part in parts))
@@ -163,11 +163,10 @@ class Shape:
     """Checks and conversions for the values of one declared type.
 
     Attributes:
-        name: names the types that must be lowered, and is part of a coder's name; "": values are plain data already.
+        name: name of the types that must be lowered, as a part of the coder's name; empty: values are plain data.
         lower: returns plain data for a value. Raises EncodeError or TypeError for a value that does not fit.
-        lift: returns the value for plain data; None: they are the same.
-        classes: values of exactly these classes fit and are plain, so that they need no check; None: values of any
-            class.
+        lift: returns the value for plain data; None: the value is the plain data.
+        classes: classes of values that fit, are plain and need no check, subclasses excluded; None: all classes.
     """
 
     name: str
@@ -297,7 +296,7 @@ def _fit(shape: Shape, values: Any) -> bool:
 
 
 def _named(origin: type, *inner: Shape) -> str:
-    """Returns the name of a container's shape; "": everything in it is plain."""
+    """Returns the name of a container's shape, empty if everything in the container is plain."""
     if not any(shape.name for shape in inner):
         return ""
     return f"{origin.__name__}[{','.join(shape.name or '_' for shape in inner)}]"
@@ -401,9 +400,9 @@ def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape:
 
 
 class Field:
-    """One field of a record: its declared type, and conversions to and from plain data.
+    """One field of a record, with its declared type and conversions to and from plain data.
 
-    Reading checks only the field's own type, not the items of a list in it.
+    Reading checks only the type of the field's value, not the types of items in that value.
     """
 
     __slots__ = ("_classes", "_hint", "_widen", "default", "name", "owner", "shape")
@@ -451,7 +450,8 @@ class Field:
     def _admit(self, value: Any) -> Any:
         """Returns ``value``, perhaps widened.
 
-        Raises TypeError for a value that does not fit, EncodeError for an int that the wider type cannot hold.
+        Raises TypeError for a value that does not fit, and EncodeError for an int that no value of the wider type
+        equals.
         """
         classes = self._classes
         cls = value.__class__
@@ -472,7 +472,7 @@ class Field:
 def _read_both(plain: Any, hint: str) -> str:
     """Returns a remedy for a stored value that is not of the declared type.
 
-    Declaring the old type alone does not help: values of the new type may have been stored since.
+    Declaring only the old type does not help, because values of the new type may have been stored since.
     """
     migrate = "write migrate_state and raise state_version"
     if not isinstance(plain, bool | int | float | str | bytes):
@@ -492,10 +492,9 @@ def _classes(hint: Any) -> frozenset[type] | None:
 
 
 class RecordShape:
-    """Lowers a record to ``{field: plain value}``, the stored form; fields are identified by name.
+    """Lowers a record to its stored form ``{field: plain value}``, and lifts that form to a record.
 
-    ``immutable``: neither the instance nor anything in it can change in place.
-    Raises DeclarationError for a field whose type has no plain form.
+    ``immutable`` is true if neither the instance nor anything in it can change in place.
     """
 
     def __init__(self, cls: type) -> None:
@@ -507,8 +506,10 @@ class RecordShape:
 
     @classmethod
     def of(cls, record: type) -> RecordShape:
-        """Returns the one shape of a class. The class may contain itself, so it is registered before its fields are
-        read."""
+        """Returns the only shape of a class. Raises DeclarationError if it is not a record, or a field has no coder.
+
+        The class may contain itself, so it is registered before its fields are read.
+        """
         if not is_record(record):
             raise DeclarationError(
                 f"{record!r} is not a record", remedy="use a dataclass, a msgspec.Struct or a pydantic model"

@@ -1,7 +1,7 @@
-"""Tracked objects: what all objects of one declared state share, and those that hold a single value.
+"""Tracked objects that hold a single value, and the data that all objects of one declared state share.
 
-:class:`StateSpec` has the state's coders, addresses and ttl, the reader of the store, and the list of objects written
-since the last commit. Objects without a store, such as ``TrackedValue(0)``, are *standalone*.
+:class:`StateSpec` contains the state's coders, addresses and ttl, the reader of the store, and the list of objects
+written since the last commit. Objects without a store, such as ``TrackedValue(0)``, are *standalone*.
 
 :class:`TrackedValue` is one variable per key; :class:`TrackedReducing` and :class:`TrackedCounter` are values that
 accumulate. Maps, sets and lists are collections (:mod:`stateflow.state.collection`).
@@ -50,9 +50,9 @@ class Ttl:
     """Time to live of a state's entries, declared by ``ttl=``, ``ttl_domain=`` and ``ttl_refresh=``.
 
     Attributes:
-        us: microseconds after which an entry expires, from when it was last written.
-        domain: the clock that counts: the machine's ("processing"), or the watermark ("event").
-        refresh: whether reading an entry renews its expiry, too ("read_write"), or only writing it does ("write").
+        us: microseconds from the last write of an entry until it expires.
+        domain: the clock that counts, which is the machine's ("processing") or the watermark ("event").
+        refresh: whether reads and writes of an entry renew its expiry ("read_write"), or only writes ("write").
     """
 
     us: int
@@ -83,7 +83,8 @@ class Ttl:
 
     @classmethod
     def described(cls, described: Mapping[str, Any] | None) -> Ttl | None:
-        """Returns the ttl in the output of :meth:`.Declaration.describe`; None: no ttl. Raises KeyError, TypeError."""
+        """Returns the ttl in the output of :meth:`.Declaration.describe`; None: no ttl. Raises KeyError or TypeError
+        for any other data."""
         return None if described is None else cls(described["us"], described["domain"], described["refresh"])
 
     @property
@@ -95,8 +96,8 @@ class Ttl:
 class CellReader(Protocol):
     """The committed cells of one partition.
 
-    A reader may also have ``scan_from(start, end)``, which yields the cells of ``[start, end)`` in byte order. With it
-    a sweep continues where it stopped, without walking over the cells it has seen.
+    A reader may also have a method ``scan_from(start, end)``, which yields the cells of ``[start, end)`` in byte order.
+    With that method a sweep continues where it stopped, without reading again the cells before.
 
     Example: ``for address, data in reader.scan(b""): ...``
     """
@@ -109,7 +110,7 @@ class CellReader(Protocol):
 
 
 class Marker:
-    """A value no user can store."""
+    """A value that no user can store."""
 
     __slots__ = ("_name",)
 
@@ -129,23 +130,23 @@ UNREAD: Final = Marker("unread")
 #: in the store, but expired
 EXPIRED: Final = Marker("expired")
 
-#: errors that a coder of the user's own may raise for a value that does not fit
+#: errors that a user's own coder may raise for a value that does not fit
 ENCODE_FAILURES = (EncodeError, TypeError, ValueError, AttributeError, OverflowError)
-#: the same for bytes that do not fit
+#: errors that a user's own coder may raise for bytes that do not fit
 DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError, struct.error)
 
-#: stands for a time that is not known yet: nothing has expired
+#: placeholder for a time that is not known yet, at which nothing has expired
 _NEVER_US: Final = -(1 << 63)
 
 
 class StateSpec:
-    """One state of one partition. ``reader`` None: objects are standalone and never use a store.
+    """One state of one partition. Without a ``reader``, its objects are standalone and never use a store.
 
     Attributes:
         now_us: time of this batch in the domain of ``ttl``; while that is not known, a time before any expiry.
-        expiry_us: expiry of everything this batch writes; None: never.
-        header: bytes before the payload of everything this batch writes.
-        encode_many: encodes many values, see :func:`.encoder_of`; None: they are encoded one by one.
+        expiry_us: expiry of all cells that this batch writes; None: they never expire.
+        header: bytes before the payload of all cells that this batch writes.
+        encode_many: encodes many values, see :func:`.encoder_of`; None: values are encoded one by one.
     """
 
     __slots__ = (
@@ -201,22 +202,22 @@ class StateSpec:
             self.encode = _bounded(coder.encode, max_value_bytes)
         self.mutable, self.exact = coder.mutable, coder.exact
         self.default_payload = default_payload
-        #: for immutable coders only; a mutable default is decoded for each use
+        #: the default; only for immutable coders, because a mutable default is decoded for each use
         self.default = None if default_payload is None else coder.decode(default_payload)
         self.cell_head, self.count_head = CELL + tag, COUNT + tag
         self.standalone = reader is None
         self.get = _no_cell if reader is None else reader.get
         self.scan = _no_cells if reader is None else reader.scan
-        #: objects written, or handed out mutable, since the last commit
+        #: objects written, or read if their value is mutable, since the last commit
         self.log: list[Any] = [] if log is None else log
-        #: map entries, set members and list elements loaded or inserted since they were last counted
+        #: number of map entries, set members and list elements loaded or inserted since they were last counted
         self.entries_cached = 0
         self.reduce = reduce
         self.ttl = ttl
         self.now_us = _NEVER_US
         self.expiry_us: int | None = None
         self.header = HEADER
-        #: a read renews the expiry of an entry that has less than this left; None: reads never do
+        #: a read renews the expiry of an entry that expires in less than this time; None: reads never renew it
         self.refresh_below_us = ttl.refresh_below_us if ttl is not None and ttl.refresh == "read_write" else None
 
     def set_now(self, now_us: int) -> None:
@@ -233,7 +234,7 @@ class StateSpec:
         return self.default
 
     def admit(self, key: Any) -> Any:
-        """Returns the key as it comes back from the store. Raises EncodeError if it has no key form."""
+        """Returns the key as the store returns it. Raises EncodeError if the key has no key form."""
         if self.standalone:
             return key
         code = self.key_coder.encode_key(key)
@@ -252,7 +253,7 @@ class StateSpec:
             return found
 
     def canonical(self, key: Any) -> Any:
-        """Returns the key as it comes back from the store, or unchanged if it has no key form."""
+        """Returns the key as the store returns it, or unchanged if it has no key form."""
         try:
             return self.admit(key)
         except ENCODE_FAILURES:
@@ -271,14 +272,14 @@ class StateSpec:
         return sorted(keys, key=None if self.key_coder.natural_order else self.key_coder.encode_key)
 
     def encode_error(self, error: Exception, row: bytes, **where: Any) -> EncodeError:
-        """Returns ``error`` with the place where it happened; ``row`` is the key's part of the address."""
+        """Returns ``error`` with operator, state and key. ``row`` is the key's part of the address."""
         place = self._place(row, where)
         if isinstance(error, EncodeError):
             return EncodeError(error.what, remedy=error.remedy, **{**error.where, **place})
         return EncodeError(f"coder {self.coder.name} failed: {error!r}", remedy="fix the coder", **place)
 
     def decode_error(self, error: Exception, row: bytes, **where: Any) -> DecodeError:
-        """Returns the error for stored bytes that cannot be read, with its place, like ``encode_error``."""
+        """Returns ``error``, for stored bytes that cannot be read, with operator, state and key."""
         place = self._place(row, where)
         if isinstance(error, DecodeError):
             return DecodeError(error.what, remedy=error.remedy, **{**error.where, **place})
@@ -292,7 +293,7 @@ class StateSpec:
         return {**place, **where}
 
     def refuses(self, key: Any) -> bool:
-        """Returns whether a key that Python fails to hash is refused as NaN: it is a signalling NaN, or holds one."""
+        """Returns whether a key that Python fails to hash is refused because it is, or contains, a signalling NaN."""
         if isinstance(key, tuple):
             return any(map(self.refuses, key))
         return not self.standalone and isinstance(key, Decimal) and key.is_snan()
@@ -332,11 +333,11 @@ def _no_cells(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     return iter(())
 
 
-# -- Standalone objects: coders that take anything, because nothing is ever stored -----------------------------------
+# -- Standalone objects: coders that accept any value, because nothing is ever stored --------------------------------
 
 
 class _AnyKey(Coder[Any]):
-    """Sorts like row keys; values that cannot be row keys come last, in order of insertion."""
+    """A coder with the order of row keys; values that cannot be row keys are last, in order of insertion."""
 
     name = "any"
     deterministic = True
@@ -363,7 +364,7 @@ class _AnyValue(Coder[Any]):
 
 
 class _Same:
-    """Wraps an object. Two wrappers are equal if they hold the very same object."""
+    """Wraps an object. Two wrappers are equal if they hold the same object."""
 
     __slots__ = ("_object",)
 
@@ -377,9 +378,9 @@ class _Same:
 
 
 def fingerprint(value: Any) -> Any:
-    """Returns an object that compares unequal once ``value`` is replaced or changed in place.
+    """Returns an object that differs from the fingerprint of ``value`` after it is replaced or changed in place.
 
-    For values without a stored form only a replacement is noticed.
+    For a value without a stored form, only a replacement is noticed.
     """
     if type(value) in encoding.IMMUTABLE:
         return (type(value), value)
@@ -401,12 +402,11 @@ STANDALONE: Final = StateSpec("", "", STANDALONE_VALUES)
 
 
 class TrackedValue(Generic[T]):
-    """A variable: read and assign ``.value``; ``clear()`` goes back to the declared default.
+    """A variable, which is read and assigned as ``.value``. ``clear()`` restores the declared default.
 
-    On an operator an object belongs to one key for good, even when it is kept while other keys are processed. A mutable
-    value (list, dict, …) may be changed in place in the batch that read it. An object kept from an earlier batch is a
-    copy: changing it changes nothing in the state.
-    ``TrackedValue(0)`` stands alone, in memory.
+    On an operator an object belongs to one key for good, even if it is kept while other keys are processed. A mutable
+    value (list, dict, …) may be changed in place in the batch that read it. A value kept from an earlier batch is a
+    copy: changing it does not change the state. ``TrackedValue(0)`` is a variable in memory without an operator.
 
     >>> flights = TrackedValue(0)
     >>> flights.value += 1
@@ -417,21 +417,21 @@ class TrackedValue(Generic[T]):
     __slots__ = ("_dirty", "_implicit", "_next", "_now", "_row", "_spec", "_stored")
 
     _dirty: bool
-    #: ``_now`` is the default of an absent cell, not something assigned
+    #: whether ``_now`` is the default of an absent cell, and was not assigned
     _implicit: bool
-    #: payload as the last ``_collect`` encoded it; None: no cell
+    #: payload as the last ``_collect`` encoded it; None: there will be no cell
     _next: bytes | None
-    #: unset until the value is read or assigned
+    #: the value; unset until it is read or assigned
     _now: T
     _row: bytes
     _spec: StateSpec
-    #: payload in the store; None: no cell; UNREAD: not read yet; standalone: a fingerprint
+    #: payload in the store, None without a cell, or UNREAD; for standalone objects a fingerprint
     _stored: Any
 
     def __init__(self, value: T, /) -> None:
         self._spec = STANDALONE
         self._row = b""
-        self._dirty = True  # never logged
+        self._dirty = True  # so that it is never logged
         self._implicit = False
         self._now = value
         self._stored = fingerprint(value)
@@ -563,12 +563,12 @@ class TrackedValue(Generic[T]):
                 into.puts.append((spec.cell_head + self._row, spec.header + payload))
 
     def _saved(self) -> None:
-        """Marks the object clean: the change from ``_collect`` is in the store now."""
+        """Marks the object as clean after the store has applied the change from ``_collect``."""
         spec = self._spec
         self._dirty = self._implicit = False
         payload = self._stored = self._next
         if spec.mutable:
-            # an operator that kept the object must not change the cache behind the store's back
+            # an operator that kept the value must not change the cached one without the store
             del self._now
         elif payload is None:
             self._now = cast(T, spec.default)
@@ -576,7 +576,7 @@ class TrackedValue(Generic[T]):
             self._now = spec.decode(payload)
 
     def _forget(self) -> None:
-        """Discards changes and all loaded data: the next access reads the store."""
+        """Discards changes and all loaded data, so that the next access reads the store."""
         self._dirty = self._implicit = False
         self._stored = UNREAD
         if hasattr(self, "_now"):
@@ -608,10 +608,10 @@ class MutableTrackedValue(TrackedValue[T]):
 
 
 class TrackedReducing(TrackedValue[T]):
-    """A value reduced by a function: ``add(x)`` sets ``value`` to ``fn(value, x)``; the first x is taken as it is.
+    """A value reduced by a function. ``add(x)`` sets ``value`` to ``fn(value, x)``, the first time to ``x`` itself.
 
-    ``value`` is None before the first ``add`` and after ``clear()``. ``fn`` may change its first argument in place, if
-    it returns it. ``TrackedReducing(fn)`` stands alone, in memory.
+    ``value`` is None before the first ``add`` and after ``clear()``. ``fn`` may change its first argument in place if
+    it also returns it. ``TrackedReducing(fn)`` makes a value in memory that belongs to no operator.
 
     >>> highest = TrackedReducing(max)
     >>> for celsius in (20.5, 80.0, 21.0):
@@ -627,7 +627,7 @@ class TrackedReducing(TrackedValue[T]):
         self._spec = StateSpec("", "", STANDALONE_VALUES, reduce=fn)
 
     if not TYPE_CHECKING:
-        value = property(lambda self: self._get(), doc="Everything added, reduced; None if nothing was.")
+        value = property(lambda self: self._get(), doc="The reduction of all added values; None if there are none.")
 
     def add(self, value: T) -> None:
         now = self._get()
@@ -644,9 +644,9 @@ class MutableTrackedReducing(TrackedReducing[T], MutableTrackedValue[T]):
 
 
 class TrackedCounter(TrackedValue[int]):
-    """A whole number that starts at 0: ``counter.value += 1``, ``counter.add(n)``, ``clear()``.
+    """A whole number that starts at 0 and is changed by ``counter.value += 1``, ``counter.add(n)`` and ``clear()``.
 
-    ``TrackedCounter()`` stands alone, in memory.
+    ``TrackedCounter()`` makes a counter in memory that belongs to no operator.
 
     >>> seen = TrackedCounter()
     >>> seen.add(2)

@@ -1,4 +1,4 @@
-"""TrackedList: a list per key, one stored cell per element."""
+"""TrackedList, a list per key with one stored cell per element."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ _LOOKUPS_MAX = 16
 
 
 class TrackedList(Collection[int], MutableSequence[T]):
-    """A list.
+    """A list with one stored cell per element.
 
-    On an operator an object belongs to one key for good. ``append``, ``pop()``, ``pop(0)``, reading and assigning one
-    element read and write one element, however long the list; inserting or deleting elsewhere moves the elements on the
-    shorter side. Slices, ``+``, ``*`` and ``copy()`` give plain lists.
-    Mutable elements may be changed in place in the batch that read them. An object kept from an earlier batch is a
-    copy: changing it changes nothing in the state. ``TrackedList([1])`` stands alone, in memory.
+    On an operator an object belongs to one key for good. ``append``, ``pop()``, ``pop(0)``, and reading or assigning
+    one element access one element, however long the list is; inserting or deleting elsewhere moves the elements on the
+    shorter side. Slices, ``+``, ``*`` and ``copy()`` return plain lists.
+
+    Mutable elements may be changed in place in the batch that read them. An element kept from an earlier batch is a
+    copy: changing it does not change the state. ``TrackedList([1])`` makes a list in memory, which belongs to no
+    operator.
 
     >>> recent = TrackedList([1.5, 2.5])
     >>> recent.append(3.5)
@@ -39,8 +41,8 @@ class TrackedList(Collection[int], MutableSequence[T]):
     (3.5, 3)
     """
 
-    # Elements are entries of the collection under ascending *places* as keys. Element i lies at place _start + i; if
-    # there are holes, which only expired elements leave, it lies at the i-th of the live places.
+    # Elements are entries of the collection, with ascending *places* as keys. Element i has the place _start + i; if
+    # there are holes, which only expired elements leave, it has the i-th of the live places.
     __slots__ = ("_end", "_holes", "_start", "_stored_extent")
     _what = "list"
     _entry_word = "index"
@@ -48,7 +50,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
     _end: int
     _holes: bool
     _start: int
-    #: (start, end) as stored
+    #: stored values of (_start, _end)
     _stored_extent: tuple[int, int]
 
     def __init__(self, elements: Iterable[T] = (), /) -> None:
@@ -59,7 +61,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
     def changes(self) -> dict[str, Any]:
         """Returns the net change since the last commit: ``{"put": {index: value}, "deleted": [index, …]}``.
 
-        ``put`` has elements by their present index, ``deleted`` the former indexes of elements that are gone.
+        ``put`` contains elements by their present index, ``deleted`` the former indexes of removed elements.
         """
         put, removed = self._changed()
         if self._holes:
@@ -102,13 +104,13 @@ class TrackedList(Collection[int], MutableSequence[T]):
         return self._open() if count < 0 else count
 
     def _places(self, low: int, high: int) -> Sequence[int]:
-        """Returns the places of elements low…high, high excluded; 0 <= low <= high <= size."""
+        """Returns the places of the elements from ``low`` to ``high``, ``high`` excluded; 0 <= low <= high <= size."""
         if self._holes:
             return self._ordered()[low:high]
         return range(self._start + low, self._start + high)
 
     def _place(self, index: int, size: int, error: str) -> int:
-        """Returns the place of one element. Raises IndexError(error)."""
+        """Returns the place of one element. Raises IndexError(error) for an index out of range."""
         if index < 0:
             index += size
         if not 0 <= index < size:
@@ -116,7 +118,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         return self._ordered()[index] if self._holes else self._start + index
 
     def _bring(self, places: Sequence[int]) -> None:
-        """Loads live elements."""
+        """Loads the live elements at ``places``."""
         items = self._items
         missing = [place for place in places if place not in items]
         if len(missing) > _LOOKUPS_MAX and len(missing) * 4 > self._count - len(items):
@@ -127,7 +129,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
                 raise self._spec.count_differs(self._row, self._count - 1, self._count)
 
     def _at(self, place: int) -> T:
-        """Returns a live element for the user. From now on a mutable one is tracked for changes."""
+        """Returns a live element for the user. From now on a mutable element is tracked for changes."""
         items = self._items
         if place not in items:
             self._bring((place,))
@@ -181,7 +183,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
                 self._take_out(place)
 
     def _splice(self, low: int, high: int, new: list[T]) -> None:
-        """Replaces elements low…high, high excluded, by ``new``; 0 <= low <= high <= size."""
+        """Replaces the elements from ``low`` to ``high``, ``high`` excluded, by ``new``; 0 <= low <= high <= size."""
         if self._holes:
             self._splice_with_holes(low, high, new)
             return
@@ -190,7 +192,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         if grown == 0:
             places = range(start + low, start + high)
             self._replace(places, places, new)
-        elif count - high <= low:  # the elements after it move, because they are fewer
+        elif count - high <= low:  # the elements after them move, because they are fewer than those before
             new += self._values(high, count)
             self._replace(range(start + low, end), range(start + low, end + grown), new)
             self._end = end + grown
@@ -312,7 +314,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         return self._size()
 
     def __iter__(self) -> Iterator[T]:
-        """Iterates like a list's iterator: elements appended meanwhile are included."""
+        """Iterates like a list, including elements that are appended during the iteration."""
         self._size()
         self._load_all()
         return self._walk_from(0)
@@ -463,7 +465,7 @@ def _list_of(values: Any, error: str) -> list[Any]:
 
 
 def _plain(other: object) -> list[Any] | None:
-    """Returns the elements of a list of either kind; None: ``other`` is not a list."""
+    """Returns the elements of a list or TrackedList; None if ``other`` is neither."""
     if isinstance(other, TrackedList):
         return other._all()
     return other if isinstance(other, list) else None

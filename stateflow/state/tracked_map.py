@@ -1,4 +1,4 @@
-"""TrackedMap: a dict per key, one stored cell per entry; and TrackedSet: a set per key, one stored cell per member."""
+"""TrackedMap, a dict per key with one stored cell per entry, and TrackedSet, a set per key with one per member."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
     """A dict that iterates in encoded-key order, which for ordinary keys is sorted order.
 
     On an operator an object belongs to one key for good. Reading one entry reads one cell; iterating reads all. Mutable
-    values may be changed in place in the batch that read them. An object kept from an earlier batch is a copy: changing
-    it changes nothing in the state. A new key without a stored form (the wrong type, NaN) raises EncodeError at once, a
-    value without one when the batch is collected.
-    ``|``, ``copy()`` and the view operations return plain dicts and sets. ``TrackedMap({"a": 1})`` stands alone, in
-    memory, and takes the arguments of dict.
+    values may be changed in place in the batch that read them. A value kept from an earlier batch is a copy: changing
+    it does not change the state. A new key without a stored form (the wrong type, NaN) raises EncodeError at once, a
+    value without a stored form raises it when the batch is collected.
+
+    ``|``, ``copy()`` and the view operations return plain dicts and sets. ``TrackedMap({"a": 1})``, with the arguments
+    of dict, makes a map in memory that belongs to no operator.
 
     >>> delay_by_dest = TrackedMap({"ORD": 3.0})
     >>> delay_by_dest["IAH"] = delay_by_dest.get("IAH", 0.0) + 11.0
@@ -182,9 +183,9 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
 
 class CanonicalTrackedMap(TrackedMap[K, V]):
-    """A TrackedMap for keys that Python does not find equal though they are stored as one.
+    """A TrackedMap for types of keys that may be stored as one key although Python does not find them equal.
 
-    It looks keys up in their stored form.
+    It looks up keys in their stored form.
     """
 
     __slots__ = ()
@@ -211,7 +212,7 @@ class CanonicalTrackedMap(TrackedMap[K, V]):
         return super().pop(self._spec.canonical(key), *default)
 
 
-# The views of collections.abc lack what dict's have: reversed(), .mapping, their repr.
+# The views of collections.abc lack some features of dict's views: reversed(), .mapping, and their repr.
 
 
 class _Keys(KeysView[K]):
@@ -269,7 +270,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     On an operator an object belongs to one key for good. Looking up one member reads one cell; iterating reads all. A
     member without a stored form raises EncodeError when it is added. Operators and methods that return a new set return
-    a plain set. ``TrackedSet([1, 2])`` stands alone, in memory.
+    a plain set. ``TrackedSet([1, 2])`` makes a set in memory that belongs to no operator.
 
     >>> carriers = TrackedSet(["UA"])
     >>> carriers.add("AA")
@@ -347,7 +348,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
         return deepcopy(self.copy(), memo)
 
     def _drop(self, key: Any) -> None:
-        with suppress(KeyError):  # a member's __eq__ may have changed the set meanwhile
+        with suppress(KeyError):  # a member's __eq__ may have changed the set during the lookup
             super()._drop(key)
 
     @recursive_repr("set(...)")
@@ -473,9 +474,9 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
 
 class CanonicalTrackedSet(TrackedSet[T]):
-    """A TrackedSet for members that Python does not find equal though they are stored as one.
+    """A TrackedSet for types of members that may be stored as one although Python does not find them equal.
 
-    It looks members up in their stored form.
+    It looks up members in their stored form.
     """
 
     __slots__ = ()
@@ -491,7 +492,7 @@ class CanonicalTrackedSet(TrackedSet[T]):
 
 
 def _frozen(member: object) -> Any:
-    """Returns a set as a frozenset, to look it up as the builtin does. Raises TypeError for other unhashables."""
+    """Returns a set as a frozenset, for lookups like the builtin's. Raises TypeError for other unhashable objects."""
     if isinstance(member, set | TrackedSet):
         return frozenset(member)
     raise TypeError(f"unhashable type: {type(member).__name__!r}")

@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_stored() -> None:
         ("text", pa.array([1, 2]), "int does not fit coder utf8"),
         ("pair", pa.array([1, 2]), "not structs of 2 fields"),
         ("pair", pa.array([{"_0": 1, "_1": None}, {"_0": 1, "_1": 0.5}]), "a field is null"),
-        ("n", pa.array([1]), "2 keys came with 1 values"),
+        ("n", pa.array([1]), "2 keys were passed with 1 values"),
     ]:
         with pytest.raises(EncodeError, match=rf"(?s)({what}).*operator=op state={name}"):
             states.columns[name].put_many(keys, values)

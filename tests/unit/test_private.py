@@ -29,7 +29,7 @@ def test_what_others_could_read_is_private_from_now_on_and_said(
         keep_private(folder)
     assert mode(folder) == 0o700
     (said,) = caplog.messages
-    assert said == f"{folder} was readable by other users; now only its owner can read it"
+    assert said == f"path {folder} was readable by other users; now only its owner can read it"
 
 
 def test_a_claimed_data_directory_is_its_owners(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_url_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == []
     file.chmod(0o644)
     assert url_of(f"@{file}") == "postgresql://me:hush@db/ledger"
-    assert caplog.messages == [f"{file} contains a URL and is readable by every user (chmod 600)"]
+    assert caplog.messages == [f"file {file} contains a URL and is readable by every user; restrict it with chmod 600"]
     assert url_of("sqlite:///x.db") == "sqlite:///x.db"
 
 

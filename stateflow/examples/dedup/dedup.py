@@ -10,12 +10,12 @@ from stateflow import Context, Operator, state
 
 
 class Once(Operator):
-    """Lets an event through unless its device has sent the same id within a day."""
+    """Passes an event unless its device has sent the same id within a day."""
 
     key = "device"
     output = "device string, event string, at timestamp, celsius double"
 
-    seen = state.set(str, ttl=timedelta(days=1), ttl_domain="event")  # each id goes a day after it was added
+    seen = state.set(str, ttl=timedelta(days=1), ttl_domain="event")  # each id expires a day after it was added
     repeated = state.counter()
 
     def process(self, row: Any, ctx: Context) -> Iterator[Any]:

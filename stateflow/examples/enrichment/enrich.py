@@ -1,4 +1,4 @@
-"""Orders and customers, two streams of files, into one operator: `python enrich.py`."""
+"""Sends orders and customers, two streams of files, to one operator: `python enrich.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CUSTOMERS = "at timestamp, customer string, name string, tier string"
 
 
 def enrich(spark: SparkSession, folder: Path, cluster: str | None = None) -> DataFrame:
-    """Returns the stream of enriched orders. Without an address of a cluster, the program starts its own."""
+    """Returns the stream of enriched orders. Without the address of a cluster, the program starts its own cluster."""
     files = spark.readStream.option("header", True)
     orders = files.schema(ORDERS).csv(str(folder / "orders*.csv"))
     customers = files.schema(CUSTOMERS).csv(str(folder / "customers*.csv"))

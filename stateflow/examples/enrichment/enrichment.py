@@ -1,4 +1,4 @@
-"""Orders joined with their customers: two streams, whichever comes first."""
+"""Joins orders with their customers, whichever of the two arrives first."""
 
 from __future__ import annotations
 

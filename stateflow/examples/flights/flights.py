@@ -1,4 +1,4 @@
-"""Statistics of each aircraft so far: its flights, its delays by destination, the carriers it flew for."""
+"""Computes statistics of each aircraft, such as its flights, delays by destination and carriers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class AircraftDelays(Operator):
-    """Emits one row for each flight, with the statistics of its aircraft up to then."""
+    """Emits one row for each flight, with the statistics of its aircraft up to that flight."""
 
     key = "tailnum"
     output = "tailnum string, flights long, mean_delay double, worst string, carriers array<string>"

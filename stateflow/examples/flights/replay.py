@@ -1,4 +1,4 @@
-"""The first flights that left New York in 2013 as a stream: `python replay.py`, or `python replay.py 20000`."""
+"""Streams the first flights that left New York in 2013: `python replay.py`, or `python replay.py 20000`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ COLUMNS = "seq long, time_hour timestamp, tailnum string, carrier string, origin
 
 
 def replay(spark: SparkSession, rows: int, folder: Path, cluster: str | None = None) -> DataFrame:
-    """Returns a DataFrame of the output, one row for each flight. Without an address of a cluster, the program starts
-    its own."""
+    """Returns a DataFrame of the output, one row for each flight. Without the address of a cluster, the program starts
+    its own cluster."""
     files = folder / "replay"
-    if not files.exists():  # a run that was cut short goes on with the same files
+    if not files.exists():  # an interrupted run continues with the same files
         write_replay(load_flights().head(rows), files, files=4)
     flights = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(files))
     known = flights.where("tailnum is not null")  # a row without its key is refused

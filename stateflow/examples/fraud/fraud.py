@@ -12,18 +12,18 @@ HOUR = timedelta(hours=1)
 
 
 class FraudScore(Operator):
-    """Gives points for a third country within an hour, and for ten times the card's usual amount."""
+    """Gives points for a third country within an hour, and for more than ten times the card's usual amount."""
 
     key, event_time = "card", "at"
     output = "card string, at timestamp, amount double, score long, why array<string>"
 
     payments = state.counter()
     usual = state.value(float, default=0.0)  # the mean of payments that were not suspicious
-    countries = state.map(str, datetime)  # where it paid within the hour, and when there last
+    countries = state.map(str, datetime)  # country of payments within an hour → time of the newest
 
     def process(self, row: Any, ctx: Context) -> Iterator[Any]:
         self.countries[row.country] = row.at
-        ctx.set_timer(row.at + HOUR, name=row.country)  # in place of that country's former one
+        ctx.set_timer(row.at + HOUR, name=row.country)  # replaces the country's former timer
         # the timer fires at the end of the batch: decisions here use the rows' own times
         recent = [country for country, at in self.countries.items() if at > row.at - HOUR]
         points = {
@@ -37,4 +37,4 @@ class FraudScore(Operator):
         yield row.card, row.at, row.amount, sum(points.values()), why
 
     def on_timer(self, timer: Timer, ctx: Context) -> None:
-        del self.countries[timer.name]  # nothing came from there for an hour
+        del self.countries[timer.name]  # there was no payment from that country for an hour

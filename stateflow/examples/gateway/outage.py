@@ -1,4 +1,4 @@
-"""A gateway whose cloud is gone for a while: `python outage.py`."""
+"""Runs a gateway that cannot reach its cloud for a while: `python outage.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def outage(local: LocalCluster, outbox: str) -> Iterator[str]:
         yield f"the cloud is gone: {len(list(forward(stream, readings(20))))} of 20 come from the edge"
         yield f"kept in the outbox: {sum(stream.waiting().parts.values())} batches"
     local.restart("cloud-0")
-    with connected(local.address, outbox) as stream:  # a new process would find the same
+    with connected(local.address, outbox) as stream:  # a new process would continue in the same way
         stream.flush(timeout_s=60)
         yield f"the cloud is back: {len(stream.forwarded())} outputs of the kept batches"
         last = stream.send([{"pump": f"P{n}", "bar": 9.0} for n in range(4)])

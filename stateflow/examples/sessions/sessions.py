@@ -1,4 +1,4 @@
-"""Visits to a site: a user's clicks with no more than half an hour between them."""
+"""Groups a user's clicks into visits, with no more than half an hour between two clicks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PAGES = state.set(str, name="pages")
 
 
 def join(into: Window, ended: Window) -> None:
-    """Joins two visits when a click comes between them."""
+    """Joins two visits when a click between them arrives."""
     into.state(CLICKS).add(ended.state(CLICKS).value)
     into.state(PAGES).update(ended.state(PAGES))
 
 
 class Visits(Operator):
-    """Emits one row for each visit, when it is over."""
+    """Emits one row for each visit, when the visit is over."""
 
     key, event_time = "user", "at"
     output = "user string, began timestamp, minutes double, clicks long, pages array<string>"

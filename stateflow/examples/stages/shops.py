@@ -1,4 +1,4 @@
-"""Two operators, one behind the other: what each shop has sold so far, and which shop leads its region."""
+"""Two operators in sequence, for what each shop has sold so far and which shop leads its region."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def drive(cluster: Cluster) -> Iterator[str]:
             telling = beside.submit(tell, gateway, site, over)
             try:
                 while not (moves := cluster.place("locality", operator="Trips")):
-                    pass  # where rows come from is measured anew, for some seconds
+                    pass  # the sites that send rows are measured anew, for some seconds
                 for move in moves:
                     for each in move.wait().moves:
                         yield f"{each.source} → {each.target}: {each.state}, pause {each.pause_ms:.1f} ms"

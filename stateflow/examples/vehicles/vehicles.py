@@ -1,4 +1,4 @@
-"""Trips of vehicles, whichever site a reading comes from."""
+"""Follows the trips of vehicles, whichever site sends a reading."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class Trips(Operator):
-    """Kilometres and sites of a vehicle. The operator need not know where its state is."""
+    """Collects the kilometres and sites of a vehicle. The operator need not know where its state is."""
 
     key = "vehicle"
     output = "vehicle string, readings long, km double, sites array<string>"

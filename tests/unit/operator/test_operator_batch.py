@@ -137,7 +137,7 @@ def test_null_keys_and_unequal_lengths_are_refused(harness: OperatorHarness) -> 
     column = harness._hosts[0].state.columns["n"]
     with pytest.raises(NullKey):
         column.get_many(pa.array(["a", None]))
-    with pytest.raises(EncodeError, match="2 keys came with 1 values"):
+    with pytest.raises(EncodeError, match="2 keys were passed with 1 values"):
         column.put_many(pa.array(["a", "b"]), pa.array([1]))
 
 
@@ -402,7 +402,7 @@ def test_first_state_by_column() -> None:
     ("call", "error", "says"),
     [
         (lambda op, keys: op.by_dest.put_many(keys, pa.array(["x", None]), pa.array([1, 2])), EncodeError, "null"),
-        (lambda op, keys: op.by_dest.get_many(keys, pa.array(["x"])), EncodeError, "2 keys came with 1 entries"),
+        (lambda op, keys: op.by_dest.get_many(keys, pa.array(["x"])), EncodeError, "2 keys were passed with 1 entries"),
         (lambda op, keys: op.ever.add_many(pa.array(["a", None]), pa.array(["x", "y"])), NullKey, "null"),
         (lambda op, keys: op.ever.add_many(keys, pa.array([1, 2])), EncodeError, "does not fit coder utf8"),
         (lambda op, keys: op.by_dest.put_many(keys, keys, pa.array([0.5, 1.5])), EncodeError, "state=by_dest key=a"),
@@ -422,7 +422,7 @@ def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], says: s
 @pytest.mark.parametrize(
     ("at", "says"),
     [
-        (pa.array([1]), "2 keys came with 1 times"),
+        (pa.array([1]), "2 keys were passed with 1 times"),
         (pa.array([1, None]), "a time is null"),
         (pa.array([1, 2], pa.timestamp("us")), "needs a time zone"),
         (pa.array(["a", "b"]), "string is not a time type"),

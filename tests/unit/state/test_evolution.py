@@ -190,7 +190,7 @@ def test_an_older_operator_is_refused(start: Any) -> None:
     class Older(Named):
         def process(self, row: Any, ctx: Context) -> None: ...
 
-    with pytest.raises(SchemaMismatch, match=r"state has version 2, this operator has version 1 .*run the newer"):
+    with pytest.raises(SchemaMismatch, match=r"has version 2, which is newer than .* version 1 .*run the newer"):
         upgraded(start(Migrated, list("abcdefgh")), Older)
 
 
@@ -239,7 +239,7 @@ def test_a_changed_state_with_namespaces_is_not_lost(start: Any) -> None:
         def migrate_state(self, old_version: int, old: SimpleNamespace) -> None: ...
         def process(self, row: Any, ctx: Context) -> None: ...
 
-    with pytest.raises(SchemaMismatch, match="'sizes' changes and is used in namespaces"):
+    with pytest.raises(SchemaMismatch, match="'sizes' changes, but migrate_state cannot read its data in namespaces"):
         upgraded(start(V1, list("abcdefgh")), Other)
 
 
