@@ -1,4 +1,4 @@
-"""The ledger's first schema, and the adoption of the table that preceded it."""
+"""The ledger's first schema, and the adoption of the table ``ledger_record`` that preceded it."""
 
 from __future__ import annotations
 
