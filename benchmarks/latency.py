@@ -102,7 +102,7 @@ def _run_spread(*, quick: bool, seed: int) -> Record:
                 load = Load([Source(stream, picker(0, SPREAD_ROWS), 0.0)], seed + number)
                 with load:
                     load.wait(SETTLE_S + seconds)
-                # all batches are scheduled for the beginning: each takes from the answer before it to its own
+                # all batches are scheduled for the beginning: a batch takes from the previous answer to its own
                 ends = [end for end in load.sources[0].latencies.took_s if end >= SETTLE_S]
                 lasted_s, sent = ends[-1] - ends[0], len(ends) - 1
                 each = summary([1e3 * (end - before) for before, end in pairwise(ends)])

@@ -81,7 +81,7 @@ class Client:
         return json.loads(said) if said else {}
 
     def stop(self) -> bool:
-        """Ends a hostile client. False: it had stopped already, so that the good clients had none beside them."""
+        """Ends a hostile client. Returns False if it had stopped before, so that the good clients ran without it."""
         self._in.close()
         said = self._line()
         self._process.kill()
@@ -114,7 +114,7 @@ class Measured:
     def counting(self, clients: int, interval_s: float, seconds: float, beside: str = "") -> list[dict[str, Any]]:
         """Runs counting clients and returns their reports.
 
-        ``interval_s``: between batches of a source. ``beside``: kind of the hostile client; empty: none.
+        ``interval_s``: seconds between batches of a source. ``beside``: kind of the hostile client; empty: none.
         """
         good = [
             Client("count", self._certificates, self._told(interval_s), f"count-{self._clients}")

@@ -31,7 +31,7 @@ OPERATOR, SITES, PARTITIONS, SOURCES, KEYS = "Count", ("a", "b"), 16, 2, 64
 RATES, RATES_QUICK = (10, 100, 1000), (100,)
 MICRO_RATE = 100
 EPOCH = "10 seconds"
-#: longest start of a session; the first rows are due then
+#: seconds until the first rows are due: no session takes longer to start
 START_S = 30.0
 WARM_S, ALONE_S, MOVING_S, AFTER_S = 12.0, 30.0, 30.0, 5.0
 TIMEOUT_S = 120.0

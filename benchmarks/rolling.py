@@ -1,6 +1,6 @@
 """ROLLING: every replica and both controllers are restarted, one after another, while a Spark query runs.
 
-The query reads a file every ``EVERY_S`` seconds. The operator counts a file's rows by key and puts out each count, so
+The query reads a file every ``EVERY_S`` seconds. The operator counts a file's rows by key and outputs each count, so
 that lost and duplicated rows show. A micro-batch fails when Spark gives it up or begins it again.
 """
 

@@ -86,7 +86,7 @@ class Contestant:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Provides what one query needs around it, with empty state."""
+        """Sets up what one query needs, with empty state."""
         yield
 
 

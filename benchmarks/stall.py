@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 SLEEP_S = 0.005
-#: an oversleep from here on is a stall
+#: an oversleep of at least this many seconds is a stall
 STALL_S = 0.02
 
 
@@ -37,7 +37,7 @@ class Stalls:
 
 
 class StallWatch:
-    """A context manager that counts stalls; :meth:`found` works also afterwards."""
+    """A context manager that counts stalls; :meth:`found` also works after its end."""
 
     def __init__(self) -> None:
         self._late_s: list[float] = []
