@@ -2,8 +2,7 @@
 through gateways, and an autopilot moves state after them. No code here requests a move, and every figure shown was
 measured.
 
-The distance between sites is that of TCP proxies on this machine, which forward data after half a round trip, both
-ways.
+TCP proxies on this machine stand for the distance between sites: they forward data after half a round trip, both ways.
 """
 
 from __future__ import annotations
