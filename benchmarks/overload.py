@@ -3,7 +3,7 @@
 Each client is a process of its own with a certificate of its own, so that the replica can tell them apart. The peak is
 the best rate of one or several clients, each of which waits only for its last answer. Then all of them together send at
 fixed times, twice as much: batches that cannot be sent in time wait at the sender. Then one client sends a quarter of
-the peak, alone and beside each kind of hostile client in turn: one floods with large batches, one takes no answers, one
+the peak, alone and beside each kind of hostile client in turn: one floods with large batches, one reads no answers, one
 sends halves of batches, one opens two thousand streams. Latency counts from the time a batch was scheduled.
 
 A hostile client gets only processor time that no other process wants (SCHED_IDLE): it stands for one on another

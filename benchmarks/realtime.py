@@ -2,8 +2,8 @@
 
 For each rate a query of its own runs over the same cluster, for a while without moves and for a while with all
 partitions moving from one site to the other and back. Then the same operator runs in micro-batches, and its equivalent
-in Spark's transformWithState in the JVM, in real time. A row that is due while Spark is between two epochs comes with
-the next one: figures are of all rows, and of only those that were due within an epoch.
+in Spark's transformWithState in the JVM, in real time. A row that is due while Spark is between two epochs arrives
+in the next one: there are figures of all rows, and of only those that were due within an epoch.
 """
 
 from __future__ import annotations

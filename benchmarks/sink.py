@@ -1,4 +1,4 @@
-"""A collector that takes spans over OTLP/HTTP and keeps none.
+"""A collector that receives spans over OTLP/HTTP and keeps none.
 
 It runs in a process of its own, so that its cost is not the sender's. It prints its port, then serves until its
 standard input closes; a GET returns how many bytes have arrived.

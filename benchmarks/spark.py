@@ -145,9 +145,9 @@ def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
 
     The numbers are the same for all, but lower for contestants that take up to a minute for each. A query runs for
     weeks: what counts is the JVM once it has compiled its code. Spark's native aggregation and stateflow take half as
-    long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth. It improves further,
-    more slowly, for hundreds of batches, which the benchmark does not wait for; docs/evaluation.md says what follows
-    from that. With many keys the JVM is warm already.
+    long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth. Times fall
+    further, but more slowly, for hundreds of batches, which the benchmark does not wait for; docs/evaluation.md says
+    what follows from that. With many keys the JVM is warm already.
     """
     many = keys > KEY_COUNTS[0]
     if contestant in SLOW and many:

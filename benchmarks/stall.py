@@ -1,7 +1,7 @@
 """A watch that tells whether the process that generates a load was held up itself.
 
 A thread sleeps for a moment, again and again. When it wakes up late, so would any other thread of this process:
-latencies measured meanwhile include the generator's delay. The delay stays in the latencies, but is reported.
+latencies measured then include the generator's delay. The delay stays in the latencies, but is reported.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ TIMEOUT_S = 60.0
 BYTES_PER_S_MIN = 32 << 10
 #: interval at which the progress of a transfer is checked
 LOOK_S = 0.5
-#: schemes whose fsspec implementation is an extra of this package
+#: how to install the extra of this package that a scheme needs
 _EXTRAS: Final = {"s3": "pip install 'stateflow-streams[s3]'", "s3a": "pip install 'stateflow-streams[s3]'"}
 LOCAL: Final = ("file", "local")
 #: folder of files being written (local directories) and of probes (all stores)
@@ -206,8 +206,8 @@ def _sync_folder(path: Path) -> None:
 class FsspecBackend:
     """Any file system that fsspec supports.
 
-    ``create`` is one conditional put where the store supports that (memory, S3, GCS). Elsewhere it looks for the object
-    first, so two writers that create the same name at the same instant both succeed.
+    ``create`` is one conditional put if the store supports that (memory, S3, GCS). Otherwise it looks for the object
+    first, so that two writers that create the same name at the same instant both succeed.
     """
 
     piece_bytes = sys.maxsize  # fsspec sends small objects in one piece, up to a size that is not known here

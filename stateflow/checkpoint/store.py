@@ -657,7 +657,7 @@ class Adoption:
         self._store, self._manifest, self._lease = store, manifest, lease
 
     def publish(self, epoch: int, replica: str) -> None:
-        """Publishes the checkpoint as its owner's first, durably: from then on no older one can become the newest.
+        """Durably publishes the checkpoint as its owner's first, so that no older one can become the newest again.
 
         May be repeated. Raises StaleCheckpoint if a later owner was faster, or if the blobs may have been
         collected; in the latter case, adopt the checkpoint again.

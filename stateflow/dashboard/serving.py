@@ -313,7 +313,7 @@ class DashboardOptions:
 
     Args:
         controller: host:port, or comma-separated addresses of several; empty: passed to ``start``.
-        listen: host:port; port 0 takes a free one.
+        listen: host:port; port 0 stands for a free one.
         cert, key: PEM files of a certificate that browsers accept, and its key; None: plain text.
         hosts: names under which browsers reach the page, in addition to those in the certificate.
         ledger: SQLAlchemy URL of the ledger whose batches are shown and records searched; None: no ledger.

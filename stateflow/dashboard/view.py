@@ -2,7 +2,7 @@
 
 :class:`Rates` computes rows a second and durations of requests from the counts that replicas report: it compares each
 report with earlier ones. :func:`snapshot` returns plain data, a few bytes for each replica and partition. Long lists
-are truncated; most of them come with the number of all their items.
+are truncated; for most of them, the number of all items is included.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ its operator. The run fills in this plain data, and the report draws it.
 Times whose names end in ``_s`` are seconds since the stream's start, unless said otherwise.
 
 The expected result is computed a second time by other means: nothing of the framework is imported here, and there is no
-loop over rows and no running state. Running values come out of grouped cumulative sums over the whole year, and the set
+loop over rows and no running state. Running values are grouped cumulative sums over the whole year, and the set
 of carriers seen so far is a cumulative sum of bits. Each carrier of a key contributes its bit once, on first sight, so
 that the sum is the union. Arrival delays are whole minutes, so sums of them are exact in float64 in any order, and the
 comparisons need no tolerance.
@@ -267,7 +267,7 @@ class Expected:
 class Comparison:
     """Outcome of a comparison.
 
-    ``compared`` counts items found on both sides, ``missing`` expected items that did not come, ``extra`` unexpected
+    ``compared`` counts items found on both sides, ``missing`` expected items that are absent, ``extra`` unexpected
     items (a second copy included), ``different`` items with another value. ``differences`` describes the first ten.
     """
 

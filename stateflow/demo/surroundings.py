@@ -64,8 +64,8 @@ def console_of(tell_stderr: bool) -> Console:
 
 
 class ProgressPrinter:
-    """Prints what the demonstration is doing, and from a thread of its own that it is still running. Only one thread
-    may use it."""
+    """Prints the running step of the demonstration. A thread of its own shows that the step still runs. Only one thread
+    may call the methods."""
 
     def __init__(self, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
         self._console, self._clock = console, clock

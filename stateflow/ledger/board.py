@@ -91,7 +91,8 @@ class Board:
         }
 
     def batches(self, status: BatchStatus | str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """Returns the columns of all batches, or of those in a status, newest first."""
+        """Returns the columns of all batches, or of those in ``status``, newest first; with ``limit`` only the newest
+        ones."""
         query = (
             select(BATCH)
             if status is None

@@ -109,8 +109,8 @@ class Ledger:
         author: author named in every record.
         run_id: id of one run of a program; None: a random one.
         lease_s: seconds after which a lock whose holder is silent may be taken over.
-        create: makes the ledger where there is none and upgrades an older one; ``opened`` says what was done. Otherwise
-            the database is left unchanged.
+        create: makes a missing ledger and upgrades an older one; ``opened`` says what was done. Otherwise the database
+            is left unchanged.
 
     Raises InvalidArgument if it cannot be opened or does not exist, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
     """

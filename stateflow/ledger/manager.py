@@ -291,7 +291,7 @@ class _Declared(StateManager):
     Args:
         connection: its profile, as in YAML, or an SQLAlchemy URL.
         environment: values for ``${NAME}`` in the profile; by default this process's environment.
-        create: makes the ledger where there is none and upgrades an older one, see ``Ledger``.
+        create: makes a missing ledger and upgrades an older one, see ``Ledger``.
 
     Raises InvalidArgument for settings that are missing, misspelt or not set in the environment, without showing a
     secret, and the errors of opening a ledger.

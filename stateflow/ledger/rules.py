@@ -23,7 +23,7 @@ record sets some of its columns. A status determines the state of its record. St
     job     WAITING → IN_PROCESS → PROCESSED | FAILED | TERMINATED
 
 GENERATE_IID lists the entities. FAILED means that the batch itself failed: a failed entity is only counted, and the
-batch goes on. An entity may end without having been IN_PROGRESS.
+batch continues. An entity may end without having been IN_PROGRESS.
 """
 
 from __future__ import annotations

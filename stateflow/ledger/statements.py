@@ -399,8 +399,8 @@ def lease_ended(item_id: str, record_id: int, app: App) -> Entry:
 
 
 class _Append:
-    """Writes entries in runs in which no item occurs twice: one statement inserts a run's records, where the database
-    and the size of the payloads allow it."""
+    """Writes entries in runs in which no item occurs twice: one statement inserts a run's records, if the database and
+    the size of the payloads allow it."""
 
     def __init__(self, connection: Connection, stamp: Stamp, before: dict[str, Head]) -> None:
         self._connection, self._stamp, self._before = connection, stamp, before

@@ -225,7 +225,7 @@ def _head_faults(
 ) -> Iterator[Fault]:
     readable = [record for record in records if record.state in _STATES]
     if not head:
-        yield Fault("head_missing", "its records are not in the projection", item_id)
+        yield Fault("head_missing", "the projection lacks the item", item_id)
     elif readable:
         wanted = head_row(rules.fold(readable)) | {"archived": int(archived)}
         wrong = sorted(name for name, value in wanted.items() if head[0]._mapping[name] != value)
@@ -262,7 +262,7 @@ def _lease_faults(connection: Connection) -> Iterator[Fault]:
         ITEM.c.blocking_state == RecordState.PROCESSING.value,
     )
     for row in connection.execute(select(LEASE).where(~held.exists())):
-        yield Fault("stray_lease", "a lease without its lock", row.item_id, row.record_id)
+        yield Fault("stray_lease", "the lease is not that of a lock that holds the item", row.item_id, row.record_id)
 
 
 def _orphans(rows: Iterator[Any]) -> Iterator[Fault]:
