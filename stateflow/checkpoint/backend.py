@@ -185,8 +185,8 @@ class LocalBackend:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Re-raises an error unless the folder is gone. An unreadable folder must not count as empty: the blobs that it
-    refers to would be collected."""
+    """Re-raises an error unless the folder is gone. An unreadable folder must not count as empty: a collection would
+    delete the blobs that its manifests name."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -207,7 +207,7 @@ class FsspecBackend:
     """Any file system that fsspec supports.
 
     ``create`` is one conditional put if the store supports that (memory, S3, GCS). Otherwise it looks for the object
-    first, so that two writers that create the same name at the same instant both succeed.
+    first; then two writers that create the same name at the same instant both succeed.
     """
 
     piece_bytes = sys.maxsize  # fsspec sends small objects in one piece, up to a size that is not known here
@@ -356,7 +356,7 @@ class Objects:
         """Writes an object to an open, empty file.
 
         Args:
-            size: expected size in bytes; little more is read of a longer object.
+            size: expected size in bytes; of a longer object, little more is read.
         """
         descriptor = file.fileno()
         piece = self._piece(size)

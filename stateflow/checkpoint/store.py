@@ -650,7 +650,7 @@ class CheckpointStore:
 
 
 class Adoption:
-    """A checkpoint whose blobs are in a store, leased until its new owner publishes it or releases it."""
+    """A checkpoint whose blobs are in a store, leased until the partition's new owner publishes or releases it."""
 
     def __init__(self, store: CheckpointStore, manifest: Manifest, lease: Lease) -> None:
         self.url = store.url

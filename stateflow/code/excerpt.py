@@ -436,8 +436,8 @@ class _Taking:
                     )
 
     def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
-        """Returns the first place where another statement may change the object that ``makers`` made. None: there is
-        none."""
+        """Returns the first place where another statement may change the object that ``makers`` made; None: no
+        statement does."""
         if not makers:
             return None
         own = {statement.order for statement in makers}

@@ -203,7 +203,7 @@ class Access:
             check_call("/stateflow.rpc.ControllerService/Status", self.who)
 
     def check_operator(self, operator: str) -> None:
-        """Checks that an operator is within the reach of the user's token, and of this process's. Raises NotAllowed,
+        """Checks that the user's token, and this process's, may reach an operator. Raises NotAllowed,
         SignInRequired."""
         for each in (self.who, self.own):
             if each is not None and not each.reaches(operator):

@@ -271,8 +271,8 @@ async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterato
     """Yields events in the format of a browser's EventSource.
 
     Args:
-        check: raises NotAllowed when the user may no longer look. Then the stream ends. The page opens it again, and
-            is refused with the reason.
+        check: raises NotAllowed when the user may no longer look. Then the stream ends. The page opens a new
+            one, which is refused with the reason.
     """
     yield "retry: 1000\n\n"
     changes = watching.changes()

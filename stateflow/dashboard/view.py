@@ -44,10 +44,10 @@ Partition = tuple[str, int]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Returns the least value that is not below ``share`` of all; None if there are none.
+    """Returns the smallest value that at least ``share`` of the values do not exceed; None without values.
 
     Args:
-        values: sorted.
+        values: in ascending order.
     """
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else None
 

@@ -170,7 +170,7 @@ class Seldom:
         self._at_s, self.value, self.refused = now_s, value, ""
 
     def ask(self, now_s: float, call: Callable[[], Any]) -> None:
-        """Asks again. If that is refused, the value stays, and the question is repeated when it is due."""
+        """Asks again. If that fails, the value stays, and the question is repeated when it is due."""
         self._at_s = now_s
         try:
             self.told(now_s, call())
@@ -198,7 +198,7 @@ class Looking:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> dict[str, Any]:
-        """Returns a snapshot. Raises the errors of the question for the status."""
+        """Returns a snapshot. Raises the cluster's error if its status cannot be read."""
         now_s = self._clock.monotonic()
         measured = self._measured.due(now_s)
         status = self._cluster.status(measured=measured)

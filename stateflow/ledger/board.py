@@ -207,7 +207,8 @@ class Board:
 
     def retry_batch(self, bid: str, *, allow_cancelled: bool = False) -> tuple[RetryPlan, list[str]]:
         """Retries a batch: failed entities wait again, and with ``allow_cancelled`` cancelled ones too. Returns the
-        plan and the entities to process. Raises InvalidTransition, for a cancelled batch unless ``allow_cancelled``."""
+        plan and the entities to process. Raises InvalidTransition for a batch that is neither paused nor has ended, and
+        without ``allow_cancelled`` for a cancelled one."""
         seen = self._seen(Kind.BATCH, bid)
         plan = rules.plan_retry(
             bid, BatchStatus(seen.row["status"]), listed=bool(seen.row["listed"]), allow_cancelled=allow_cancelled
@@ -275,8 +276,8 @@ class Board:
         """Ends a job, or moves it back to WAITING, so that another worker can claim it.
 
         Args:
-            worker: worker that has done the job, or failed to; only the job's present worker may report this. Anyone
-                may move a job to WAITING or TERMINATED without it.
+            worker: worker that has done the job, or failed to; only the job's present worker may report this. None:
+                anyone, who may only move the job to WAITING or TERMINATED.
 
         Raises LeaseLost if the job belongs to another worker by now.
         """

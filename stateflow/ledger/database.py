@@ -202,8 +202,8 @@ class Database:
     # -- errors -------------------------------------------------------------------------------------------
 
     def _retryable(self, error: SQLAlchemyError) -> bool:
-        """Tells whether a retry may succeed. It may, for example, after another writer inserted the same key first: the
-        retry reads that row."""
+        """Tells whether a retry may succeed. For example, if another writer inserted the same key first, a retry reads
+        that row."""
         if isinstance(error, IntegrityError):
             return True
         return isinstance(error, DBAPIError) and _code(self.dialect, error.orig) in _RETRYABLE[self.dialect]
@@ -264,7 +264,8 @@ class Database:
 def sqlite_url(file: Path) -> str:
     """Returns the URL of a ledger in a file, with any characters in its path.
 
-    Raises InvalidArgument for a path that this SQLAlchemy cannot write as a URL: before 2.1 it has no escapes.
+    Raises InvalidArgument for a path that the installed SQLAlchemy cannot write as a URL: versions before 2.1 have no
+    escapes.
     """
     path = str(file.absolute())
     url = URL.create("sqlite", database=path).render_as_string(hide_password=False)
@@ -519,7 +520,7 @@ def _lock(connection: Connection, dialect: str) -> None:
 
 def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
     """Drops the tables that a killed upgrade left, as MySQL commits each DDL statement by itself. Raises LedgerCorrupt
-    if they hold records: a schema without a version cannot."""
+    if they hold records, which no unfinished upgrade has written."""
     present = set(inspect(connection).get_table_names())
     for table in reversed(METADATA.sorted_tables):
         if table.name not in present:

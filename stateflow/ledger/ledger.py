@@ -192,8 +192,8 @@ class Ledger:
         that is refused.
 
         Args:
-            term: the leader's term in which this was decided. Raises HoldLost if that term is over, even if this ledger
-                has taken the leader lease again since.
+            term: the leader's term in which the records were decided; None: any. Raises HoldLost if that term is over,
+                even if this ledger has taken the leader lease again since.
             check: called within the transaction, which may have waited long for other writers; if it raises, nothing is
                 written.
         """
@@ -230,7 +230,7 @@ class Ledger:
         return self._write(lambda connection: statements.append(connection, entries, stamp, guard), term)
 
     def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
-        """Runs ``work`` in a transaction. A ledger that has taken the leader lease writes only while it still has it.
+        """Runs ``work`` in a transaction. A ledger that has taken the leader lease writes only while it has the lease.
         Raises HoldLost, LedgerReplaced."""
         held = self._held
         if term is not None and (held is None or held[0] != term):
@@ -417,7 +417,7 @@ class Ledger:
                 seq = rows[-1].seq
 
     def newest(self, count: int) -> list[Record]:
-        """Returns the last ``count`` records, oldest first. Ids have gaps where writers gave up."""
+        """Returns the last ``count`` records, oldest first. Writers that gave up have left gaps between ids."""
         query = select(RECORD).order_by(RECORD.c.record_id.desc()).limit(count)
         with self.database.reading() as connection:
             rows = connection.execute(query).all()

@@ -121,7 +121,7 @@ class Entry:
     """A record to be written.
 
     Attributes:
-        previous: the record that this one answers: a record, its id, or an earlier entry of the same call.
+        previous: the record that this one answers, given as a record, its id, or an earlier entry of the same call.
         lease_s: lease of a PROCESSING record, in seconds; None: the ledger's default.
     """
 

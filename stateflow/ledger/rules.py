@@ -156,8 +156,8 @@ def advance(head: Head | None, record: Record) -> Head:
 def is_id(value: object, at_most: int) -> bool:
     """Tells whether every supported database stores this id and distinguishes it from every other.
 
-    Some databases compare text as if it were padded with spaces, so that control characters sort before its end, and
-    some refuse a NUL.
+    Some databases compare text as if it were padded with spaces, so that a text sorts after the same text with a
+    control character at its end, and some refuse a NUL.
     """
     if not isinstance(value, str) or not 0 < len(value) <= at_most or value.endswith(" "):
         return False
@@ -212,7 +212,7 @@ def check_app(app: App, state: RecordState) -> None:
 def check(head: Head | None, item_id: str, app: App, state: RecordState, previous: Record | None) -> None:
     """Checks that this record may be the item's next.
 
-    Raises IllegalRecord for what the table above forbids, Locked if another application holds the item or a record
+    Raises IllegalRecord for what the module's table forbids, Locked if another application holds the item or a record
     has answered ``previous`` already. The caller adds the blocking record to Locked, and raises LeaseLost instead if
     that answer is a RESOLVED.
     """
