@@ -461,7 +461,7 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
         if not root.is_dir():
             if not create:
                 raise CheckpointStoreMissing(
-                    "no checkpoint store there: no such directory", remedy="check that it is mounted", url=url
+                    "the directory of the checkpoint store does not exist", remedy="check that it is mounted", url=url
                 )
             there = next(path for path in (root, *root.parents) if path.exists())
             if not there.is_dir():

@@ -499,7 +499,7 @@ def _marker_checksum(id_: str, format_: int) -> str:
 
 def missing(url: str) -> CheckpointStoreMissing:
     return CheckpointStoreMissing(
-        "no checkpoint store there: its marker is missing, and nothing was written",
+        "the checkpoint store has no marker, and nothing was written",
         remedy=f"check that it is mounted; for a new store run `stateflow checkpoint init --checkpoints {url}`",
         url=url,
     )

@@ -366,7 +366,7 @@ class Dashboard:
     def _check_plain(self) -> None:
         options, settings = self._options, connection_settings()
         if (options.cert is None) != (options.key is None):
-            raise InvalidArgument("a certificate and its key go together", remedy="pass both --cert and --key")
+            raise InvalidArgument("the page's certificate or its key is missing", remedy="pass both --cert and --key")
         if options.cert is not None or is_loopback(options.listen):
             return
         if settings.tls or not settings.insecure:
@@ -376,7 +376,7 @@ class Dashboard:
                 + ("" if settings.tls else ", or allow it with --insecure"),
             )
         log.warning(
-            "INSECURE: plain text, anyone who reaches the dashboard at %s can command the cluster", options.listen
+            "INSECURE: plain text, everybody who reaches the page at %s can command the cluster", options.listen
         )
 
     def _tls(self) -> tuple[ssl.SSLContext | None, list[str]]:

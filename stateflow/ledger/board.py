@@ -125,7 +125,7 @@ class Board:
         seen = self._seen(Kind.BATCH, bid)
         if seen.row["status"] != BatchStatus.GENERATE_IID:
             raise InvalidTransition(
-                "entities can only be listed in GENERATE_IID", remedy="move the batch to it", batch=bid
+                "entities can only be listed in GENERATE_IID", remedy="move the batch to that status", batch=bid
             )
         names = list(dict.fromkeys(entities))
         with self.ledger.database.reading() as connection:

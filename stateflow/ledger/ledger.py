@@ -89,7 +89,7 @@ def item_of(item_id: str, rows: list[tuple[Any, bool]], schemas: Mapping[str, Ma
 def locked(item: Item) -> Locked:
     assert item.blocking is not None
     error = Locked(
-        f"the item is {item.blocking.state}",
+        f"the item is {item.blocking.state}, so it is blocked",
         remedy="wait for its holder, or resolve it",
         item=item.item_id,
         blocking_record=item.blocking.record_id,

@@ -343,7 +343,7 @@ def microseconds(name: str, value: Any) -> int:
         )
     if not is_time(us):
         raise InvalidArgument(
-            f"{name} cannot be {shown(value)}: not within the years 2 to 9998",
+            f"{name} cannot be {shown(value)}, which is not within the years 2 to 9998",
             remedy="pass whole numbers as microseconds since 1970-01-01 UTC",
         )
     return us

@@ -260,7 +260,7 @@ def lease_lost(lock: Record, blocking_record_id: int | None) -> LeaseLost:
 def _check_acquire(head: Head, app: App) -> None:
     if head.blocking_record_id is not None:
         raise Locked(
-            f"the item is {head.blocking_state}",
+            f"the item is {head.blocking_state}, so it is blocked",
             remedy="wait for its holder, or resolve it",
             item=head.item_id,
             blocking_record=head.blocking_record_id,
@@ -428,7 +428,7 @@ def _stored(name: str, value: Any) -> Any:
     if not 0 < len(text) <= _TEXT_MAX or not is_text(text):
         raise InvalidArgument(
             f"{name} must have 1 to {_TEXT_MAX:,} characters, without NUL or lone surrogates",
-            remedy="correct it",
+            remedy="shorten it, or remove those characters",
             given=shown(value),
         )
     return text

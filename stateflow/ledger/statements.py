@@ -460,7 +460,7 @@ class _Append:
         if head is not None and head.kind is not kind:
             raise IllegalRecord(
                 f"the item is of kind {head.kind}, the record of kind {kind}",
-                remedy="use the calls for its kind",
+                remedy="use the methods for its kind",
                 item=entry.item_id,
             )
         try:
