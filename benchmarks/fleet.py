@@ -46,7 +46,7 @@ WAYS = ("apart", "together")
 class Stage:
     """A stage of a move, recognised by an RPC at the move's source or target.
 
-    From ``sealed`` on, the source serves no more.
+    From ``sealed`` on, the source no longer serves the partition.
     """
 
     name: str

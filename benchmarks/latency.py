@@ -162,7 +162,8 @@ def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: 
 
 
 def picker(number: int, rows: int = ROWS) -> Callable[[random.Random], list[dict[str, Any]]]:
-    """Makes a function that picks rows; each sender has the keys of its own remainder."""
+    """Makes a function that picks rows. Each sender picks the keys whose remainder, divided by the number of senders,
+    is its number."""
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:
         keys = [rng.randrange(KEYS // SENDERS) * SENDERS + number for _ in range(rows)]

@@ -206,7 +206,7 @@ class Query:
 
 @contextmanager
 def query_of(session: Any, folder: Path, cluster: Any) -> Iterator[Query]:
-    """Starts a query over the files that :class:`Input` writes. Ends the session too."""
+    """Starts a query over the files that :class:`Input` writes, and ends it, and the session, with the block."""
     from stateflow.spark import apply_operator
 
     outputs: Counter[tuple[int, int]] = Counter()

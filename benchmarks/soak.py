@@ -119,7 +119,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """Peak load. ``rate``: batches a second of all senders. ``truth``: what has been sent."""
+    """Peak load. ``rate``: batches a second of all senders. ``truth``: expected result of the rows sent."""
 
     rate: float
     truth: Ledger

@@ -78,7 +78,7 @@ class Fleet:
         return min(range(len(self.sites)), key=lambda site: math.dist(self.sites[site], (region.x, region.y)))
 
     def drive(self) -> None:
-        """Drives all regions one step; a region that arrives turns to another site."""
+        """Drives all regions one step; a region that arrives at its site heads for another one."""
         for region in self.regions:
             x, y = self.sites[region.to]
             left = math.dist((x, y), (region.x, region.y))
