@@ -25,9 +25,11 @@ from benchmarks.results import keep
 class Benchmark:
     """One benchmark and its experiments.
 
-    ``module``: defines ``run(experiment, quick=, seed=, only=) -> Record``. ``experiments``: the first is the default.
-    ``full_only``: experiments without a quick size, which the quick suite leaves out. ``questions``: by experiment,
-    where an experiment asks something else than the benchmark.
+    Attributes:
+        module: defines ``run(experiment, quick=, seed=, only=) -> Record``.
+        experiments: the first is the default.
+        full_only: experiments without a quick size, which the quick suite leaves out.
+        questions: by experiment, if its question differs from the benchmark's.
     """
 
     module: str
@@ -159,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("name", choices=sorted(REGISTRY))
     parser.add_argument("--experiment", help="experiment to run; default: the benchmark's first")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions and smaller sizes")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--keep", action="store_true", help="also append the result to bench-out/results.jsonl")
     parser.add_argument("--seed", type=int, default=20130101)

@@ -1,6 +1,6 @@
-"""ALONE: a site cut off from its controller and from the other sites' replicas serves on under load, and rejoins.
+"""ALONE: a site cut off from its controller and from the other sites' replicas serves its rows under load, and rejoins.
 
-Its operator fails over manually. A second operator with automatic failover goes to its standbys meanwhile.
+Takeovers of its operator are manual. A second operator, with automatic takeovers, goes to its standbys during the cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.crash_matrix.proxy import Proxy
 
 EDGE, OTHER = "edge-0", "Automatic"
 PARTITIONS = 16
-INTERVAL_S = 0.5  # the link that can be cut looks at each piece
+INTERVAL_S = 0.5  # no shorter: the proxies of the links inspect every piece of data
 BESIDE_S = 5.0
 TIMEOUT_S = 60.0
 
@@ -66,7 +66,7 @@ class Sites(LocalCluster):
     def until(self, load: Load, what: str, holds: Any) -> float:
         """Waits until ``holds()`` is true.
 
-        Returns the seconds that it took. Raises TimeoutError, and what a sender failed with.
+        Returns the seconds that it took. Raises TimeoutError, and the error of a sender that failed.
         """
         began = time.monotonic()
         while not holds():

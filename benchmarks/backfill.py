@@ -4,10 +4,10 @@ Does memory grow with the DataFrame, and does the rate hold? When a replica, a P
 the middle, do state and outputs hold every row once?
 
 The rows come from ``spark.range``: a key, a number and a text, 110 bytes in Arrow. The operator keeps count and sum for
-each key and puts out a row for every row. Each size has replicas, a driver and a session of its own, and a small run
+each key and outputs a row for every row. Each size has replicas, a driver and a session of its own, and a small run
 before it that is not counted. Memory is each process's high-water mark, as the kernel reports it.
 
-Arithmetic tells what is right: of a key with c rows the counts 1 to c come out, once each.
+The expected result is known by arithmetic: a key with c rows outputs the counts 1 to c, once each.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _children(pid: int) -> list[int]:
             try:
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:
-                continue  # ended meanwhile
+                continue  # the process has ended
             if int(parent) == pid:
                 found.append(int(entry.name))
     return found

@@ -18,7 +18,7 @@ from stateflow.spark import apply_operator, local_session
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
-    """Returns rows in 8 partitions, as files have many.
+    """Returns rows in 8 partitions, because files have many, too.
 
     Like any real input, they are shuffled on their way to the tasks.
     """

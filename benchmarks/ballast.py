@@ -1,4 +1,4 @@
-"""Rows for the operator ``Ballast``, each of which gives the size that its state shall have."""
+"""Rows for the operator ``Ballast``. Each row sets the size of its key's state."""
 
 from __future__ import annotations
 

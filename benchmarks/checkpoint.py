@@ -1,4 +1,4 @@
-"""C1: cost of durability: latency while a checkpoint is taken, bytes per increment, restoring against copying.
+"""C1: cost of durability, in latency during a checkpoint, bytes per increment, and restoring against copying.
 
 Stall: records come open loop at 25 % of the measured saturation of one replica; the latency of a batch counts from the
 moment it was scheduled. First a baseline, then the same while a whole checkpoint runs: snapshot, hashes, state digest,

@@ -1,6 +1,6 @@
 """Compare two files of results, figure by figure.
 
-Where the ranges of two figures overlap nothing is claimed: "no difference shown". A figure measured once has no range.
+If the ranges of two figures overlap, nothing is claimed: "no difference shown". A figure measured once has no range.
 """
 
 from __future__ import annotations

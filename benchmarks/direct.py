@@ -78,7 +78,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 
 def how_to_install(contestant: str) -> str:
-    """Says how to install a rival that is missing; "" where nothing is missing."""
+    """Returns how to install a rival that is missing; empty: nothing is missing."""
     if contestant == QUIX and not QUIX_PYTHON.exists():
         return "make .venv/.quix"
     if contestant.startswith(BYTEWAX) and importlib.util.find_spec("bytewax") is None:

@@ -41,8 +41,10 @@ class Job:
 class Outcome:
     """Result of one contestant.
 
-    ``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order. ``state``: None if it cannot be
-    read.
+    Attributes:
+        began_s: end of the warm-up.
+        outputs: (key, count, sum) in any order.
+        state: None if it cannot be read.
     """
 
     began_s: float = 0.0

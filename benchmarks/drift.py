@@ -1,4 +1,4 @@
-"""Growth of a running cluster: samples of what its processes and its disk hold."""
+"""Samples the memory, files, threads and disk space of a running cluster, and computes their growth."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _sixths(points: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float,
 
 
 def _bytes(place: Path) -> int:
-    """Adds up the sizes of a file or a folder. A file that vanishes meanwhile counts as 0."""
+    """Adds up the sizes of a file or a folder. A file that vanishes counts as 0."""
     files = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
     size = 0
     for path in [place] if place.is_file() else files:

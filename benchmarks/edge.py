@@ -37,7 +37,10 @@ PLAIN = Link()
 class Size:
     """Size of a run.
 
-    ``vehicles``: of each region. ``message``: bytes in the state of each vehicle. ``seconds``: of each link.
+    Attributes:
+        vehicles: number of vehicles of each region.
+        message: bytes in the state of each vehicle.
+        seconds: time for which each link is measured.
     """
 
     vehicles: int
@@ -176,7 +179,7 @@ def _reporter(fleet: Fleet, number: int, size: Size) -> Callable[[random.Random]
 
 
 class Truth:
-    """Expected outputs and state of the operator, computed beside it."""
+    """Expected outputs and state of the operator, computed independently."""
 
     def __init__(self) -> None:
         self.last: dict[int, tuple[float, float]] = {}

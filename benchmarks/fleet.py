@@ -46,7 +46,7 @@ WAYS = ("apart", "together")
 class Stage:
     """A stage of a move, recognised by an RPC at the move's source or target.
 
-    From ``sealed`` on, the source serves no more.
+    From ``sealed`` on, the source no longer serves the partition.
     """
 
     name: str
@@ -69,8 +69,10 @@ STAGES = (
 class Kill:
     """Seconds from a kill to three later events.
 
-    ``held_s``: another controller holds the leader lease. ``decided_s``: the move requested after the kill is decided.
-    ``ended_s``: the move under way has ended.
+    Attributes:
+        held_s: another controller holds the leader lease.
+        decided_s: the move requested after the kill is decided.
+        ended_s: the move under way has ended.
     """
 
     stage: str
@@ -236,7 +238,7 @@ def _kill(fleet: Fleet, stage: Stage, number: int) -> Kill:
         killed.set()
 
     for proxy in fleet.proxies.values():
-        proxy.reset()  # only a new connection spells out its headers
+        proxy.reset()  # only a new connection sends its headers uncompressed
     proxy = fleet.proxies[owners[moved] if stage.at_source else _other(owners[moved])]
     proxy.trap = Trap(stage.method, stage.moment, spring)
     moving = threading.Thread(target=_move, args=(cluster, moved, _other(owners[moved])), daemon=True)

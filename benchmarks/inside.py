@@ -84,7 +84,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _driven(what: str, folder: Path, options: dict[str, Any], failures: list[str]) -> dict[str, Any]:
-    """Runs a driver process and returns its result; where it fails, {}, with the reason added to ``failures``."""
+    """Runs a driver process and returns its result. If it fails, returns {} and adds the reason to ``failures``."""
     folder.mkdir()
     command = [sys.executable, "-m", "benchmarks.inside_worker", what, str(folder), json.dumps(options)]
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))

@@ -31,7 +31,7 @@ from stateflow.testing import LocalCluster
 
 #: for replicas and for queries
 SLOTS = REPLICAS + TASKS
-#: not counted: meanwhile the JVM compiles what both sides need
+#: rounds that are not counted: the JVM compiles its code in them
 WARM_ROUNDS = 1
 BEFORE_S, AFTER_S, WAIT_S, LOOK_S = 10.0, 10.0, 300.0, 0.1
 

@@ -102,7 +102,7 @@ def _run_spread(*, quick: bool, seed: int) -> Record:
                 load = Load([Source(stream, picker(0, SPREAD_ROWS), 0.0)], seed + number)
                 with load:
                     load.wait(SETTLE_S + seconds)
-                # all batches are scheduled for the beginning: each takes from the answer before it to its own
+                # all batches are scheduled for the beginning: a batch takes from the previous answer to its own
                 ends = [end for end in load.sources[0].latencies.took_s if end >= SETTLE_S]
                 lasted_s, sent = ends[-1] - ends[0], len(ends) - 1
                 each = summary([1e3 * (end - before) for before, end in pairwise(ends)])
@@ -162,7 +162,8 @@ def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: 
 
 
 def picker(number: int, rows: int = ROWS) -> Callable[[random.Random], list[dict[str, Any]]]:
-    """Makes a function that picks rows; each sender has the keys of its own remainder."""
+    """Makes a function that picks rows. Each sender picks the keys whose remainder, divided by the number of senders,
+    is its number."""
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:
         keys = [rng.randrange(KEYS // SENDERS) * SENDERS + number for _ in range(rows)]

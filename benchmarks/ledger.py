@@ -67,7 +67,7 @@ def _batch(first: int) -> list[Entry]:
 
 
 def _appends(file: Path, seconds: float) -> tuple[dict[str, Any], Correctness]:
-    """Appends for so many seconds, as fast as one writer can. A record counts when its commit has been reported."""
+    """Appends for so many seconds, as fast as one writer can. A record counts once its commit has returned."""
     _say(f"appends for {seconds:.0f} s")
     commits_ms: list[float] = []
     per_second: list[int] = []

@@ -52,8 +52,10 @@ _CHECKED: list[Correctness] = []
 class Shape:
     """One run.
 
-    ``size``: bytes of state in each moved partition. ``hot``: share of the moved partitions' keys that the load
-    touches. ``rewrites``: rows bring a new payload, so that a changed key weighs as much as an unchanged one.
+    Attributes:
+        size: bytes of state in each moved partition.
+        hot: share of the moved partitions' keys that the load touches.
+        rewrites: rows bring a new payload, so that a changed key weighs as much as an unchanged one.
     """
 
     size: int

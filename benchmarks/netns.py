@@ -18,7 +18,7 @@ from stateflow.security.plain import environment
 from stateflow.testing import LocalCluster
 
 _PREFIX = f"sf{os.getpid() % 100_000}"
-#: differs between processes: two bridges of one subnet would take each other's answers
+#: differs between processes: two bridges of one subnet would receive each other's answers
 SUBNET = f"10.213.{os.getpid() % 254 + 1}"
 HOST = f"{SUBNET}.1"
 
@@ -57,7 +57,7 @@ def network(sites: Sequence[str], link: Link) -> Iterator[dict[str, tuple[str, s
 
     Yields each site's namespace and address; this process is at ``HOST``. Raises CannotShape.
 
-    No other process is on these links: meanwhile this process and those that it starts speak plain text over them.
+    No other process uses these links, so this process and those that it starts use plain text on them.
     """
     if os.geteuid() != 0:
         raise CannotShape("network namespaces need root")

@@ -27,7 +27,7 @@ class Q3(Operator):
     output = "person long, name string, city string, state string, auction long"
 
     who = state.value(tuple[str, str, str])
-    waiting = state.list(int)  # auctions that came before their seller
+    waiting = state.list(int)  # auctions that arrived before their seller
 
     def process(self, row: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
         if row.auction is None:
@@ -107,7 +107,7 @@ class Q5Counts(Operator):
 
 
 class Q5Hottest(Operator):
-    """Second step: the auctions with the most bids of a window, when the counts of all its auctions have come."""
+    """Second step: the auctions with the most bids of a window, when the counts of all its auctions have arrived."""
 
     key = "window"
     output = "window timestamp, auction long, bids long"

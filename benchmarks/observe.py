@@ -2,7 +2,7 @@
 
 Four clusters run all the time and take turns of a few seconds, in which each is driven as fast as its senders can: one
 without monitoring; one that serves /metrics and is read each second, more often than Prometheus would; and two whose
-batches are traced, 1 % of them and all, from the client to each commit, with a collector in a process of its own. A
+batches are traced (1 % and all of them) from the client to each commit, with a collector in a process of its own. A
 turn is compared with the unmonitored cluster's turn in the same round; the figure is the median of these ratios. The
 order changes from round to round.
 """

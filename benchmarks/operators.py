@@ -73,7 +73,7 @@ class Keep(Operator):
 class Ballast(Operator):
     """CountSum over keys that each carry a payload.
 
-    A row with a size replaces it, by bytes that are incompressible and the same in every run.
+    A row with a size replaces the payload by that many bytes, which are incompressible and the same in every run.
     """
 
     key = "k"

@@ -3,7 +3,7 @@
 Each client is a process of its own with a certificate of its own, so that the replica can tell them apart. The peak is
 the best rate of one or several clients, each of which waits only for its last answer. Then all of them together send at
 fixed times, twice as much: batches that cannot be sent in time wait at the sender. Then one client sends a quarter of
-the peak, alone and beside each kind of hostile client in turn: one floods with large batches, one takes no answers, one
+the peak, alone and beside each kind of hostile client in turn: one floods with large batches, one reads no answers, one
 sends halves of batches, one opens two thousand streams. Latency counts from the time a batch was scheduled.
 
 A hostile client gets only processor time that no other process wants (SCHED_IDLE): it stands for one on another
@@ -81,7 +81,7 @@ class Client:
         return json.loads(said) if said else {}
 
     def stop(self) -> bool:
-        """Ends a hostile client. False: it had stopped already, so that the good clients had none beside them."""
+        """Ends a hostile client. Returns False if it had stopped before, so that the good clients ran without it."""
         self._in.close()
         said = self._line()
         self._process.kill()
@@ -114,7 +114,7 @@ class Measured:
     def counting(self, clients: int, interval_s: float, seconds: float, beside: str = "") -> list[dict[str, Any]]:
         """Runs counting clients and returns their reports.
 
-        ``interval_s``: between batches of a source. ``beside``: kind of the hostile client; empty: none.
+        ``interval_s``: seconds between batches of a source. ``beside``: kind of the hostile client; empty: none.
         """
         good = [
             Client("count", self._certificates, self._told(interval_s), f"count-{self._clients}")

@@ -105,7 +105,7 @@ def flood(address: str, told: dict[str, Any]) -> None:
 
 
 def deaf(address: str, told: dict[str, Any]) -> None:
-    """Sends batch after batch on one stream, and takes no answer."""
+    """Sends batch after batch on one stream, and reads no answer."""
     deployed = next(each for each in Cluster(address).status().operators if each.name == OPERATOR)
     spec = Cluster(address).operator(OPERATOR)
     rows = by_partition(spec, None, [{"k": HOSTILE_KEYS + FLOOD_ROWS + n, "v": 1.0} for n in range(2_000)])

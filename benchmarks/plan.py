@@ -118,7 +118,7 @@ def _run_policies(*, quick: bool, seed: int) -> Record:
 
 
 def _skewed(rng: random.Random, replicas: int, partitions: int) -> tuple[View, dict[PartitionId, str]]:
-    """Makes a skewed view, and the site of the rows of each partition where that is not its owner's."""
+    """Makes a skewed view. Returns it with the site of the rows of each partition whose rows come from another site."""
     infos = [ReplicaInfo(f"r{number}", f"s{number % SITES}", "none") for number in range(replicas)]
     ids = [PartitionId(f"operator-{n % OPERATORS}", n // OPERATORS) for n in range(partitions)]
     # weights of 1/rank; ranks begin where the first partition has half a replica's share
@@ -155,7 +155,7 @@ def _timed(into: list[float], work: Any) -> Any:
 
 
 def _checked(owners: Mapping[PartitionId, str], infos: Sequence[ReplicaInfo], partitions: int) -> Correctness:
-    """Tells whether every partition has one owner that exists, and no replica is a whole partition off its share."""
+    """Checks that every partition has one owner that exists, and that no replica is a whole partition off its share."""
     known = {info.name for info in infos}
     counts = Counter(owners.values())
     least, most = partitions // len(infos), -(-partitions // len(infos))

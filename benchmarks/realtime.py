@@ -2,8 +2,8 @@
 
 For each rate a query of its own runs over the same cluster, for a while without moves and for a while with all
 partitions moving from one site to the other and back. Then the same operator runs in micro-batches, and its equivalent
-in Spark's transformWithState in the JVM, in real time. A row that is due while Spark is between two epochs comes with
-the next one: figures are of all rows, and of only those that were due within an epoch.
+in Spark's transformWithState in the JVM, in real time. A row that is due while Spark is between two epochs arrives
+in the next one: there are figures of all rows, and of only those that were due within an epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATOR, SITES, PARTITIONS, SOURCES, KEYS = "Count", ("a", "b"), 16, 2, 64
 RATES, RATES_QUICK = (10, 100, 1000), (100,)
 MICRO_RATE = 100
 EPOCH = "10 seconds"
-#: longest start of a session; the first rows are due then
+#: seconds until the first rows are due: no session takes longer to start
 START_S = 30.0
 WARM_S, ALONE_S, MOVING_S, AFTER_S = 12.0, 30.0, 30.0, 5.0
 TIMEOUT_S = 120.0

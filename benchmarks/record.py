@@ -20,7 +20,7 @@ _PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQ
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound on a figure. ``value``: None if it could not be measured; the target is not met then."""
+    """A bound on a figure. ``value`` is None if it could not be measured; then the target is not met."""
 
     name: str
     value: float | None
@@ -62,7 +62,7 @@ class Correctness:
 
     @staticmethod
     def of_all(parts: Sequence[Correctness]) -> Correctness:
-        """Adds up several results; the whole is unknown where one part could not be counted."""
+        """Adds up several results; a total is unknown if one part could not be counted."""
 
         def total(counts: Sequence[int | None]) -> int | None:
             known = [count for count in counts if count is not None]
@@ -88,9 +88,11 @@ class Correctness:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Result of one experiment. ``failures``: what could not be measured and why, one line each.
+    """Result of one experiment.
 
-    ``skipped``: why this machine cannot run the experiment, or not all of it; that is not a failure.
+    Attributes:
+        failures: what could not be measured and why, one line each.
+        skipped: why this machine cannot run the experiment, or all of it; that is not a failure.
     """
 
     experiment: str

@@ -1,6 +1,6 @@
 """Make a page, pictures and a table of the results that were kept.
 
-Reads JSON lines (bench-out/results.jsonl); of each experiment the newest result counts. Writes ``report.html``, which
+Reads JSON lines (bench-out/results.jsonl); the newest result of each experiment counts. Writes ``report.html``, which
 refers to nothing outside itself, ``targets.md``, ``targets.png`` and ``latency.png``. Every figure and verdict comes
 from the records.
 """

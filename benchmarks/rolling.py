@@ -1,6 +1,6 @@
 """ROLLING: every replica and both controllers are restarted, one after another, while a Spark query runs.
 
-The query reads a file every ``EVERY_S`` seconds. The operator counts a file's rows by key and puts out each count, so
+The query reads a file every ``EVERY_S`` seconds. The operator counts a file's rows by key and outputs each count, so
 that lost and duplicated rows show. A micro-batch fails when Spark gives it up or begins it again.
 """
 
@@ -206,7 +206,7 @@ class Query:
 
 @contextmanager
 def query_of(session: Any, folder: Path, cluster: Any) -> Iterator[Query]:
-    """Starts a query over the files that :class:`Input` writes. Ends the session too."""
+    """Starts a query over the files that :class:`Input` writes, and ends it, and the session, with the block."""
     from stateflow.spark import apply_operator
 
     outputs: Counter[tuple[int, int]] = Counter()

@@ -185,7 +185,7 @@ class Rig:
     def rate(self, seconds: float) -> float:
         """Returns the rows a second of all senders, each of which sends again when it is answered.
 
-        Half of ``seconds`` warms up.
+        The load warms up for half of ``seconds``, and is then measured for ``seconds``.
         """
         done: list[list[tuple[float, int]]] = [[] for _ in range(SENDERS)]
         errors: list[BaseException] = []

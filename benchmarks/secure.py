@@ -42,7 +42,7 @@ class Side:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """Gives this process the certificate that the cluster takes, or none."""
+        """Gives this process the certificate that the cluster accepts, or none."""
         if self.local.certificates is not None:
             self.local.certificates.begin()
         try:
@@ -71,7 +71,7 @@ class Side:
             return (sent() - before) / (time.monotonic() - began)
 
     def paced(self, rate: float, seconds: float, moves: int) -> dict[str, float]:
-        """Measures latency at so many batches a second, and then the pauses of moves."""
+        """Measures latency at ``rate`` batches a second, and then the pauses of moves."""
         pauses: list[float] = []
         with self.speaking(), self.load(SENDERS / rate) as load:
             load.wait(SETTLE_S + seconds)

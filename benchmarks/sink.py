@@ -1,7 +1,7 @@
-"""A collector that takes spans over OTLP/HTTP and keeps none.
+"""A collector that receives spans over OTLP/HTTP and keeps none.
 
 It runs in a process of its own, so that its cost is not the sender's. It prints its port, then serves until its
-standard input closes; a GET returns how many bytes came.
+standard input closes; a GET returns how many bytes have arrived.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
     # by default an hour of checkpoints is kept and dropped every 15 minutes: the disk would grow for all of the run
     os.environ["STATEFLOW_REPLICA_CHECKPOINT_KEEP_S"] = "300"
     os.environ["STATEFLOW_REPLICA_CHECKPOINT_TIDY_INTERVAL_S"] = "60"
-    # caches of the default size, 256 MiB each, fill for hours, which a leak could not be told from
+    # caches of the default size, 256 MiB each, fill for hours, which would look like a leak
     os.environ["STATEFLOW_REPLICA_BLOCK_CACHE_BYTES"] = str(16 << 20)
     os.environ["STATEFLOW_REPLICA_WRITE_BUFFER_BYTES"] = str(16 << 20)
     rng = random.Random(seed)
@@ -119,7 +119,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """Peak load. ``rate``: batches a second of all senders. ``truth``: what has been sent."""
+    """Peak load. ``rate``: batches a second of all senders. ``truth``: expected result of the rows sent."""
 
     rate: float
     truth: Ledger

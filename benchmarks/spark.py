@@ -2,9 +2,9 @@
 
 Every contestant reads the same parquet files, one file per micro-batch: first the few keys, then the many, each in a
 query of its own; one contestant runs after another. At the full size each has a process and Spark session of its own.
-At the quick size all share one, which the rivals find warm: stateflow comes first. The first micro-batches of a query
-warm up and are not counted. Throughput is rows of a micro-batch over its ``triggerExecution`` time, which includes
-Spark's own bookkeeping for all alike.
+At the quick size all share one session, in which stateflow runs first, so that its rivals find a warm JVM. The first
+micro-batches of a query warm up and are not counted. Throughput is rows of a micro-batch over its ``triggerExecution``
+time, which includes Spark's own bookkeeping for all alike.
 
 Each contestant is then checked twice: the final state of each timed run, cell by cell, and every output row of a
 smaller run. A query that only hands its rows to Python and back is Spark's floor: stateflow's cost is the time above
@@ -145,9 +145,9 @@ def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
 
     The numbers are the same for all, but lower for contestants that take up to a minute for each. A query runs for
     weeks: what counts is the JVM once it has compiled its code. Spark's native aggregation and stateflow take half as
-    long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth. Improvement goes on
-    more slowly for hundreds of batches, which the benchmark does not wait for; docs/evaluation.md says what follows
-    from that. With many keys the JVM is warm already.
+    long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth. Times fall
+    further, but more slowly, for hundreds of batches, which the benchmark does not wait for; docs/evaluation.md says
+    what follows from that. With many keys the JVM is warm already.
     """
     many = keys > KEY_COUNTS[0]
     if contestant in SLOW and many:
@@ -203,7 +203,7 @@ def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
             _end_group(process)
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     error = {"error": f"{ended}: " + " | ".join(lines[-_FAILURE_LINES:])}
-    # a bad end after the last result is no success; results before a contestant that failed stand
+    # the result of a contestant whose process failed does not count; those of earlier contestants do
     failed = jobs[-1] if ended != "exit status 0" else None
     return {
         job.contestant: json.loads(Path(job.result).read_text())

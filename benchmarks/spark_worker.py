@@ -42,9 +42,9 @@ SETTINGS = {
     # commit, and do not look a key up merely to count keys.
     f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
-    # settings that stateflow's documentation recommends, for all contestants: the native aggregation gains from that of
-    # the log; those in Python gain from all but that of planning, which Spark does once for stateful queries in any
-    # case
+    # settings that stateflow's documentation recommends, for all contestants: the native aggregation gains from the
+    # setting of the log; contestants in Python gain from all but that of planning, because Spark plans a stateful query
+    # only once anyway
     **quick_settings("local[2]"),
 }
 
@@ -86,7 +86,7 @@ class Contestant:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Provides what one query needs around it, with empty state."""
+        """Sets up what one query needs, with empty state."""
         yield
 
 

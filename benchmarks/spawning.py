@@ -117,7 +117,7 @@ def _note(figures: dict[str, Any], name: str, began: float) -> None:
 
 
 def _until(holds: Callable[[], bool], what: str, load: Load | None = None) -> None:
-    """Waits until ``holds()``. Raises TimeoutError, and what the load failed with."""
+    """Waits until ``holds()``. Raises TimeoutError, and the error with which the load failed."""
     until = time.monotonic() + TIMEOUT_S
     while not holds():
         if time.monotonic() > until:

@@ -1,7 +1,7 @@
 """A watch that tells whether the process that generates a load was held up itself.
 
 A thread sleeps for a moment, again and again. When it wakes up late, so would any other thread of this process:
-latencies measured meanwhile include the generator's delay. The delay stays in the latencies, but is reported.
+latencies measured then include the generator's delay. The delay stays in the latencies, but is reported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 SLEEP_S = 0.005
-#: an oversleep from here on is a stall
+#: an oversleep of at least this many seconds is a stall
 STALL_S = 0.02
 
 
@@ -37,7 +37,7 @@ class Stalls:
 
 
 class StallWatch:
-    """A context manager that counts stalls; :meth:`found` works also afterwards."""
+    """A context manager that counts stalls; :meth:`found` also works after its end."""
 
     def __init__(self) -> None:
         self._late_s: list[float] = []

@@ -1,7 +1,7 @@
 """Vehicles that report their position, and the operator that keeps what they reported. Replicas import this module.
 
-There is one key for a region, whose vehicles travel together, and one region for a partition; so a region's state can
-live at the edge site its vehicles are near, and moves when another site is nearer. Deterministic by seed.
+Each region is one key and one partition, and its vehicles travel together. So its state can be at the edge site that
+its vehicles are near, and moves when another site is nearer. The same seed gives the same rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from stateflow import Operator, state
 from stateflow.partitioner import partition_of
 
-#: diameter of the circle on which the sites stand
+#: diameter of the circle on which the sites are
 SIDE_KM = 40.0
 STEP_S = 1.0
 SPEED_KM_S = (0.01, 0.03)
@@ -57,7 +57,7 @@ class Fleet:
     """A fleet of ``regions`` with ``vehicles`` each, among ``sites``.
 
     Args:
-        speedup: how many seconds of driving one step is.
+        speedup: seconds of driving in one step.
     """
 
     def __init__(self, seed: int, regions: int, vehicles: int, sites: int = 4, speedup: float = 1.0) -> None:
@@ -78,7 +78,7 @@ class Fleet:
         return min(range(len(self.sites)), key=lambda site: math.dist(self.sites[site], (region.x, region.y)))
 
     def drive(self) -> None:
-        """Drives all regions one step; a region that arrives turns to another site."""
+        """Drives all regions one step; a region that arrives at its site heads for another one."""
         for region in self.regions:
             x, y = self.sites[region.to]
             left = math.dist((x, y), (region.x, region.y))
@@ -91,7 +91,8 @@ class Fleet:
                 region.y += (y - region.y) / left * step
 
     def readings(self, region: Region, vehicles: range, size: int) -> list[dict[str, Any]]:
-        """Returns what these vehicles report now. ``size``: bytes of each one's message, 0 to leave it as it is."""
+        """Returns the present reports of these vehicles. ``size``: bytes of a new message of each; 0: no new
+        message."""
         return [
             {
                 "region": region.key,

@@ -1,6 +1,6 @@
-"""A repeatable source of rows for micro-batches and real time, and a sink that logs when each row came.
+"""A repeatable source of rows for micro-batches and real time, and a sink that logs when each row arrives.
 
-Both are a few classes of Java, which are compiled where there is a compiler.
+Both are a few classes of Java, which are compiled before use.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_jar(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A row as the sink got it. ``attempt``: identifies the attempt at (epoch, task) that gave the row."""
+    """A row that the sink received. ``attempt``: identifies the attempt at (epoch, task) that gave the row."""
 
     at_us: int
     epoch: int
@@ -64,7 +64,7 @@ class Log:
         return [given for kind, given in self._lines() if kind == "row"]
 
     def taken(self) -> list[Given]:
-        """Returns the rows that a sink keeps which takes an epoch's rows at its end.
+        """Returns the rows that remain if a sink takes the rows of an epoch only at its end.
 
         For each task in each epoch, these are the rows of the last attempt that gave all of them.
         """

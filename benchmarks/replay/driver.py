@@ -25,10 +25,14 @@ OWN_STATE = {
 class Query:
     """A query and its source.
 
-    ``t0_us``: when the first row is due, µs since 1970. ``rows``: of each partition. ``interval_us``: between two of
-    them. ``epoch``: its length, as Spark's trigger takes it; empty: micro-batches. ``cores``: of the session.
-    ``operator``: the name of one of this package's, or :data:`IN_JVM`. ``as_kafka``: the rows have Kafka's columns, by
-    which they are identified.
+    Attributes:
+        t0_us: time at which the first row is due, in µs since 1970.
+        rows: number of rows of each partition.
+        interval_us: time between two rows of a partition.
+        epoch: length of an epoch, as Spark's trigger takes it; empty: micro-batches.
+        cores: cores of the session.
+        operator: name of one of this package's operators, or :data:`IN_JVM`.
+        as_kafka: give the rows Kafka's columns, by which they are identified.
     """
 
     jar: str

@@ -9,7 +9,7 @@ from stateflow import Context, Operator, Timer, state
 
 
 class Count(Operator):
-    """Numbers the rows of each key: every row comes out with its place among them."""
+    """Numbers the rows of each key: every output row has its place among them."""
 
     key = "k"
     output = "part int, off long, k string, due timestamp, n long"
@@ -21,7 +21,7 @@ class Count(Operator):
 
 
 class Seconds(Operator):
-    """Counts the rows of a key that were due in each second, and puts a second out once event time has passed it."""
+    """Counts the rows of a key that were due in each second, and outputs a second once event time has passed it."""
 
     key = "k"
     output = "k string, second long, n long"

@@ -4,8 +4,8 @@
 supports (:class:`FsspecBackend`). Names are relative paths with ``/``. ``create`` and ``upload`` leave the whole object
 or none, as far as the store can: a local directory by a hard link of a synced temporary file, object stores by one put.
 
-Everything else uses a backend through :class:`Objects`, whose calls cannot hang. A :class:`SiteCache` stands in front
-of a store that is far away.
+Everything else uses a backend through :class:`Objects`, whose calls cannot hang. A :class:`SiteCache` keeps copies of
+blobs near the replicas when the store is far away.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PIECE_BYTES = 1 << 20
 Throttle = Callable[[int], None]
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-#: slowest rate of a link that is not taken for broken: a piece without visible progress may take the timeout, and the
-#: time for its bytes at this rate
+#: slowest rate of a link that does not count as broken: a piece may show no progress for the timeout plus the time that
+#: its bytes take at this rate
 BYTES_PER_S_MIN = 32 << 10
 #: interval at which the progress of a transfer is checked
 LOOK_S = 0.5
-#: schemes whose fsspec implementation is an extra of this package
+#: how to install the extra of this package that a scheme needs
 _EXTRAS: Final = {"s3": "pip install 'stateflow-streams[s3]'", "s3a": "pip install 'stateflow-streams[s3]'"}
 LOCAL: Final = ("file", "local")
 #: folder of files being written (local directories) and of probes (all stores)
@@ -66,14 +66,15 @@ class Backend(Protocol):
     Methods raise FileNotFoundError, FileExistsError, other OSErrors, or any error of their client library.
 
     Attributes:
-        piece_bytes: an upload or download shows progress at least once for each so many bytes.
+        piece_bytes: an upload or download shows progress at least once per this number of bytes.
     """
 
     @property
     def piece_bytes(self) -> int: ...
 
     def create(self, name: str, data: bytes) -> None:
-        """Creates an object, which readers see whole or not at all. Raises FileExistsError and then changes nothing."""
+        """Creates an object, which readers see whole or not at all. Raises FileExistsError, and changes nothing, if it
+        exists."""
         ...
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
@@ -129,7 +130,7 @@ class LocalBackend:
                 _sync(file.fileno())
             try:
                 self._link(temporary, name)
-            except FileExistsError:  # damaged, or of the same content, and another process may rely on its being there
+            except FileExistsError:  # damaged, or of the same content: replaced in one step, others may rely on it
                 temporary.replace(self.root / name)
                 _sync_folder((self.root / name).parent)
         finally:
@@ -165,7 +166,7 @@ class LocalBackend:
         for folder, _, files in os.walk(self.root / prefix, onerror=_raise_unless_gone):
             for file in files:
                 path = Path(folder) / file
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                with contextlib.suppress(FileNotFoundError):  # deleted since
                     found.append(self._stored(path))
         return found
 
@@ -184,8 +185,8 @@ class LocalBackend:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Re-raises an error unless the folder is gone. An unreadable folder must not count as empty: the blobs that it
-    refers to would be collected."""
+    """Re-raises an error unless the folder is gone. An unreadable folder must not count as empty: a collection would
+    delete the blobs that its manifests name."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -205,8 +206,8 @@ def _sync_folder(path: Path) -> None:
 class FsspecBackend:
     """Any file system that fsspec supports.
 
-    ``create`` is one conditional put where the store supports that (memory, S3, GCS). Elsewhere it looks for the object
-    first, so two writers that create the same name at the same instant both succeed.
+    ``create`` is one conditional put if the store supports that (memory, S3, GCS). Otherwise it looks for the object
+    first; then two writers that create the same name at the same instant both succeed.
     """
 
     piece_bytes = sys.maxsize  # fsspec sends small objects in one piece, up to a size that is not known here
@@ -255,7 +256,7 @@ class FsspecBackend:
     def list(self, prefix: str) -> list[Stored]:
         self._fs.invalidate_cache()
         try:
-            # by default folders that cannot be read are left out
+            # by default fsspec leaves out folders that it cannot read
             strictly = {} if getattr(self._fs, "async_impl", False) else {"on_error": "raise"}
             found = self._fs.find(self._path(prefix), detail=True, **strictly)
         except FileNotFoundError:
@@ -311,13 +312,13 @@ def _micros(when: Any) -> int:
 
 
 class Objects:
-    """Objects of one store, by calls that cannot hang: each is bounded in time.
+    """Access to the objects of one store by calls that cannot hang: each is bounded in time.
 
-    A transfer may take any time, but only a bounded time without progress. A call that does not return is left behind
-    in a daemon thread, and the caller gets Unavailable.
+    A transfer may take any time, but only a bounded time without progress. When a call does not return in time, the
+    caller gets Unavailable, and the call is left in a daemon thread.
 
-    Methods raise FileNotFoundError and FileExistsError where these are the store's answer, and Unavailable for every
-    other failure.
+    Methods raise FileNotFoundError and FileExistsError if these are the store's answer, and Unavailable for every other
+    failure.
     """
 
     def __init__(self, backend: Backend, url: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -355,7 +356,7 @@ class Objects:
         """Writes an object to an open, empty file.
 
         Args:
-            size: expected size in bytes; little more is read of a longer object.
+            size: expected size in bytes; of a longer object, little more is read.
         """
         descriptor = file.fileno()
         piece = self._piece(size)
@@ -394,7 +395,8 @@ class Objects:
         """Runs a call in a thread and waits for it. Raises Unavailable on timeout.
 
         Args:
-            timeout_s: maximum time from the beginning, and from the last time that ``moved`` returned another number.
+            timeout_s: maximum time since the call began, and since ``moved`` last returned another number.
+            moved: counts progress.
         """
         outcome: list[T] = []
         failure: list[BaseException] = []
@@ -459,7 +461,7 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
         if not root.is_dir():
             if not create:
                 raise CheckpointStoreMissing(
-                    "no checkpoint store there: no such directory", remedy="check that it is mounted", url=url
+                    "the directory of the checkpoint store does not exist", remedy="check that it is mounted", url=url
                 )
             there = next(path for path in (root, *root.parents) if path.exists())
             if not there.is_dir():
@@ -498,13 +500,14 @@ def _unusable(url: str, why: str) -> InvalidArgument:
 
 
 class SiteCache:
-    """A directory with a site's copies of blobs, plain and by digest. Raises InvalidArgument.
+    """A directory with a site's copies of blobs, unencoded and named by digest.
 
     The replicas of one machine share it. Its content is not trusted: it is hashed each time it is used, and content
-    that does not match is dropped and fetched again.
+    that does not match is dropped and fetched again. Raises InvalidArgument for a size below 1, or a directory that
+    cannot be made.
 
     Args:
-        bytes_max: total size above which the least recently used blobs are dropped.
+        bytes_max: total size in bytes above which the least recently used blobs are dropped.
     """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
@@ -522,7 +525,7 @@ class SiteCache:
         self._bytes_max = bytes_max
 
     def get(self, digest: str, target: Path) -> bool:
-        """Copies verified content to ``target``, a new file. False: the cache does not have it."""
+        """Copies verified content to ``target``, a new file. Returns False if the cache lacks it."""
         place = self._place(digest)
         try:
             found = hashed_copy(place, target)
@@ -537,7 +540,7 @@ class SiteCache:
         return True
 
     def put(self, digest: str, source: Path) -> None:
-        """Keeps a file whose content has this digest. Does nothing if that fails (a full disk)."""
+        """Stores a copy of a file whose content has this digest. A failure, such as a full disk, is ignored."""
         place = self._place(digest)
         if place.exists() or source.stat().st_size > self._bytes_max:
             return

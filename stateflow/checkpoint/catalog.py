@@ -13,7 +13,7 @@
 
 A manifest describes the checkpoint of one partition at one sequence, and names the blobs that contain its files. The
 object's name orders it: ``<epoch>-<sequence>[-<attempt>].json``. The newest is the greatest, so that a late upload by
-an earlier owner can never become the newest, whatever the store thinks of renames. The proof of a checkpoint is a
+an earlier owner can never become the newest, on any store. The proof of a checkpoint is a
 digest of decoded state: it covers every entry of a partition store, in order, whichever files contain them.
 
 The marker has an id and is created once. It distinguishes a store from the empty directory under its mount point, and
@@ -27,8 +27,8 @@ The protocol needs no locks and no correct clock:
    condemned blob again under another name, or the collection spares a leased one;
 3. a lease that is a day old, by the clock of the store, has expired: its process died. A collection *removes* it before
    it reads the manifests for the last time;
-4. a process that published something looks *afterwards* whether its lease stands. If it does, a collection can remove
-   the lease only later, and then reads what was published. If not, a collection took the process for dead, and the
+4. a process that published a manifest checks *afterwards* whether its lease still exists. If so, a collection can
+   remove the lease only later, and then reads that manifest. If not, a collection considered the process dead, and the
    process starts over.
 """
 
@@ -93,10 +93,15 @@ class ManifestFile:
 class Manifest:
     """The state of one partition at one sequence.
 
-    ``positions``: source → last batch contained. ``digest``: of the files and the sequence. ``state_digest``: of the
-    decoded entries; empty: not computed. ``schema``: the states, as KeyedState.schema() describes them. ``target``:
-    import path of the operator's class. ``version``: of the operator's class. ``tags``: the states addressed at run
-    time, as :func:`~stateflow.state.stored_tags` describes them; empty: there is none, or the manifest is older.
+    Attributes:
+        digest: digest of the files and the sequence.
+        positions: last batch that the state contains, by source.
+        state_digest: digest of the decoded entries; empty: not computed.
+        schema: the states, as KeyedState.schema() describes them.
+        target: import path of the operator's class.
+        version: version of the operator's class.
+        tags: the states addressed at run time, as :func:`~stateflow.state.stored_tags` describes them; empty: there are
+            none, or the manifest is older.
     """
 
     operator: str
@@ -151,8 +156,8 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, place: str) -> Manifest:
-        """Decodes a manifest. Raises CheckpointCorrupt; CheckpointNewer for an intact one in the format of a later
-        program."""
+        """Decodes a manifest. Raises CheckpointCorrupt, or CheckpointNewer for an intact manifest whose format is newer
+        than this program."""
         try:
             outer = json.loads(data)
             body = outer["body"]
@@ -252,7 +257,7 @@ def blob_name(digest: str, suffix: str = "") -> str:
 
 
 def digest_of(blob: str) -> str:
-    """Inverse of :func:`blob_name`, for any suffix."""
+    """Returns the digest from the name of a blob, the inverse of :func:`blob_name`."""
     return blob.rpartition("/")[2].partition(".")[0]
 
 
@@ -266,7 +271,7 @@ def parse_name(name: str) -> tuple[Order, int] | None:
     return None if match is None else ((int(match[1]), int(match[2])), int(match[3] or 0))
 
 
-#: takes about a millisecond, which other threads that wait for the interpreter do not feel
+#: entries hashed at a time: about a millisecond, which barely delays other threads that wait for the interpreter
 ENTRIES_AT_ONCE = 200
 
 
@@ -298,8 +303,10 @@ def state_digest(
 class Found:
     """The object of a manifest.
 
-    ``savepoint``: name of the savepoint, empty for a checkpoint; ``order`` and ``attempt``: parsed from the object's
-    name; ``size``: bytes.
+    Attributes:
+        order, attempt: parsed from the object's name.
+        savepoint: name of the savepoint; empty: the object is a checkpoint.
+        size: size in bytes.
     """
 
     name: str
@@ -351,7 +358,7 @@ class Catalog:
     def read(self, found: Found) -> Manifest:
         """Reads a manifest and checks that its content matches its name.
 
-        Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted meanwhile.
+        Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted since it was listed.
         """
         if found.size > MANIFEST_BYTES_MAX:
             raise CheckpointCorrupt(
@@ -371,8 +378,8 @@ class Catalog:
     def newest(self, partition: PartitionId, passed_over: list[StateflowError] | None = None) -> Iterator[Manifest]:
         """Yields readable manifests of a partition, newest first.
 
-        Errors of unreadable ones are added to ``passed_over``, or logged. Raises CheckpointNewer and WrongKey: such a
-        manifest may be good, and falling back to an older one would lose its state.
+        Errors of unreadable manifests are appended to ``passed_over``, or logged if it is None. Raises CheckpointNewer
+        and WrongKey: such a manifest may be good, and falling back to an older one would lose its state.
         """
         for found in self.checkpoints(partition):
             try:
@@ -381,10 +388,10 @@ class Catalog:
                 raise
             except CheckpointCorrupt as error:
                 if passed_over is None:
-                    log.error("%s", error)
+                    log.error("checkpoint skipped: %s", error)
                 else:
                     passed_over.append(error)
-            except FileNotFoundError:  # a collection deleted it meanwhile
+            except FileNotFoundError:  # a collection has deleted it
                 continue
             else:
                 yield manifest
@@ -414,7 +421,7 @@ def savepoint_place(name: str, partition: PartitionId) -> str:
 
 
 class Lease:
-    """A lease on digests, from its creation on. Raises Unavailable if the store cannot be written."""
+    """A lease on digests, which exists until it is released. Raises Unavailable if the store cannot be written."""
 
     def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
         self._objects = objects
@@ -422,14 +429,14 @@ class Lease:
         objects.create(self._name, json.dumps(sorted(set(digests))).encode())
 
     def stands(self) -> bool:
-        """Returns whether the lease still exists. False: a collection took its process for dead."""
+        """Returns whether the lease still exists. False: a collection considered its process dead, and removed it."""
         return self._objects.stat(self._name) is not None
 
     def release(self) -> None:
         try:
             self._objects.delete(self._name)
         except (Unavailable, FileNotFoundError) as error:
-            log.warning("lease on blobs not released, it expires after a day: %s", error)
+            log.warning("checkpoint store: lease on blobs not released, it expires after a day: %s", error)
 
     def __enter__(self) -> Lease:
         return self
@@ -501,7 +508,7 @@ def _marker_checksum(id_: str, format_: int) -> str:
 
 def missing(url: str) -> CheckpointStoreMissing:
     return CheckpointStoreMissing(
-        "no checkpoint store there: its marker is missing, and nothing was written",
+        "the checkpoint store has no marker, and nothing was written",
         remedy=f"check that it is mounted; for a new store run `stateflow checkpoint init --checkpoints {url}`",
         url=url,
     )

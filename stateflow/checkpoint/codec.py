@@ -74,7 +74,8 @@ class Codec:
         yield from self._cipher.encrypt(content) if self._cipher else content
 
     def decode(self, content: Iterable[bytes], blob: str) -> Iterator[bytes]:
-        """Decodes a blob as its name says. Raises WrongKey, or CheckpointCorrupt for content that does not decode."""
+        """Decodes a blob according to the suffix of its name. Raises WrongKey, or CheckpointCorrupt for content that
+        does not decode."""
         _, *how = blob.rpartition("/")[2].split(".")
         encrypted = [part for part in how if len(part) == 16]
         if encrypted:
@@ -83,11 +84,11 @@ class Codec:
 
     @staticmethod
     def is_plain(blob: str) -> bool:
-        """Returns whether a blob is stored as it is."""
+        """Returns whether a blob is stored unencoded."""
         return "." not in blob.rpartition("/")[2]
 
     def seal(self, data: bytes) -> bytes:
-        """Returns a manifest as it is stored: encrypted if there is a key."""
+        """Returns a manifest in its stored form: encrypted if there is a key."""
         return b"".join(self._cipher.encrypt([data])) if self._cipher else data
 
     def unseal(self, data: bytes, place: str) -> bytes:
@@ -149,7 +150,7 @@ def _damaged(place: str) -> CheckpointCorrupt:
 
 class _Cipher:
     def __init__(self, key: bytes) -> None:
-        from cryptography.exceptions import InvalidTag  # takes 50 ms, so that only programs that encrypt import it
+        from cryptography.exceptions import InvalidTag  # takes 50 ms, so only programs that encrypt import it
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._aead: Any = AESGCM

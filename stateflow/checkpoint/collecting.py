@@ -1,12 +1,12 @@
 """Retention and garbage collection: pure functions decide what to keep, the shell only lists and deletes.
 
-Mark and sweep. A blob is referenced if any readable manifest or savepoint names it; it is spared if an upload, a
-restore or a reader under way relies on it. The order of steps makes a collection safe beside these: remove expired
-leases, list blobs, condemn the unreferenced ones, read the leases, read the manifests once more, delete the condemned
-blobs that are still neither referenced nor leased. See :mod:`stateflow.checkpoint.catalog` for the other side.
+Collections mark and sweep. A blob is referenced if any readable manifest or savepoint names it; it is leased while an
+upload, a restore or a reader relies on it. The order of steps makes a collection safe while those run: remove expired
+leases, list blobs, condemn the unreferenced ones, read the leases, read the manifests again, delete the condemned blobs
+that are still neither referenced nor leased. :mod:`stateflow.checkpoint.catalog` describes how leases are written.
 
-Only the clock of the store counts, because this machine's may be wrong. A checkpoint counts as kept when all of its
-blobs are there. While a manifest that retention keeps cannot be read, nothing is swept, because its blobs are not
+Ages are measured by the store's clock, because this machine's may be wrong. Retention counts only checkpoints whose
+blobs are all there. While a manifest that retention keeps cannot be read, nothing is swept, because its blobs are not
 known.
 """
 
@@ -39,7 +39,7 @@ from stateflow.types import PartitionId
 class Retention:
     """Rule for keeping checkpoints of a partition: the newest ``keep`` readable ones, and all younger than ``age_s``.
 
-    Raises InvalidArgument for less than one or a negative age.
+    Raises InvalidArgument for ``keep`` below 1 or a negative ``age_s``.
     """
 
     keep: int = 3
@@ -47,7 +47,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise InvalidArgument("the newest checkpoint is always kept", remedy="keep at least 1")
+            raise InvalidArgument("the newest checkpoint cannot be dropped", remedy="keep at least 1")
         if not self.age_s >= 0:
             raise InvalidArgument("an age cannot be negative", remedy="pass seconds, 0 or more")
 
@@ -55,10 +55,10 @@ class Retention:
 def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Retention, now_us: int) -> list[Found]:
     """Returns the checkpoints of one partition that retention does not keep.
 
-    Checkpoints that are not whole do not count as kept, and are dropped with those around them.
+    Checkpoints that are not whole do not count towards ``keep``, and are dropped like whole ones of the same age.
 
     Args:
-        whole: names of the checkpoints whose manifest could be read, and whose blobs are there.
+        whole: names of the checkpoints whose manifest could be read and whose blobs are all there.
     """
     dropped = []
     kept = 0
@@ -74,7 +74,7 @@ def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Ret
 def whose_turn(checkpoints: Iterable[Found]) -> PartitionId | None:
     """Returns the partition that was published last; its owner may drop checkpoints. None: nothing was published.
 
-    So mostly one replica at a time drops checkpoints, and each has its turn.
+    So mostly one replica at a time drops checkpoints, and each replica has its turn.
     """
     newest = max(checkpoints, key=lambda each: (each.modified_us, each.name), default=None)
     return None if newest is None else newest.partition
@@ -142,7 +142,7 @@ class Collector:
         self._store.check()
         now_us = self._objects.now_us()
         report = Collected(dry_run)
-        if not dry_run:  # before manifests are read: a process wrongly taken for dead sees that its lease is gone
+        if not dry_run:  # before manifests are read: a process wrongly considered dead sees that its lease is gone
             self._tidy(now_us)
         blobs = {stored.name[len(BLOBS) + 1 :]: stored.size for stored in self._store.blobs()}
         checkpoints = self._catalog.checkpoints()
@@ -153,7 +153,7 @@ class Collector:
         for found in dropped:
             if not dry_run:
                 self._objects.delete(found.name)
-                self._read.pop(found.name, None)  # a manifest that has this name from now on is another one
+                self._read.pop(found.name, None)  # a manifest with this name is another one from now on
         report.incomplete = [name for name in report.incomplete if name not in gone]
         report.checkpoints_dropped = len(dropped)
         report.checkpoints_kept = len(checkpoints) - len(dropped)
@@ -216,7 +216,7 @@ class Collector:
             elif swept is None:
                 report.held_up = "the lease of an upload or restore is torn: it expires a day after it was written"
             else:
-                self._store.check()  # the store was not replaced, so that the listing was of it, too
+                self._store.check()  # the store was not replaced since it was listed
                 for name, size in swept.items():
                     if not report.dry_run:
                         self._check_stands(mark, began)
@@ -232,10 +232,10 @@ class Collector:
                 self._objects.delete(mark)
 
     def _check_stands(self, mark: str, began: float) -> None:
-        """Checks that the collection's mark still stands. Raises Unavailable.
+        """Checks that the collection's mark still exists. Raises Unavailable.
 
-        Without the mark, uploads rely again on blobs that the collection has condemned. A process that was stopped for
-        a day has lost its mark, and so has a process during which the store's clock jumped a day ahead.
+        Without the mark, uploads rely again on blobs that the collection has condemned. Another collection removes the
+        mark of a process that was suspended for a day, or during whose run the store's clock jumped a day ahead.
         """
         if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
             raise Unavailable("the collection took too long", remedy="start it again", url=self._store.url)

@@ -76,7 +76,7 @@ from stateflow.private import masked
 from stateflow.types import PartitionId, check_name
 
 log = logging.getLogger(__name__)
-#: maximum of attempts at an upload whose lease was taken for dead
+#: maximum of attempts at an upload whose lease a collection removed
 ATTEMPTS = 3
 RESTORE_THREADS = 4
 #: errors that do not go away with time
@@ -106,7 +106,7 @@ class Fetching:
         """Fetches one file of a checkpoint and verifies it by its digest. Raises CheckpointCorrupt, Unavailable.
 
         Args:
-            written: entered once all of the file is written, left before it counts as fetched.
+            written: context that is entered once the file is written, and left before it counts as fetched.
         """
         try:
             if self._cache is not None and self._cache.get(file.digest, path):
@@ -164,7 +164,7 @@ class Fetching:
 def _opened(path: Path) -> FileIO:
     try:
         return path.open("wb", buffering=0)
-    except OSError as error:  # as no_room, or FileNotFoundError would pass for a missing blob
+    except OSError as error:  # raised as no_room: a FileNotFoundError would pass for a missing blob
         raise no_room(error, path.parent) from error
 
 
@@ -212,7 +212,7 @@ class CheckpointStore:
         cache: a site's copies of blobs in front of the store.
         create: make the directory when it does not exist.
         backend: used instead of the one that the URL names.
-        options: for fsspec.
+        options: passed to fsspec.
 
     Raises InvalidArgument, ExtraMissing; every method raises Unavailable when the store fails or does not answer.
     """
@@ -250,9 +250,10 @@ class CheckpointStore:
         No store is created in place of a missing one.
 
         Args:
-            known: the store used before; None: none was.
-            keep: called with the store when it is used for the first time; its argument is ``known`` the next time.
-            note: file in which that is kept, for errors.
+            known: the store used before; None: no store was.
+            keep: called with the store when it is used for the first time, to store it. Pass it as ``known`` the next
+                time.
+            note: file in which ``keep`` stores it; errors name the file.
         """
         self._note, self._keep = note, keep
         if known is not None:
@@ -308,10 +309,10 @@ class CheckpointStore:
     def save(
         self, manifest: Manifest, directory: Path, *, savepoint: str = "", throttle: Throttle = lambda _: None
     ) -> Saved:
-        """Uploads the files of ``directory`` that the store lacks, then publishes.
+        """Uploads the files of ``directory`` that the store lacks, then publishes the checkpoint.
 
         Args:
-            savepoint: keep the checkpoint under this name too, until the savepoint is deleted.
+            savepoint: keep the checkpoint under this name too, until the savepoint is deleted; empty: do not.
 
         Raises StaleCheckpoint unless it is the newest. Saving the same checkpoint again is no error.
         """
@@ -338,7 +339,7 @@ class CheckpointStore:
         throttle: Throttle,
         publish: Callable[[Manifest, bool], None],
     ) -> Saved:
-        """Uploads and publishes, and makes sure that no collection took this process for dead meanwhile.
+        """Uploads and publishes, and makes sure that no collection considered this process dead.
 
         Args:
             publish: called with the manifest of the uploaded blobs, and whether an earlier attempt must be published
@@ -356,7 +357,7 @@ class CheckpointStore:
                 if lease.stands():
                     return Saved(whole, uploaded, whole.size)
         raise Unavailable(
-            "collections repeatedly took this upload for dead",
+            "collections repeatedly considered this upload dead",
             remedy="use a nearer store or more bandwidth, and check the store's clock; the checkpoint is taken again",
             url=self.url,
         )
@@ -368,14 +369,14 @@ class CheckpointStore:
     def leased(self, manifest: Manifest) -> Iterator[None]:
         """Protects the blobs that a manifest names from collections.
 
-        Where no lease can be written (no right, no room) the blobs may be collected while they are read. That raises an
-        error, and never returns incomplete data.
+        If no lease can be written (no right, no room), the blobs may be collected while they are read. The read then
+        raises an error; it never returns incomplete data.
         """
         try:
             lease = self._lease(manifest)
         except Unavailable as error:
             if not self._warned:
-                log.warning("cannot write a lease, a collection may delete blobs while they are read: %s", error)
+                log.warning("checkpoint store: no lease written, blobs may be deleted while they are read: %s", error)
             self._warned = True
             yield
             return
@@ -383,10 +384,9 @@ class CheckpointStore:
             yield
 
     def _free_place(self, manifest: Manifest, *, again: bool = False) -> int | Saved:
-        """Returns the first free attempt at the manifest's name, or the whole checkpoint there. Raises StaleCheckpoint.
+        """Returns the first free attempt for the manifest's name, or the same checkpoint, if the store has all of it.
 
-        Args:
-            again: ignore existing attempts, whole or not, because their blobs may have been collected.
+        Raises StaleCheckpoint. ``again``: ignore existing attempts, because their blobs may have been collected.
         """
         attempt = 0
         for found in self.catalog.checkpoints(manifest.id):
@@ -525,7 +525,7 @@ class CheckpointStore:
                 self.objects.create(place, sealed)
 
     def savepoints(self) -> dict[str, list[PartitionId]]:
-        """Returns partitions by savepoint."""
+        """Returns the partitions of each savepoint, by its name."""
         self.check()
         names: dict[str, list[PartitionId]] = {}
         for found in self.catalog.savepoints():
@@ -598,7 +598,7 @@ class CheckpointStore:
         return self.catalog.newest(partition, passed_over)
 
     def has(self, manifest: Manifest) -> bool:
-        """Returns whether a checkpoint is still there. False: it was collected."""
+        """Returns whether the store still has a checkpoint. False: it was collected."""
         return any(found.order == manifest.order for found in self.catalog.checkpoints(manifest.id))
 
     def blobs(self) -> list[Stored]:
@@ -644,20 +644,20 @@ class CheckpointStore:
         """Fetches one file of a checkpoint and verifies it by its digest. Raises CheckpointCorrupt, Unavailable.
 
         Args:
-            written: entered once all of the file is written, left before it counts as fetched.
+            written: context that is entered once the file is written, and left before it counts as fetched.
         """
         Fetching(self.objects, self.codec, self.cache).fetch(manifest, file, path, written)
 
 
 class Adoption:
-    """A checkpoint whose blobs are in a store, leased until its new owner publishes it or releases it."""
+    """A checkpoint whose blobs are in a store, leased until the partition's new owner publishes or releases it."""
 
     def __init__(self, store: CheckpointStore, manifest: Manifest, lease: Lease) -> None:
         self.url = store.url
         self._store, self._manifest, self._lease = store, manifest, lease
 
     def publish(self, epoch: int, replica: str) -> None:
-        """Publishes the checkpoint as its owner's first, durably: from then on no older one can become the newest.
+        """Durably publishes the checkpoint as its owner's first, so that no older one can become the newest again.
 
         May be repeated. Raises StaleCheckpoint if a later owner was faster, or if the blobs may have been
         collected; in the latter case, adopt the checkpoint again.
@@ -694,7 +694,7 @@ def _stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
         f"the store has checkpoint {there}, {manifest.order} is not newer",
         remedy="restore that one, or give this cluster a checkpoint URL of its own"
         if there[0] > manifest.epoch
-        else "nothing to do",
+        else "none needed: the next checkpoint will be newer",
         operator=manifest.operator,
         partition=manifest.partition,
     )

@@ -1,8 +1,8 @@
 """Bundles of operator code, loaded so that several versions of a module can live in one process.
 
 A bundle is a zip file, identified by the SHA-256 of its bytes: ``code/`` has the operator's module or package, ``lib/``
-its requirements. Only modules of the bundle search these two folders, before the installed packages. Python knows each
-module of a bundle under a package of its own, whose name has the bundle's digest. So two versions of one module are two
+its requirements. Only modules of the bundle search these two folders, before the installed packages. In Python, the
+modules of a bundle belong to a package that is named after the bundle's digest. So two versions of one module are two
 modules, and neither sees changes that the other makes to its own contents.
 
 A module of a bundle uses import statements as usual: its ``__import__`` searches the bundle first. An explicit call of
@@ -63,11 +63,11 @@ def check(packed: bytes, digest: str) -> None:
 def _reading(digest: str) -> Iterator[None]:
     try:
         yield
-    # what zipfile raises for an inconsistent directory, an unknown compression method, a password
+    # errors of zipfile for an inconsistent directory, an unknown compression method, a password
     except (zipfile.BadZipFile, zlib.error, struct.error, LookupError, ValueError, ArithmeticError, EOFError) as error:
-        raise _damaged(f"it cannot be read: {error}", digest) from error
+        raise _damaged(f"it cannot be read ({error})", digest) from error
     except (RuntimeError, lzma.LZMAError, OSError) as error:
-        raise _damaged(f"it cannot be unpacked: {error}", digest) from error
+        raise _damaged(f"it cannot be unpacked ({error})", digest) from error
 
 
 def _damaged(what: str, digest: str) -> BundleDamaged:
@@ -90,7 +90,7 @@ def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
             or path.parts[0] not in PLACES
             or "\\" in info.filename
         ):
-            raise _damaged(f"it has a file outside its directories: {info.filename!r}", digest)
+            raise _damaged(f"it has a file outside its directories, {info.filename!r}", digest)
     if len(found) > FILES_MAX or sum(info.file_size for info in found) > UNPACKED_MAX:
         raise BundleDamaged(
             f"a bundle has more than {FILES_MAX} files or {UNPACKED_MAX >> 20} MB",

@@ -57,7 +57,7 @@ class Writer:
     def write(self, value: object) -> str:
         """Returns the text of a value.
 
-        Raises Unwritten, also for a function or class outside a container, for which the excerpt has the definition.
+        Raises Unwritten, also for a function or class itself, because the excerpt contains its definition instead.
         """
         if callable(value):
             raise Unwritten
@@ -108,7 +108,7 @@ class Writer:
 
     def _numpy(self, value: Any) -> str:
         """Returns the text of an array or a scalar, exact to the bit."""
-        import numpy as np  # imported already where there is an array
+        import numpy as np  # already imported if there is an array
 
         exact = type(value) is np.ndarray or isinstance(value, np.generic)
         dtype = value.dtype.descr if value.dtype.names else value.dtype.str
@@ -204,7 +204,7 @@ _KINDS: dict[tuple[str, str], _Write] = {
 
 #: names that every module has of its own
 _OWN = frozenset({"__name__", "__builtins__", "__spec__", "__loader__", "__doc__", "__annotations__"})
-#: modules of sessions, data frames and clusters: these objects cannot go to another process, and are not made there
+#: modules of sessions, data frames and clusters: such objects cannot be sent to a replica, nor made there
 _NOT_MADE_AGAIN = (
     *("pyspark.sql.session", "pyspark.sql.dataframe", "pyspark.sql.classic", "pyspark.sql.streaming", "pyspark.core"),
     *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
@@ -212,45 +212,41 @@ _NOT_MADE_AGAIN = (
 _FUTURE = "from __future__ import annotations"
 #: order after all statements of the program
 _LAST = (1 << 30, 0)
-#: cell magics of IPython that run the rest of their cell as any other
+#: cell magics of IPython that run the rest of their cell as an ordinary cell
 _RUN_AS_IT_IS = frozenset({"time", "capture", "prun"})
 _MADE = re.compile(r"^(?:class|(?:async )?def)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 
 
 @dataclass(eq=False, slots=True)
 class Statement:
-    """A statement that defines names. ``order``: numbers of its text and line. ``at_once``: names that it reads when it
-    runs; ``uses``: also names that its functions read later; ``hints``: names in annotations, which may or may not be
-    read. ``defines``: it is a def or a class; ``empty``: it makes an empty container."""
+    """A statement that defines names."""
 
-    order: tuple[int, int]
+    order: tuple[int, int]  # number of its text, and of its line
     code: str
     binds: frozenset[str]
-    at_once: set[str] = field(default_factory=set)
-    uses: set[str] = field(default_factory=set)
-    hints: set[str] = field(default_factory=set)
+    at_once: set[str] = field(default_factory=set)  # names that it reads when it runs
+    uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
+    hints: set[str] = field(default_factory=set)  # names in annotations, which may or may not be read
     star: bool = False
     imports: bool = False
-    defines: bool = False
-    empty: bool = False
+    defines: bool = False  # it is a def or a class
+    empty: bool = False  # it makes an empty container
 
 
 @dataclass(slots=True)
 class Program:
-    """Statements of a program. ``elsewhere``: names made only by statements outside the excerpt → line. ``futures``:
-    annotations are text. ``single``: the program is one text with known line numbers. ``touches``: places where it may
-    change its objects. ``magics``: names made in cells that are not Python → first word of the cell."""
+    """Statements of a program."""
 
     statements: list[Statement]
-    elsewhere: dict[str, int] = field(default_factory=dict)
-    touches: list[Touch] = field(default_factory=list)
-    magics: dict[str, str] = field(default_factory=dict)
-    futures: bool = False
-    single: bool = False
+    elsewhere: dict[str, int] = field(default_factory=dict)  # names made by statements outside the excerpt → line
+    touches: list[Touch] = field(default_factory=list)  # places where the program may change its objects
+    magics: dict[str, str] = field(default_factory=dict)  # names made in cells that are not Python → magic of the cell
+    futures: bool = False  # annotations are text
+    single: bool = False  # the program is one text with known line numbers
 
     def makers(self, name: str) -> list[Statement]:
-        """Returns the statements that make the final value of a name, last first: the last one that binds it, and
-        earlier ones that this builds on."""
+        """Returns the statements that make the final value of a name, last first. The first is the last statement that
+        binds the name. If it also reads the name, the one that bound the name before follows, and so on."""
         found: list[Statement] = []
         for statement in reversed(self.statements):
             if name in statement.binds:
@@ -263,7 +259,7 @@ class Program:
 def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = None) -> str:
     """Makes the source of a module in which ``qualname`` is the same as in the program.
 
-    Args: values: current values of the program's names; None: the program is not running here.
+    ``values`` are the current values of the program's names; None: the program is not running here.
 
     Raises OperatorNotImportable, naming the object that cannot be sent.
     """
@@ -282,10 +278,8 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
 
 
 def written(texts: Sequence[str], package: str | None = None) -> Program:
-    """Reads a program from its texts, in the order in which they ran: a script is one text, a notebook has one for each
-    cell.
-
-    Args: package: package from which relative imports start.
+    """Reads a program from its texts, in the order in which they ran. A script is one text, a notebook has one for each
+    cell. ``package`` is the package that relative imports start from.
 
     Raises OperatorNotImportable for a script that is not valid Python.
     """
@@ -297,7 +291,7 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
         except SyntaxError as error:
             if program.single:
                 raise OperatorNotImportable(
-                    f"SyntaxError: {error}", remedy="fix the file", line=error.lineno
+                    f"SyntaxError: {error}", remedy="correct the file", line=error.lineno
                 ) from error
             continue  # a cell that never ran
         program.futures |= any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body)
@@ -313,8 +307,8 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
 
 
 def _cell(program: Program, text: str) -> str:
-    """Returns the Python source of a cell that IPython ran; empty: it is not Python. IPython keeps a cell that begins
-    with ``%%name`` as a call, with the rest of the cell as text."""
+    """Returns the Python source of a cell that IPython ran; empty: the cell is not Python. IPython stores a cell that
+    begins with ``%%name`` as a call, with the rest of the cell as text."""
     if not text.startswith("get_ipython().run_cell_magic("):
         return text
     match ast.parse(text).body:
@@ -418,12 +412,12 @@ class _Taking:
         return [] if imported is None else [imported]
 
     def _as_it_is(self, name: str, text: str, uses: set[str], makers: list[Statement]) -> list[Statement]:
-        """Returns the statements that write a value. They stand in place of the statement that made it, or after all
-        statements if the value holds functions or classes of the program."""
+        """Returns the statements that write a value. They replace the statement that made it, or follow all statements
+        if the value holds functions or classes of the program."""
         if not uses:
             at = makers[0].order if makers else (-1, 0)
             return [Statement(at, f"{name} = {text}", frozenset({name}))]
-        # statements that fill it, as decorated functions, may be taken, too
+        # statements that fill the container, such as decorated functions, may be in the excerpt, too
         made = makers if makers and makers[0].empty else []
         late = Statement(_LAST, f"{name} = {text}", frozenset({name}), uses=uses)
         self._late[name] = [*made, late]
@@ -442,8 +436,8 @@ class _Taking:
                     )
 
     def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
-        """Returns the first place where another statement may change the object that ``makers`` made. None: there is
-        none."""
+        """Returns the first place where another statement may change the object that ``makers`` made; None: no
+        statement does."""
         if not makers:
             return None
         own = {statement.order for statement in makers}
@@ -645,7 +639,7 @@ def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str,
     failed.
 
     Raises OperatorNotImportable."""
-    written: dict[str, list[CodeType]] = {}  # a property has its name several times, and so has a lambda
+    written: dict[str, list[CodeType]] = {}  # functions of a property share a name, and so do lambdas
     for code in _codes(compile(text, "<excerpt>", "exec", dont_inherit=True)):
         written.setdefault(code.co_qualname, []).append(code)
     for name in sorted({name for statement in statements for name in statement.binds}):

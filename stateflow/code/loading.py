@@ -228,8 +228,8 @@ def check_outside(what: str) -> None:
     """Checks that this call is not made inside a replica or while an operator's code is being loaded. Raises
     InvalidArgument.
 
-    A replica that imports a script, or whose operator calls one, would otherwise start a cluster, whose replicas import
-    the script again, and so on.
+    Otherwise a replica that imports a script, or an operator that calls one, would start a cluster, and the replicas of
+    that cluster would import the script again, and so on.
     """
     inside = _inside.get() or os.environ.get(INSIDE, "")
     if inside:

@@ -3,8 +3,8 @@
 A program that ``python -`` read from a pipe leaves no text, only its compiled code (:func:`compiled`). The interpreter
 compiles such a program as a whole before it runs it, and the code object lives as long as the program runs. A
 definition in it is a straight run of instructions that ends by storing its name, so the run can be cut out and executed
-alone; an import is written as a statement again. The excerpt loads only in interpreters of the same version, as
-bytecode means something else in others.
+alone; an import is written as a statement again. The excerpt loads only in interpreters of the same version,
+because bytecode differs between versions.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _source(code: CodeType, run: Sequence[dis.Instruction]) -> str:
         co_linetable=b"",
         co_firstlineno=_line(run[0]),
     )
-    # version 2 has no references, whose marks differ from run to run
+    # version 2 of marshal writes no references, which would differ from run to run
     data = base64.b64encode(marshal.dumps(cut, 2)).decode()
     magic = importlib.util.MAGIC_NUMBER.hex()
     return f"exec(__import__({__name__!r}, fromlist=['code']).code({magic!r}, {data!r}))"
@@ -219,7 +219,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
-    """Returns the program of ``__main__``: (its file, or its kind in angle brackets; the program; its present names).
+    """Returns (file of ``__main__`` or its kind in angle brackets, its program, the present values of its names).
 
     Raises OperatorNotImportable if its text is no longer available.
     """
@@ -287,7 +287,8 @@ def _of_standard_input() -> str:
 
 
 def _typed() -> list[str]:
-    """Returns what was typed into this REPL, and into earlier ones before it, as statements. The last definition wins.
+    """Returns the statements that were typed into this REPL, after those of earlier sessions, if they are kept. The
+    last definition wins.
 
     From Python 3.13 on the interpreter keeps the text, as numbered files; before that, the line editor does.
     """
@@ -303,8 +304,10 @@ def _typed() -> list[str]:
 
 
 def statements(lines: Sequence[str]) -> list[str]:
-    """Joins lines to statements. The lines are as a line editor keeps them, without the empty ones that end a block;
-    lines that form no statement are left out.
+    """Joins lines to statements.
+
+    The lines are those of a line editor, which drops the empty lines that end a block. Lines that form no statement are
+    left out.
     """
     found, at = [], 0
     while at < len(lines):

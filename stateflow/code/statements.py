@@ -25,12 +25,12 @@ _FIXED = (
     *(logging.Logger, logging.LoggerAdapter, ModuleType, MethodType, BuiltinFunctionType, functools.partial),
 )
 _FIXED_IN = ("pyarrow", "typing", "datetime", "decimal", "zoneinfo", "uuid", "fractions")
-#: names that methods which change nothing have in most libraries
+#: names of methods that, in most libraries, change nothing
 _LOOKS = re.compile(
     r"get|items|keys|values|copy|index|count|sections|options|cache_\w+|(get|has|is|as|to|find|show|print|count)_\w+"
     r"|describe|head|tail|join|format|split|match|search|fullmatch|debug|info|warning|error|exception|critical|log|setLevel|addHandler|addFilter"
 )
-#: names of methods that change their object, where nothing is known of the value
+#: names of methods that change their object, for a value of unknown type
 _CHANGES = re.compile(
     r"append\w*|extend\w*|insert|update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
     r"|subtract|read\w*|load\w*|register|fill|put\w*|push|fit|train"
@@ -42,8 +42,8 @@ class Touch:
     """A place where a name's value may be changed.
 
     Attributes:
-        order: position of the statement, as in :class:`~stateflow.code.excerpt.Statement`. path: attributes from the
-        value to the called method; empty if the name itself is bound anew.
+        order: position of the statement, as in :class:`~stateflow.code.excerpt.Statement`.
+        path: attributes from the value to the called method; empty if the name itself is bound anew.
         stores: whether it is an assignment, or a deletion.
         discards: whether it is a call whose result is not used.
         guarded: whether it runs only if the program is the main one.
@@ -58,7 +58,7 @@ class Touch:
     guarded: bool = False
 
     def may_change(self, value: object) -> bool:
-        """Tells whether the place may change this value, which the name has."""
+        """Tells whether the statement at this place may change ``value``, the present value of the name."""
         if self.stores and not isinstance(value, ModuleType):
             return True
         if isinstance(value, type):
@@ -70,7 +70,7 @@ class Touch:
         return not fixed and not only_looks(self.path)
 
     def may_change_any(self) -> bool:
-        """Tells whether the place may change the name's value, where that value is unknown."""
+        """Tells whether the statement at this place may change the name's value, when that value is unknown."""
         if self.guarded or (not self.stores and only_looks(self.path)):
             return False
         return self.stores or self.discards or bool(_CHANGES.fullmatch(self.path[-1]))

@@ -4,7 +4,7 @@
 address, or under a name configured as its own (:func:`check_host`). A request that changes something comes from the
 page itself (:func:`check_same_page`). Users sign in with a token, and get a session for it (:class:`Sessions`). The
 role of the user and that of this process, which acts for the user, must both allow the gRPC call that a function of the
-page takes (:class:`Access`). In plain text users cannot be told apart, and each may do everything.
+page makes (:class:`Access`). In plain text users cannot be told apart, and each may do everything.
 
 *Acts*: requests are parsed from JSON (:func:`read_body`), checked, and carried out (:class:`Acts`).
 """
@@ -43,11 +43,11 @@ from stateflow.security.roles import Identity, Role, check_call
 HEADER, HEADER_VALUE = "x-stateflow", "1"
 COOKIE = "stateflow-session"
 SESSIONS_MAX = 1000
-#: a session without a new token lasts no longer
+#: longest time until a user has to present a token again
 LONGEST = timedelta(hours=24)
 #: in plain text users cannot be told apart, and each may do everything
 EVERYBODY = Identity(Role.ADMIN, "everybody")
-#: the page's functions, by the gRPC calls that they take
+#: the gRPC call that each function of the page makes
 CALLS: Mapping[str, str] = {
     "plan": "Propose",
     "migrate": "Migrate",
@@ -90,7 +90,7 @@ def host_of(header: str) -> str:
 
 
 def check_host(header: str, hosts: Collection[str]) -> None:
-    """Checks the host that the page was requested by. Raises NotAllowed.
+    """Checks the name or address by which the page was requested. Raises NotAllowed.
 
     Another website may let its own name point to this address, and its page could then read the answers (DNS
     rebinding). So a name is accepted only if it is configured as this page's. An IP address needs no such check.
@@ -149,8 +149,8 @@ class Sessions:
         return number
 
     def find(self, number: str, revoked: Collection[int], now: datetime) -> Identity | None:
-        """Returns the user of a session; None: there is no such session, or its token has expired, which ends the
-        session."""
+        """Returns the user of a session. None: there is no such session, or its token has expired or was revoked, which
+        ends the session."""
         shown = self._sessions.get(number)
         if shown is None:
             return None
@@ -187,7 +187,7 @@ class Access:
         return self.signed_in
 
     def check(self, act: str) -> None:
-        """Checks that the user may do something, and that this process, which acts for the user, may do it too.
+        """Checks that the user may use a function of the page, and that this process, which acts for the user, may too.
 
         Raises NotAllowed, SignInRequired.
         """
@@ -198,18 +198,19 @@ class Access:
                 check_call(method, each)
 
     def check_look(self) -> None:
-        """Checks that the user may look at the page. Raises as :meth:`check` does."""
+        """Checks that the user may look at the page. Raises NotAllowed, SignInRequired."""
         if self.own is not None:
             check_call("/stateflow.rpc.ControllerService/Status", self.who)
 
     def check_operator(self, operator: str) -> None:
-        """Checks that tokens limited to some operators reach this one. Raises NotAllowed, SignInRequired."""
+        """Checks that the user's token, and this process's, may reach an operator. Raises NotAllowed,
+        SignInRequired."""
         for each in (self.who, self.own):
             if each is not None and not each.reaches(operator):
                 raise NotAllowed(f"{each} may not reach the operator {operator!r}", remedy="use another token")
 
     def may(self) -> dict[str, bool]:
-        """Returns function → whether the page offers it to the user."""
+        """Returns, for each function of the page, whether it offers the function to the user."""
         return {act: self._allows(act) for act in CALLS}
 
     def _allows(self, act: str) -> bool:
@@ -234,7 +235,8 @@ class Body(BaseModel):
 class Move(Body):
     """A request for moves.
 
-    ``do``: migrate (``partitions`` of ``operator`` to ``to``), drain (``to``: the replica) or rebalance.
+    ``do`` says what moves: "migrate" moves ``partitions`` of ``operator`` to the replica ``to``, "drain" moves all
+    partitions away from the replica ``to``, and "rebalance" distributes partitions anew by ``policies``.
     """
 
     do: Literal["migrate", "drain", "rebalance"]
@@ -312,7 +314,7 @@ class Acts:
         return partition_numbers(move.partitions, self._cluster.operator(move.operator).partitions)
 
     def change_batch(self, access: Access, named: Named) -> dict[str, Any]:
-        """Changes a batch, named as the board names it."""
+        """Pauses, resumes, cancels or retries a batch. ``named.name`` is its id on the board."""
         kind, id_ = runner_of(named.name)
         if kind == "reconfiguration":
             return self._change_reconfiguration(access, id_, named.change)
@@ -376,7 +378,7 @@ class Acts:
         return {"entries": entries, "partition": rows[0]["partition"], "more": len(rows) > ENTRIES_MAX}
 
 
-#: for batches whose runner reads the status from the board
+#: new status on the board, for batches whose runner reads it there
 _STATUS = {"pause": "PAUSED", "resume": "IN_PROGRESS", "cancel": "CANCELLED"}
 
 

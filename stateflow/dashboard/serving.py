@@ -1,6 +1,5 @@
-"""The web application, which answers with files of the page, events, and requests of its users; and the thread that
-serves it in any process, with its own event loop, so that no other one waits for it.
-"""
+"""Serves the page: its files, its stream of events, and the requests of its users. The web application runs in any
+process, in a thread with its own event loop, so that it holds up no other loop."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ from stateflow.types import cannot_listen, listened_at
 STATIC = Path(__file__).parent / "static"
 #: limit of a request's body: a token has 1,600 characters
 BODY_MAX = 64 << 10
-#: longest silence of an event stream, in seconds, so that no proxy takes it for dead
+#: longest silence of an event stream, in seconds, so that no proxy considers it dead
 QUIET_S = 15.0
 _HEADERS = (
     (
@@ -72,8 +71,13 @@ _HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the app. ``files``: this process's certificates; None: plain text. ``hosts``: names under which the
-    page is served. ``secure``: whether it is served with TLS."""
+    """The parts of the app.
+
+    Attributes:
+        files: this process's certificates; None: plain text.
+        hosts: names under which the page is served.
+        secure: the page is served with TLS.
+    """
 
     watching: Watching
     acts: Acts
@@ -267,8 +271,8 @@ async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterato
     """Yields events in the format of a browser's EventSource.
 
     Args:
-        check: raises NotAllowed when the user may no longer look. Then the stream ends. The page opens it again and is
-            told the reason.
+        check: raises NotAllowed when the user may no longer look. Then the stream ends. The page opens a new
+            one, which is refused with the reason.
     """
     yield "retry: 1000\n\n"
     changes = watching.changes()
@@ -308,11 +312,11 @@ class DashboardOptions:
     """The options of a dashboard: where the page is served, and what it shows.
 
     Args:
-        controller: host:port, or comma-separated addresses of several; empty: ``start`` gets it.
-        listen: host:port; port 0 takes a free one.
+        controller: host:port, or comma-separated addresses of several; empty: passed to ``start``.
+        listen: host:port; port 0 stands for a free one.
         cert, key: PEM files of a certificate that browsers accept, and its key; None: plain text.
         hosts: names under which browsers reach the page, in addition to those in the certificate.
-        ledger: SQLAlchemy URL of the ledger whose batches are shown and records searched; None: neither.
+        ledger: SQLAlchemy URL of the ledger whose batches are shown and records searched; None: no ledger.
         checkpoints: URL of the checkpoint store whose contents are shown; None: not shown.
     """
 
@@ -362,7 +366,7 @@ class Dashboard:
     def _check_plain(self) -> None:
         options, settings = self._options, connection_settings()
         if (options.cert is None) != (options.key is None):
-            raise InvalidArgument("a certificate and its key go together", remedy="pass both --cert and --key")
+            raise InvalidArgument("the page's certificate or its key is missing", remedy="pass both --cert and --key")
         if options.cert is not None or is_loopback(options.listen):
             return
         if settings.tls or not settings.insecure:
@@ -371,10 +375,12 @@ class Dashboard:
                 remedy="pass --cert and --key with a certificate that browsers accept, or listen on 127.0.0.1"
                 + ("" if settings.tls else ", or allow it with --insecure"),
             )
-        log.warning("INSECURE: plain text, and anyone who can reach %s can command the cluster", options.listen)
+        log.warning(
+            "INSECURE: plain text, everybody who reaches the page at %s can command the cluster", options.listen
+        )
 
     def _tls(self) -> tuple[ssl.SSLContext | None, list[str]]:
-        """Returns the TLS context, None: plain text, and the names in the certificate. Raises BadCertificate."""
+        """Returns (TLS context or None for plain text, names in the certificate). Raises BadCertificate."""
         options = self._options
         if options.cert is None or options.key is None:
             return None, []
@@ -395,7 +401,7 @@ class Dashboard:
         """Starts the thread, and returns when the page can be reached.
 
         Args:
-            controller: its address, if the options have none.
+            controller: address of the controller, if the options have none.
         """
         ready: Future[None] = Future()
         address = controller or self._options.controller

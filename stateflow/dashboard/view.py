@@ -2,7 +2,7 @@
 
 :class:`Rates` computes rows a second and durations of requests from the counts that replicas report: it compares each
 report with earlier ones. :func:`snapshot` returns plain data, a few bytes for each replica and partition. Long lists
-are truncated; most of them come with the number of all their items.
+are truncated; for most of them, the number of all items is included.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ Partition = tuple[str, int]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Returns the least value that is not below ``share`` of all; None if there are none.
+    """Returns the smallest value that at least ``share`` of the values do not exceed; None without values.
 
     Args:
-        values: sorted.
+        values: in ascending order.
     """
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latency of ``count`` requests, in milliseconds, from first message to last output; None: there were none."""
+    """Latency of ``count`` requests, in milliseconds, from first message to last output; None: there were no
+    requests."""
 
     p50_ms: float | None
     p99_ms: float | None
@@ -71,7 +72,7 @@ def _latency(took: list[float]) -> Latency:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of the time lines. ``rows_per_s``: None: no replica has reported twice yet."""
+    """A point of the time lines. ``rows_per_s`` is None until a replica has reported twice."""
 
     at_us: int
     rows_per_s: float | None
@@ -81,7 +82,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A request that took long, and the replica that served it."""
+    """A slow request, and the replica that served it."""
 
     replica: str
     rows: int
@@ -90,7 +91,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Rows since the replica was first heard, in total and by partition, across its restarts."""
+    """Rows since the first report of a replica, in total and by partition, across its restarts."""
 
     at_s: float
     rows: int
@@ -112,7 +113,7 @@ class _Counted:
 
     @property
     def rows_per_s(self) -> float | None:
-        """Rows a second; None: the replica was heard only once."""
+        """Rows a second; None: the replica has reported only once."""
         first, last = self.counts[0], self.counts[-1]
         return None if last.at_s <= first.at_s else (last.rows - first.rows) / (last.at_s - first.at_s)
 
@@ -203,10 +204,10 @@ class Rates:
         return None if counted is None or now_s - counted.at_s > STALE_S else counted.rows_per_s
 
     def partition_rates(self, operator: str, owners: Sequence[str]) -> dict[int, float]:
-        """Returns rows a second by partition, as its owner counts them.
+        """Returns rows a second by partition, as counted by its owner.
 
         Args:
-            owners: by partition.
+            owners: owner of each partition, in the order of their numbers.
         """
         found: dict[int, float] = {}
         for number, owner in enumerate(owners):
@@ -219,7 +220,7 @@ class Rates:
         return self._bytes.get(partition)
 
     def entries_of(self, partition: Partition) -> int | None:
-        """Returns the owner's last estimate of the number of entries; None: it has given none."""
+        """Returns the owner's last estimate of the number of entries; None: there is no estimate yet."""
         return self._entries.get(partition)
 
     def latencies(self, now_s: float) -> defaultdict[str, Latency]:
@@ -257,8 +258,10 @@ HOT_MIN_PER_S = 0.5
 class Seen:
     """The answers of a cluster.
 
-    ``history``: reconfigurations, newest first. ``batches``: from the ledger's board; None: no ledger is configured.
-    ``jobs``, ``orders``: None: this process is not allowed to ask for them.
+    Attributes:
+        history: reconfigurations, newest first.
+        jobs, orders: None: this process may not ask for them.
+        batches: batches on the ledger's board; None: no ledger is configured.
     """
 
     status: ClusterStatus
@@ -418,8 +421,8 @@ def _operator(
 ) -> dict[str, Any]:
     """Returns the view of an operator.
 
-    ``owners``: by partition, index of its replica in ``replicas``; -1: the replica is not among them. ``stored``: by
-    partition, the estimated number of entries; None: not known.
+    In it, ``owners`` has the owner of each partition as an index into ``replicas``, -1 if it is not among them.
+    ``stored`` has the estimated number of entries of each partition, None if it is unknown.
     """
     name = operator.name
     stored = [rates.entries_of((name, number)) for number in range(operator.partitions)]
@@ -454,7 +457,8 @@ def _copies(standbys: Sequence[StandbyReport], number_of: Mapping[str, int]) -> 
 
 
 def _move(of: Reconfiguration, move: MoveReport) -> dict[str, Any]:
-    """Returns the view of a move. ``progress``: of the copy, from 0 to 1; None: its size is not known yet."""
+    """Returns the view of a move. ``progress``: share of the copy that is done, from 0 to 1; None: its size is unknown
+    yet."""
     sent = move.bytes_warm + move.bytes_delta
     done = move.bytes_warm + move.bytes_reused
     return {

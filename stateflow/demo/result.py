@@ -1,10 +1,10 @@
-"""Result of a run of the demonstration: its measurements, the figures that its charts derive from them, and the
-expected result of its operator. Plain data: the run fills it in, the report draws it.
+"""Measurements of a run of the demonstration, the figures that its charts derive from them, and the expected result of
+its operator. The run fills in this plain data, and the report draws it.
 
-All times ending in ``_s`` without a further word are seconds since the stream's start.
+Times whose names end in ``_s`` are seconds since the stream's start, unless said otherwise.
 
 The expected result is computed a second time by other means: nothing of the framework is imported here, and there is no
-loop over rows and no running state. Running values come out of grouped cumulative sums over the whole year, and the set
+loop over rows and no running state. Running values are grouped cumulative sums over the whole year, and the set
 of carriers seen so far is a cumulative sum of bits. Each carrier of a key contributes its bit once, on first sight, so
 that the sum is the union. Arrival delays are whole minutes, so sums of them are exact in float64 in any order, and the
 comparisons need no tolerance.
@@ -43,7 +43,7 @@ class MoveRow:
     pause_ms: float
     state: str
     error: str
-    margin_ms: float = 0.0  # beyond the prediction: both together are promised to the budget
+    margin_ms: float = 0.0  # added to the prediction: the sum is compared with the budget
 
     @property
     def promised_ms(self) -> float:
@@ -125,7 +125,7 @@ class DemoResult:
         return statistics.median(pauses) if (pauses := self._pauses_ms()) else None
 
     def summary(self) -> dict[str, Any]:
-        """The verdict of the run, ready for JSON."""
+        """Returns the verdict of the run, ready for JSON."""
         return {
             "state_equal": self.state_equal,
             "output_equal": self.output_equal,
@@ -167,13 +167,13 @@ class Throughput:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest rank: always one of ``values``, which must not be empty."""
+    """Returns a percentile by nearest rank: always one of ``values``, which must not be empty."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def latency_windows(requests: Sequence[RequestSample]) -> list[LatencyWindow]:
-    """One entry per window that saw a request, in order; an idle window has none."""
+    """Returns an entry for each window with a request, in order."""
     gathered: dict[int, list[float]] = defaultdict(list)
     for request in requests:
         gathered[math.floor(request.at_s / LATENCY_WINDOW_S)].append(request.total_ms)
@@ -210,7 +210,7 @@ def round_step(at_least: float) -> float:
 
 
 def log_extent(values: Sequence[float]) -> tuple[float, float]:
-    """Ends of a log axis for ``values``, with room above them for the names of incidents."""
+    """Returns both ends of a log axis for ``values``, with room above them for the names of incidents."""
     positive = [value for value in values if value > 0]
     return min(positive, default=1.0) * 0.6, max(positive, default=1000.0) * 6
 
@@ -228,7 +228,7 @@ def lanes(moves: Sequence[MoveRow]) -> list[int]:
 
 
 def human_bytes(count: float) -> str:
-    """``1536`` → ``1.5 kB`` (decimal units)."""
+    """Formats a size in decimal units: 1536 is ``1.5 kB``."""
     value = float(count)
     for unit in ("B", "kB", "MB"):
         if abs(value) < 999.95:
@@ -247,7 +247,7 @@ _CARRIERS_MAX = 62  # bits of a non-negative int64
 
 @dataclass(frozen=True, slots=True)
 class FinalState:
-    """State of one key after the last row: sum of delays by destination, nulls counted as 0.0."""
+    """State of one key after the last row. ``delay_by_dest``: sum of delays by destination; a null counts as 0.0."""
 
     flights: int
     delay_by_dest: dict[str, float]
@@ -267,7 +267,7 @@ class Expected:
 class Comparison:
     """Outcome of a comparison.
 
-    ``compared`` counts items found on both sides, ``missing`` expected items that did not come, ``extra`` unexpected
+    ``compared`` counts items found on both sides, ``missing`` expected items that are absent, ``extra`` unexpected
     items (a second copy included), ``different`` items with another value. ``differences`` describes the first ten.
     """
 

@@ -1,8 +1,8 @@
-"""The demonstration: real flights through Spark and five real processes, moves and a crash while it streams, and
-then every row of state and output compared with an independent computation.
+"""Runs the demonstration: streams real flights through Spark and five real processes, moves partitions and kills a
+replica while the stream runs, and then compares every row of state and output with an independent computation.
 
-Limits keep it short on any machine. A machine that is slow streams fewer flights (:class:`Stretch`). A machine whose
-pauses scatter cannot promise the usual budget (:class:`Budget`). Then a move is refused before its partition stops, and
+Limits keep it short on any machine. A slow machine streams fewer flights (:class:`Stretch`). A machine whose pauses
+vary widely cannot promise the usual budget (:class:`Budget`). Then a move is refused before its partition stops, and
 only the time for which it waited is lost.
 """
 
@@ -56,35 +56,35 @@ if TYPE_CHECKING:
 
 # -- Limits: how much is streamed, and which pause is asked for ------------------------------------------------------
 
-#: seconds after the demonstration began when the stream ends; comparing and drawing come then
+#: seconds from the start of the demonstration to the end of the stream; comparing and drawing follow
 STREAM_UNTIL_S = 75.0
-#: seconds of streaming at least, however long the processes took to start
+#: minimum seconds of streaming, however long the processes took to start
 STREAM_LEAST_S = 20.0
-#: slices that wait to be read, so that none comes late, and there is little to work off at the end
+#: slices that are available before they are read: the stream never waits, and little is left to read at the end
 AHEAD = 4
 BUDGET_MS = 250.0
-#: factor by which a budget is larger than needed: the next move may need more
+#: factor by which a new budget exceeds the need of the refused moves: the next move may need more
 ROOM = 1.5
 BUDGET_STEP_MS = 50.0
-#: beyond this budget any pause will do: an onlooker would no longer call it a pause
+#: a larger budget is dropped, and any pause is allowed
 BUDGET_MS_MAX = 3_000.0
-#: seconds that a move waits for a better moment, and once a move has found none
+#: seconds that a move waits for a moment within its budget, at first, and after a move was refused
 PATIENCE_S, PATIENCE_THEN_S = 3.0, 1.0
 
 
 @dataclass(slots=True)
 class Stretch:
-    """A stream of ``slices`` slices, until ``until_s``. ``began_s``: when its first slice was done; before that there
-    is nothing to move. All times are on one clock."""
+    """A stream of ``slices`` slices, which ends at ``until_s``. ``began_s``: time at which its first slice was done;
+    None: nothing can be moved yet. All times are of one monotonic clock, in seconds."""
 
     slices: int
     until_s: float
     began_s: float | None = None
-    allowed: int = 0  # number of slices that may have come
-    closed: bool = False  # no more slices will be allowed
+    allowed: int = 0  # number of slices that were made available
+    closed: bool = False  # no more slices are made available
 
     def look(self, done: int, now_s: float) -> None:
-        """Notes the number of slices done, and the time; allows more slices until the stream is closed."""
+        """Notes the number of slices done, and the time. Allows more slices until the stream is closed."""
         if done and self.began_s is None:
             self.began_s, self.until_s = now_s, max(self.until_s, now_s + STREAM_LEAST_S)
         self.closed = self.closed or (self.began_s is not None and now_s >= self.until_s)
@@ -92,11 +92,11 @@ class Stretch:
             self.allowed = max(self.allowed, min(self.slices, done + AHEAD))
 
     def is_over(self, done: int) -> bool:
-        """Tells whether every slice that comes was read."""
+        """Tells whether every slice that is or becomes available was read."""
         return done >= self.slices or (self.closed and done >= self.allowed)
 
     def share(self, done: int, now_s: float) -> float:
-        """Returns the progress of the story, from 0 to 1: by slices read or by time used, whichever is further."""
+        """Returns the progress of the stream, from 0 to 1: by slices read or by time used, whichever is further."""
         if self.began_s is None:
             return 0.0
         return max(done / self.slices, (now_s - self.began_s) / (self.until_s - self.began_s))
@@ -106,15 +106,15 @@ def stretch_of(slices: int, demo_began_s: float, *, whole: bool = False) -> Stre
     """Returns the stream of a demonstration.
 
     Args:
-        whole: the stream goes to its end, however long that takes.
+        whole: stream all slices, however long that takes.
     """
     return Stretch(slices, math.inf if whole else demo_began_s + STREAM_UNTIL_S)
 
 
 @dataclass(slots=True)
 class Budget:
-    """Budget of each move's pause, in milliseconds; None: any pause will do. ``asked``: the user set it, so it does not
-    change."""
+    """Budget of each move's pause, in milliseconds; None: any pause is allowed. ``asked``: the user set the budget, so
+    it does not change."""
 
     ms: float | None = BUDGET_MS
     asked: bool = False
@@ -178,10 +178,14 @@ CRASHES = "LGA-0"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Options of a run. ``rows``: number of flights, from the first on; None: as many as there is time for.
-    ``max_pause_ms``: budget of every move; None: what this machine can promise. ``nats_url``: the flights come through
-    a JetStream stream of this server, instead of files. ``before_compare`` is called with the cluster when the stream
-    has ended: tests use it to spoil the result."""
+    """Options of a run.
+
+    Attributes:
+        rows: number of flights, from the first on; None: as many as there is time for.
+        max_pause_ms: budget of every move; None: what this machine can promise.
+        nats_url: server whose JetStream streams the flights; None: they are streamed from files.
+        before_compare: called with the cluster when the stream has ended: tests use it to spoil the result.
+    """
 
     out: Path = Path("demo-out")
     rows: int | None = None
@@ -222,8 +226,8 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
             source = running.enter_context(replay(flights, files, work, options.nats_url))
         with telling.of("starting the processes"):
             running.enter_context(local)
-            # the killed replica comes back with all of its state: no other replica should take over from an older
-            # checkpoint meanwhile, however slow this machine is
+            # the killed replica returns with all of its state: no other replica should take over from an older
+            # checkpoint before that, however slow this machine is
             local.cluster.deploy(DelayByAircraft, PARTITIONS, failover="manual")
         running.enter_context(live_page(local, console))
         with telling.of("starting Spark"):
@@ -307,13 +311,13 @@ class _Story:
                 if steps and self._stretch.share(done, now) >= steps[0][0]:
                     steps.pop(0)[1]()
                 elif self._source.feed is not None and self._stretch.is_over(done):
-                    query.processAllAvailable()  # raises what the query failed with
+                    query.processAllAvailable()  # raises the error of the query
                     break
                 else:
                     query.awaitTermination(POLL_S)
             self._duration_s = SYSTEM_CLOCK.monotonic() - started
             query.stop()
-            query.awaitTermination()  # raises what the query failed with
+            query.awaitTermination()  # raises the error of the query
         with self._telling.of("running steps for which the stream was too short"):
             for _, step in steps:
                 step()
@@ -386,7 +390,7 @@ class _Story:
 
     @contextmanager
     def _feeding(self, query: StreamingQuery) -> Iterator[None]:
-        """Feeds the stream in a thread, so that the stream goes on during moves, which take time."""
+        """Feeds the stream in a thread, so that the stream continues during moves, which take time."""
 
         def go_on(stop: threading.Event) -> None:
             while not stop.is_set() and query.isActive:
@@ -402,7 +406,7 @@ class _Story:
         """Collects how long each request took on its replica. Samples that a killed process had not reported are
         lost."""
         cluster = self._local.cluster
-        seen: dict[int, int] = {}  # by process id: a restarted replica counts anew
+        seen: dict[int, int] = {}  # by process id: a restarted replica numbers requests anew
         while True:
             last = stop.is_set()
             for name, process in self._local.processes.items():

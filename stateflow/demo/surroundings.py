@@ -1,5 +1,5 @@
-"""Parts that all demonstrations share: the live page of the cluster, progress, a working directory, moves for the
-report, versions."""
+"""Serves the live page of the cluster and prints progress for all demonstrations, and makes their working directory,
+and the rows for moves and versions in their reports."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from stateflow.testing import LocalCluster
 
 # -- The live page of the cluster, while it runs ---------------------------------------------------------------------
 
-#: its address if that is free, so that a tab that is open shows the next demonstration too
+#: address of the page if it is free, so that a tab that is still open shows the next demonstration too
 LISTEN = "127.0.0.1:7071"
 
 
 @contextmanager
 def live_page(local: LocalCluster, console: Console) -> Iterator[Dashboard]:
-    """Serves the page, and says where it is."""
+    """Serves the page, and prints its URL."""
     with _at_a_free_port(local) as page:
         console.print(Text.assemble("  live page: ", (page.url, "bold")))
         yield page
@@ -50,7 +50,7 @@ def _at_a_free_port(local: LocalCluster) -> Dashboard:
 
 # -- Progress: a line that changes on a terminal, and elsewhere a line from the third second on ----------------------
 
-#: seconds between two lines, where nothing can be drawn
+#: seconds between two lines of progress, without a terminal
 SAY_EVERY_S = 3.0
 LOG_WIDTH = 110
 
@@ -64,8 +64,8 @@ def console_of(tell_stderr: bool) -> Console:
 
 
 class ProgressPrinter:
-    """Prints what the demonstration is doing, and from a thread of its own that it is still running. Only one thread
-    may use it."""
+    """Prints the running step of the demonstration. A thread of its own shows that the step still runs. Only one thread
+    may call the methods."""
 
     def __init__(self, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
         self._console, self._clock = console, clock
@@ -94,7 +94,7 @@ class ProgressPrinter:
                 self._status = None
 
     def say(self, what: str) -> None:
-        """Changes what goes on now."""
+        """Changes the description of the running step."""
         self._said = what
 
     def _line(self) -> Text:
@@ -135,7 +135,7 @@ def move_row(move: MoveReport, began_us: int) -> MoveRow:
     """Returns a move as the report shows it.
 
     Args:
-        began_us: when its times begin.
+        began_us: time from which the report counts seconds.
     """
     return MoveRow(
         partition=move.partition,

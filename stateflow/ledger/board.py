@@ -1,5 +1,5 @@
-"""``Board``: batches, entities and jobs in the ledger. It records decisions; except for ``run``, callers carry them
-out."""
+"""``Board`` records batches, entities and jobs in the ledger. Callers carry out what is recorded, except that
+``Board.run`` processes a batch itself."""
 
 from __future__ import annotations
 
@@ -59,13 +59,14 @@ class Board:
         return bid
 
     def batch(self, bid: str) -> dict[str, Any]:
-        """Returns a batch's columns, the counts of its entities, its pace, its expected end (``eta``; with 95 %
-        confidence between ``eta_sooner`` and ``eta_later``), and its slowest entities."""
+        """Returns a batch's columns, the counts of its entities, its pace in entities per second, its expected end
+        (``eta``, and with 95 % confidence between ``eta_sooner`` and ``eta_later``, all in microseconds), and its
+        slowest entities."""
         with self.ledger.database.reading() as connection:
             found = select(BATCH).where(BATCH.c.bid == bid)
             row = connection.execute(found).mappings().first() if rules.is_item_id(bid) else None
             if row is None:
-                raise IllegalRecord("there is no such batch", remedy="see the list of batches", batch=bid)
+                raise IllegalRecord("there is no such batch", remedy="list them with `stateflow batch list`", batch=bid)
             counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted(bid))}
             slow = connection.execute(slowest(bid)).mappings().all()
         ended = sum(count for status, count in counts.items() if EntityStatus(status).over)
@@ -90,7 +91,8 @@ class Board:
         }
 
     def batches(self, status: BatchStatus | str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """Returns the columns of all batches, or of those in a status, newest first."""
+        """Returns the columns of all batches, or of those in ``status``, newest first; with ``limit`` only the newest
+        ones."""
         query = (
             select(BATCH)
             if status is None
@@ -100,8 +102,8 @@ class Board:
             return list(newest_first(connection, query, BATCH.c.first_record_id, limit))
 
     def move_batch(self, bid: str, to: BatchStatus | str) -> None:
-        """Moves a batch to its next status. It cannot be IN_PROGRESS before its list is complete, nor DONE before its
-        entities have ended."""
+        """Moves a batch to its next status. A batch cannot become IN_PROGRESS before its list of entities is complete,
+        nor DONE before all of them have ended."""
         to, seen = _status(BatchStatus, to), self._seen(Kind.BATCH, bid)
         row = seen.row
         rules.check_transition("batch", bid, rules.BATCH_NEXT, BatchStatus(row["status"]), to)
@@ -118,12 +120,12 @@ class Board:
         self._append([seen.to(rules.BATCH_RECORD_STATE[to], columns)])
 
     def list_entities(self, bid: str, entities: Iterable[str], *, complete: bool = True) -> None:
-        """Stores entities that the batch must process. ``complete``: the list is complete with these. Entities already
-        listed stay unchanged."""
+        """Stores entities that the batch must process. ``complete``: no more entities follow. Entities already listed
+        stay unchanged."""
         seen = self._seen(Kind.BATCH, bid)
         if seen.row["status"] != BatchStatus.GENERATE_IID:
             raise InvalidTransition(
-                "entities can only be listed in GENERATE_IID", remedy="move the batch there", batch=bid
+                "entities can only be listed in GENERATE_IID", remedy="move the batch to that status", batch=bid
             )
         names = list(dict.fromkeys(entities))
         with self.ledger.database.reading() as connection:
@@ -138,8 +140,8 @@ class Board:
     def end_entity(
         self, bid: str, entity: str, status: EntityStatus | str, *, ms: int | None = None, result: Any = None
     ) -> bool:
-        """Moves an entity to IN_PROGRESS, COMPLETED, FAILED or CANCELLED. Returns False when it is completed or in that
-        status already: a late duplicate is counted once.
+        """Moves an entity to IN_PROGRESS, COMPLETED, FAILED or CANCELLED. Returns False when it is already COMPLETED or
+        in that status, so that a late duplicate is counted once.
 
         Raises InvalidTransition if it has failed and no retry was requested, and Locked if another process holds it.
         """
@@ -163,19 +165,21 @@ class Board:
                 return True
 
     def begin_entity(self, bid: str, entity: str) -> bool:
-        """Moves an entity to IN_PROGRESS. Returns False when it is so already, or completed. Raises as
-        :meth:`end_entity` does."""
+        """Moves an entity to IN_PROGRESS. Returns False when it is already IN_PROGRESS or COMPLETED. Raises the errors
+        of :meth:`end_entity`."""
         return self.end_entity(bid, entity, EntityStatus.IN_PROGRESS)
 
     def run(self, bid: str, work: Callable[[str], Any]) -> dict[str, Any]:
-        """Processes a listed batch, one entity after the other in the order of listing, and ends it. The value that
-        ``work(entity)`` returns, which is JSON, becomes the entity's result. When ``work`` raises, the entity has
-        FAILED and the others go on. Returns :meth:`batch`.
+        """Processes a listed batch, one entity after the other in the order of listing, and ends it. Returns the same
+        as :meth:`batch`.
 
-        After a crash, or to continue a paused batch, run it again: entities that have ended are not done again, and the
-        one that was under way is. One process at a time runs a batch. When another process pauses or cancels the batch,
-        the run stops after the present entity. Raises InvalidTransition for a batch that cannot become IN_PROGRESS, for
-        example without a complete list.
+        The value that ``work(entity)`` returns, which must be JSON, becomes the entity's result. When ``work`` raises,
+        the entity becomes FAILED, and the run continues with the next one.
+
+        After a crash, or to continue a paused batch, run it again: entities that have ended are skipped, and the one
+        that was IN_PROGRESS is processed again. Only one process at a time may run a batch. When another process pauses
+        or cancels the batch, the run stops after the present entity. Raises InvalidTransition for a batch that cannot
+        become IN_PROGRESS, for example without a complete list.
         """
         if self._seen(Kind.BATCH, bid).row["status"] != BatchStatus.IN_PROGRESS:
             self.move_batch(bid, BatchStatus.IN_PROGRESS)
@@ -202,7 +206,9 @@ class Board:
             return [dict(row) for row in rows.mappings()]
 
     def retry_batch(self, bid: str, *, allow_cancelled: bool = False) -> tuple[RetryPlan, list[str]]:
-        """Retries a batch: failed entities wait again. Returns the plan and the entities to do."""
+        """Retries a batch: failed entities wait again, and with ``allow_cancelled`` cancelled ones too. Returns the
+        plan and the entities to process. Raises InvalidTransition for a batch that is neither paused nor has ended, and
+        without ``allow_cancelled`` for a cancelled one."""
         seen = self._seen(Kind.BATCH, bid)
         plan = rules.plan_retry(
             bid, BatchStatus(seen.row["status"]), listed=bool(seen.row["listed"]), allow_cancelled=allow_cancelled
@@ -230,10 +236,10 @@ class Board:
         schedule: str | None = None,
         fire_us: int | None = None,
     ) -> str:
-        """Creates a job and returns its id. With ``fire_us`` it is a run of a scheduled job: a name and a fire time
-        make one job, for ever.
+        """Creates a job and returns its id. With ``fire_us`` it is a run of a scheduled job; at most one job ever
+        exists for a name and a fire time.
 
-        Raises IllegalRecord if another controller made the same run first.
+        Raises IllegalRecord if another controller created the same run first.
         """
         check_names(255, name=name)
         if fire_us is not None and not is_time(fire_us):
@@ -270,8 +276,8 @@ class Board:
         """Ends a job, or moves it back to WAITING, so that another worker can claim it.
 
         Args:
-            worker: worker that has done the job, or failed to; only the job's present worker may report this. Anyone
-                may move a job to WAITING or TERMINATED without it.
+            worker: worker that has done the job, or failed to; only the job's present worker may report this. None:
+                anyone, who may only move the job to WAITING or TERMINATED.
 
         Raises LeaseLost if the job belongs to another worker by now.
         """

@@ -1,23 +1,23 @@
-"""One database of any supported kind: its transactions, its schema, and the leader lease that fences its writers.
+"""Access to one database of any supported kind: transactions, the schema, and the leader lease that fences writers.
 
 Transactions are retried after conflicts, and errors translated into stateflow's. Callers that may write the database
 make or upgrade its schema; for all others the schema is only checked.
 
 One process at a time has the leader lease of a ledger, and decides. The lease is one row, with a term that rises by one
-each time it is taken. Every write of a ledger that was opened to decide checks, in its own transaction, that the row
-still has the writer's term and id. So a former holder that was suspended or cut off, and does not know that it was
+each time it is taken. Once a process has taken the lease, each of its writes checks, in its own transaction, that the
+row still has the writer's term and id. So a former holder that was suspended or cut off, and does not know that it was
 replaced, writes nothing. The check locks the row: a process that takes the lease waits for every write that passed the
-check, and then reads what these wrote.
+check, and then reads what was written.
 
 A leader lease ends in one of these ways:
 
-- It was not renewed: by the database's clock, or by the clock of a process that waits for the lease and has watched the
-  row, because the database's clock may have been put back by an hour.
+- It was not renewed in time. A process that waits for the lease also counts that time by its own clock, from when it
+  last saw the row change, because the database's clock may have been put back by an hour.
 - Its holder gave it back.
 - Its holder was a process of this machine and is gone.
 
-Its end serves liveness only, because clocks step: by its own clock, the former holder may go on with what it was
-granted for the rest of its lease. ``LeaderLease.grace_s`` says for how long.
+The end of a lease does not prove that its holder has stopped, because clocks step: by its own clock, the former holder
+may still decide for the rest of its lease. ``LeaderLease.grace_s`` says for how long.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _RETRYABLE = {
     "mssql": frozenset({1205, 1222}),
     "sqlite": frozenset({5, 6}),
 }
-#: driver codes where the user, a SQLite file or its directory may be read but not written
+#: driver codes for a user who may not write, and for a SQLite file or directory that is not writable
 _READ_ONLY = {
     "postgresql": frozenset({"42501", "25006"}),
     "mysql": frozenset({1044, 1142, 1143, 1227, 1290, 1792, 1836}),
@@ -103,7 +103,7 @@ BACKOFF_MAX_S = 1.0
 
 
 class Database:
-    """A database, named by its URL. Nothing is connected to yet.
+    """A database, named by its URL. The constructor does not connect to it.
 
     Args:
         url: an SQLAlchemy URL; a driver need not be named.
@@ -190,7 +190,7 @@ class Database:
         return self._file is not None and _inode(self._file) is None
 
     def use_write_ahead_log(self) -> None:
-        """Switches a SQLite file to a write-ahead log, for good, so that readers never block the writer. Does nothing
+        """Switches a SQLite file permanently to a write-ahead log, so that readers never block the writer. Does nothing
         for other databases."""
         if self.dialect == "sqlite":
             with self.engine.execution_options(stateflow_begin="").connect() as connection:
@@ -202,8 +202,8 @@ class Database:
     # -- errors -------------------------------------------------------------------------------------------
 
     def _retryable(self, error: SQLAlchemyError) -> bool:
-        """Tells whether a retry may succeed. It may, for example, after another writer inserted the same key first: the
-        retry reads that row."""
+        """Tells whether a retry may succeed. For example, if another writer inserted the same key first, a retry reads
+        that row."""
         if isinstance(error, IntegrityError):
             return True
         return isinstance(error, DBAPIError) and _code(self.dialect, error.orig) in _RETRYABLE[self.dialect]
@@ -236,7 +236,7 @@ class Database:
         if code in _READ_ONLY["sqlite"] and self._file is not None and not self.is_missing():
             return LedgerReadOnly(
                 "the ledger or its directory is not writable, and SQLite then reads it only while no process writes it",
-                remedy=f"if none does, use {_read_only_url(Path(self._file))}",
+                remedy=f"if no process writes it, use {_read_only_url(Path(self._file))}",
                 ledger=self.shown,
             )
         return InvalidArgument(
@@ -264,7 +264,8 @@ class Database:
 def sqlite_url(file: Path) -> str:
     """Returns the URL of a ledger in a file, with any characters in its path.
 
-    Raises InvalidArgument for a path that this SQLAlchemy cannot write as a URL: before 2.1 it has no escapes.
+    Raises InvalidArgument for a path that the installed SQLAlchemy cannot write as a URL: versions before 2.1 have no
+    escapes.
     """
     path = str(file.absolute())
     url = URL.create("sqlite", database=path).render_as_string(hide_password=False)
@@ -354,7 +355,8 @@ def _create(url: URL, busy_timeout_s: float) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    """Prepares a connection. It syncs every commit, so that a record that was reported survives power loss."""
+    """Prepares a connection. Each commit is synced, so that a record survives power loss once its writer has
+    returned."""
     connection.isolation_level = None  # transactions begin where _begin_sqlite says, not where the driver guesses
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")
@@ -363,7 +365,7 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     """Begins a transaction. A writer takes the lock before it reads: if two writers read first, only one of them could
-    go on to write."""
+    then write."""
     begin = connection.get_execution_options().get("stateflow_begin", "BEGIN")
     if begin:  # empty for a statement that cannot be in a transaction
         connection.exec_driver_sql(begin)
@@ -405,7 +407,7 @@ _LOCK_WAIT_S = 60
 
 
 class Opened(StrEnum):
-    """Outcome of opening a ledger: it was ready, was made, or was upgraded."""
+    """Outcome of opening a ledger: it was ready, was created, or was upgraded."""
 
     READY = "ready"
     MADE = "made"
@@ -466,8 +468,8 @@ def _version(connection: Connection) -> str | None:
 
 
 def _upgrade(connection: Connection) -> Opened:
-    """Makes or upgrades the schema, in one transaction where the database can; several programs may open a fresh ledger
-    at once."""
+    """Makes or upgrades the schema, in one transaction if the database supports that. Several programs may open a fresh
+    ledger at once."""
     dialect = connection.dialect.name
     _lock(connection, dialect)
     try:
@@ -481,7 +483,7 @@ def _upgrade(connection: Connection) -> Opened:
         migrate(connection, REVISION)
         if adopted:
             rebuild(connection)
-        if dialect == "mysql":  # else the next lock holder sees no version, and takes this for killed
+        if dialect == "mysql":  # else the next holder of the lock sees no version, and takes this upgrade for killed
             connection.execute(text("COMMIT"))
         return Opened.MADE if fresh and not adopted else Opened.UPGRADED
     finally:
@@ -518,7 +520,7 @@ def _lock(connection: Connection, dialect: str) -> None:
 
 def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
     """Drops the tables that a killed upgrade left, as MySQL commits each DDL statement by itself. Raises LedgerCorrupt
-    if they hold records: a schema without a version cannot."""
+    if they hold records, which no unfinished upgrade has written."""
     present = set(inspect(connection).get_table_names())
     for table in reversed(METADATA.sorted_tables):
         if table.name not in present:
@@ -543,8 +545,8 @@ def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that may decide. By ``boot``, ``namespace``, ``pid`` and ``started`` processes of the same machine can
-    tell whether it is gone. ``address``: address at which it takes requests."""
+    """A process that may decide. Processes of the same machine can tell by ``boot``, ``namespace``, ``pid`` and
+    ``started`` whether it is gone. ``address``: address at which it receives requests."""
 
     id: str
     host: str = ""
@@ -564,9 +566,14 @@ NOBODY = Holder("")
 
 @dataclass(frozen=True, slots=True)
 class LeaderLease:
-    """The leader lease of a ledger when it was read. ``left_s``: seconds until it ends, by the database's clock.
-    ``until_us``: its end by that clock, which each renewal changes; a process with another clock can only compare it.
-    ``grace_s``: seconds after it was taken in which the former holder may still decide, by any clock."""
+    """The leader lease of a ledger when it was read.
+
+    Attributes:
+        left_s: seconds until the lease ends, by the database's clock.
+        until_us: end of the lease by that clock. Each renewal changes it; a process with another clock can only compare
+            it.
+        grace_s: seconds after the lease was taken in which the former holder may still decide, by any clock.
+    """
 
     term: int
     holder: Holder

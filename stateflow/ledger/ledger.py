@@ -1,7 +1,7 @@
 """The ledger as programs use it: items, their records, and work on them.
 
-:class:`Ledger` adds records in transactions that check them against ``rules``, and, once it has taken the leader lease
-(``database``), that it still has it.
+:class:`Ledger` adds records in transactions that check them against ``rules``. Once a ledger has taken the leader lease
+(``database``), each transaction also checks that the ledger still has it.
 
 Work on an item runs under the item's lock, a PROCESSING record with a lease. The lock is renewed while the work runs,
 and released however the work ends.
@@ -89,7 +89,7 @@ def item_of(item_id: str, rows: list[tuple[Any, bool]], schemas: Mapping[str, Ma
 def locked(item: Item) -> Locked:
     assert item.blocking is not None
     error = Locked(
-        f"the item is {item.blocking.state}",
+        f"the item is {item.blocking.state}, so it is blocked",
         remedy="wait for its holder, or resolve it",
         item=item.item_id,
         blocking_record=item.blocking.record_id,
@@ -107,10 +107,10 @@ class Ledger:
     Args:
         url: an SQLAlchemy URL: ``sqlite:///ledger.db``, ``postgresql://…``, ``mariadb://…``, ``mssql://…``.
         author: author named in every record.
-        run_id: id of one run of a program; made up when left out.
+        run_id: id of one run of a program; None: a random one.
         lease_s: seconds after which a lock whose holder is silent may be taken over.
-        create: makes the ledger where there is none and upgrades an older one; ``opened`` says what was done. Otherwise
-            the database is left unchanged.
+        create: makes a missing ledger and upgrades an older one; ``opened`` says what was done. Otherwise the database
+            is left unchanged.
 
     Raises InvalidArgument if it cannot be opened or does not exist, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
     """
@@ -177,11 +177,11 @@ class Ledger:
         Args:
             previous: the record that this one answers, or its id; see the table in ``rules``.
             payload_schema: a registered schema that the payload must satisfy.
-            lease_s: lease of a PROCESSING, in seconds; None: the ledger's; ``math.inf``: a lock that only a record
-                ends.
+            lease_s: lease of a PROCESSING record, in seconds. With None it is the ledger's, with ``math.inf`` only a
+                record ends the lock.
 
-        Raises IllegalRecord, InvalidPayload, Locked if another holds the item or answered first, LeaseLost,
-        Unavailable; nothing was written then.
+        Raises, without having written anything, IllegalRecord, InvalidPayload, Locked if another application holds the
+        item or ``previous`` has an answer already, LeaseLost, Unavailable.
         """
         return self.put_many([Entry(item_id, app, state, previous, payload, payload_schema, lease_s)])[0]
 
@@ -192,8 +192,8 @@ class Ledger:
         that is refused.
 
         Args:
-            term: the leader's term in which this was decided. Raises HoldLost if that term is over, even if this ledger
-                has taken the leader lease again since.
+            term: the leader's term in which the records were decided; None: any. Raises HoldLost if that term is over,
+                even if this ledger has taken the leader lease again since.
             check: called within the transaction, which may have waited long for other writers; if it raises, nothing is
                 written.
         """
@@ -230,7 +230,7 @@ class Ledger:
         return self._write(lambda connection: statements.append(connection, entries, stamp, guard), term)
 
     def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
-        """Runs ``work`` in a transaction. A ledger that has taken the leader lease writes only while it still has it.
+        """Runs ``work`` in a transaction. A ledger that has taken the leader lease writes only while it has the lease.
         Raises HoldLost, LedgerReplaced."""
         held = self._held
         if term is not None and (held is None or held[0] != term):
@@ -250,11 +250,11 @@ class Ledger:
         """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks it."""
         item = self._known(item_id)
         if item.blocking is None:
-            raise IllegalRecord("nothing blocks the item", remedy="leave it as it is", item=item_id)
+            raise IllegalRecord("nothing blocks the item", remedy="see `stateflow ledger show`", item=item_id)
         return self._put_by_hand(item, SELF, RecordState.RESOLVED, item.blocking, note)
 
     def skip(self, item_id: str, app: App | str = "*", note: str | None = None) -> Record:
-        """Tells an application (``*``: every one) to leave the item alone from now on."""
+        """Records that an application must skip the item from now on; ``*`` stands for every application."""
         item = self._known(item_id)
         who = App(app) if isinstance(app, str) else app
         return self._put_by_hand(item, who, RecordState.SKIPPED, None, note)
@@ -262,7 +262,7 @@ class Ledger:
     def _put_by_hand(
         self, item: Item, who: App, state: RecordState, previous: Record | None, note: str | None
     ) -> Record:
-        """Appends a record to an item of any kind; it changes no column of a view."""
+        """Appends a record to an item of any kind. The record changes no column of a view."""
         payload: dict[str, Any] = {} if note is None else {"note": note}
         schema = None
         if item.kind is not Kind.ITEM:
@@ -270,7 +270,7 @@ class Ledger:
         return self.append([Entry(item.item_id, who, state, previous, payload or None, schema)])[0]
 
     def renew(self, lock: Record, lease_s: float | None = None) -> bool:
-        """Renews the lease of a lock from now on. Returns False when it is no longer held, or has no lease."""
+        """Renews the lease of a lock from now on. Returns False when the lock is no longer held, or has no lease."""
         seconds = self.lease_s if lease_s is None else _lease(lease_s)
         if math.isinf(seconds):
             return False
@@ -278,8 +278,8 @@ class Ledger:
         return self._write(lambda connection: int(connection.execute(statement).rowcount)) == 1
 
     def register_schema(self, name: str, schema: Mapping[str, Any]) -> None:
-        """Registers a schema, so that payloads may name it. A name keeps its schema for ever. Raises
-        InvalidArgument."""
+        """Registers a schema, so that payloads may name it. Raises InvalidArgument for an invalid schema or name, and
+        for a name that has another schema already."""
         body = payloads.check_schema(name, schema)
         if not rules.is_id(name, 128):
             raise InvalidArgument(
@@ -301,7 +301,7 @@ class Ledger:
     # -- who decides --------------------------------------------------------------------------------------
 
     def hold(self) -> LeaderLease:
-        """Returns the present leader lease of this ledger; its holder has no id if no process has it."""
+        """Returns the present leader lease of this ledger; the holder's id is empty if no process has the lease."""
         with self.database.reading() as connection:
             return database.present_lease(connection)
 
@@ -315,11 +315,11 @@ class Ledger:
         """Takes the leader lease of this ledger for ``lease_s`` seconds at a time, if no other process has it.
 
         Returns the lease afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
-        the caller has it, every record put here is checked against the lease, in the record's own transaction.
+        the caller has it, every transaction of this ledger checks that it still has the lease.
 
         Args:
             gone: tells whether a former holder is a process that has ended.
-            over_us: a lease with this ``until_us`` is over, whatever the database's clock says.
+            over_us: ``until_us`` of a lease that has ended, whatever the database's clock says; None: no such lease.
         """
         self._held = None
 
@@ -363,7 +363,7 @@ class Ledger:
         return item
 
     def items(self, ids: Iterable[str]) -> list[Item]:
-        """Returns those of these items that exist, in the order of their ids."""
+        """Returns the items with these ids that exist, in the order of their ids."""
         found: list[Item] = []
         with self.database.reading() as connection:
             schemas: dict[str, Mapping[str, Any]] = {}
@@ -417,7 +417,7 @@ class Ledger:
                 seq = rows[-1].seq
 
     def newest(self, count: int) -> list[Record]:
-        """Returns the last ``count`` records, oldest first. Ids have gaps where writers gave up."""
+        """Returns the last ``count`` records, oldest first. Writers that gave up have left gaps between ids."""
         query = select(RECORD).order_by(RECORD.c.record_id.desc()).limit(count)
         with self.database.reading() as connection:
             rows = connection.execute(query).all()
@@ -430,7 +430,8 @@ class Ledger:
             return sorted({*connection.execute(free).scalars(), *connection.execute(silent).scalars()})
 
     def fetch(self, processed_by: App | str | None = None, state: RecordState | str | None = None) -> list[str]:
-        """Returns the ids of items that an application has processed, or that are in a state, or both; in order."""
+        """Returns the ids, in order, of the items that ``processed_by`` has processed and that are in ``state``; None:
+        any."""
         wanted = None if state is None else _state(state)
         with self.database.reading() as connection:
             return list(connection.execute(statements.fetched(_who(processed_by), wanted)).scalars())
@@ -442,7 +443,8 @@ class Ledger:
         predicate: Callable[[Item], bool] | None = None,
         on_blocked: OnBlocked = "skip",
     ) -> list[Item]:
-        """Returns the items that ``requester`` still has to process. Blocked items are left out, or raise Locked."""
+        """Returns the items that ``requester`` still has to process. Leaves out blocked items, or raises Locked for
+        them if ``on_blocked`` is "raise"."""
         if on_blocked not in ("skip", "raise"):
             raise InvalidArgument(f"on_blocked cannot be {on_blocked!r}", remedy="use 'skip' or 'raise'")
         with self.database.reading() as connection:
@@ -461,7 +463,7 @@ class Ledger:
     # -- work ---------------------------------------------------------------------------------------------
 
     def process_new_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
-        """Adds an item and works on it; see ``process_item``. Raises IllegalRecord if the item is there already."""
+        """Adds an item and works on it; see ``process_item``. Raises IllegalRecord if the item already exists."""
         new = Entry(item_id, app, RecordState.NEW)
         lock = self.append([new, Entry(item_id, app, RecordState.PROCESSING, new, acquire_payload)])[1]
         return work_locked(self, lock, work)
@@ -470,11 +472,11 @@ class Ledger:
         """Acquires an item, calls ``work(item)`` and records the outcome, even if this application has processed the
         item before.
 
-        ``work`` may return a payload for the PROCESSED record, which is returned. While ``work`` runs, the lock is
-        renewed.
+        The payload that ``work`` returns becomes that of the PROCESSED record, which this method returns. The lock is
+        renewed while ``work`` runs.
 
         Raises Locked if the item is held, IllegalRecord if it must be skipped or does not exist, ApplicationError
-        if ``work`` raised (FAILED is recorded), LeaseLost if the lock was resolved meanwhile.
+        if ``work`` raised (FAILED is recorded), LeaseLost if the lock was resolved while ``work`` ran.
         """
         return work_locked(self, self.put(item_id, app, RecordState.PROCESSING, None, acquire_payload), work)
 
@@ -488,11 +490,11 @@ class Ledger:
         *,
         prepared_by: App | str | None = None,
     ) -> list[Record]:
-        """Runs ``process_item`` for every item that this application has not processed, once even if several processes
-        do this.
+        """Runs ``process_item`` for every item that this application has not processed. Each item is processed once,
+        even if several processes call this method.
 
-        An item whose work fails, or whose lock is lost meanwhile, does not hold up the others. The first failure is
-        raised when all were tried: ApplicationError, or LeaseLost for work that another process may do again.
+        An item whose work fails, or whose lock is lost, does not stop the others. When all were tried, the first
+        failure is raised: ApplicationError, or LeaseLost for work that another process may do again.
         """
         done: list[Record] = []
         failures: list[Exception] = []
@@ -526,7 +528,9 @@ class Ledger:
                 rules.skips(who, Who.of(app)) for who in heads[item_id].skipped
             )
             if done:
-                raise IllegalRecord("the item is already processed or skipped", remedy="leave it", item=item_id)
+                raise IllegalRecord(
+                    "the item is already processed or skipped", remedy="process other items", item=item_id
+                )
 
         try:
             return self.append([Entry(item_id, app, RecordState.PROCESSING, None, payload)], still_to_do)[0]
@@ -638,7 +642,7 @@ def work_locked(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Re
             run=ledger.run_id,
         )
         _record_failure(ledger, lock, error, failure)
-        if not isinstance(error, Exception):  # Ctrl-C and exit stay what they are
+        if not isinstance(error, Exception):  # Ctrl-C and exit are not wrapped
             raise
         raise failure from error
     try:
@@ -679,10 +683,10 @@ def renewing(ledger: Ledger, lock: Record) -> Iterator[None]:
         while not done.wait(ledger.lease_s / 3):
             try:
                 if not ledger.renew(lock):
-                    log.warning("lock on %s lost, the result of its work will be refused", lock.item_id)
+                    log.warning("lock on item %s lost, the result of the work will be refused", lock.item_id)
                     return
             except StateflowError as error:  # if the lease ends, the release reports it
-                log.warning("lock on %s could not be renewed: %s", lock.item_id, error)
+                log.warning("lock on item %s could not be renewed: %s", lock.item_id, error)
 
     thread = threading.Thread(target=renew, name=f"lease of {lock.item_id[:40]}", daemon=True)
     thread.start()

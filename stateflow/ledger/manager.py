@@ -1,8 +1,8 @@
-"""``StateManager``: the stages of pipelines, which move data from a source to a sink, and where they stopped.
+"""``StateManager`` records the stages of pipelines, which move data from a source to a sink, and how far each got.
 
-A stage is an item of the ledger. Each change of it is the shortest legal sequence of records to its new status. An
-update is written only if no other record of the stage came in between; otherwise the update is repeated on top of that
-record.
+A stage is an item of the ledger. Each change of a stage is the shortest legal sequence of records that leads to its new
+status. An update is written only if the stage got no other record since it was read; otherwise it is read again, and
+the update is applied after that record.
 
 A pipeline declares its state manager in YAML. ``state_manager:`` names a class of this module and a connection profile.
 Secrets come from the environment::
@@ -69,8 +69,9 @@ class StateManager:
     def insert_state(self, *positional: Any, error: BaseException | str | None = None, **fields: Any) -> dict[str, Any]:
         """Adds a stage; its status is in_progress and its action ``sourcing pre-pull`` unless they are given.
 
-        Without ``correlation_id_in`` the stage takes the ``correlation_id_out`` of the stage that it continues, see
-        ``preceding``. ``state_id``, ``run_id``, ``correlation_id_out`` and ``git_sha`` are made up when left out.
+        Without ``correlation_id_in`` the stage gets the ``correlation_id_out`` of the stage that it continues, see
+        ``preceding``. When left out, ``state_id`` and ``correlation_id_out`` are random, ``run_id`` is the ledger's,
+        and ``git_sha`` is the commit of the git checkout, if there is one.
         """
         row = rules.stage_changes(rules.stage_fields(positional, fields))
         row.setdefault("run_id", self.ledger.run_id or None)
@@ -90,18 +91,18 @@ class StateManager:
         return self._answer(state_id)
 
     def update_state(self, *positional: Any, error: BaseException | str | None = None, **fields: Any) -> dict[str, Any]:
-        """Changes columns of a stage. Updates made at the same time are all applied. One argument alone is the
+        """Changes columns of a stage. Concurrent updates are all applied. A single positional argument is the
         ``state_id``.
 
-        A generated ``run_id`` is replaced by this ledger's, which is that of the run that continued the stage. Raises
-        IllegalRecord if there is no such stage.
+        A ``run_id`` that no caller gave is replaced by this ledger's, so that it names the run that continues the
+        stage. Raises IllegalRecord if there is no such stage.
         """
         alone = len(positional) == 1 and "state_id" not in fields
         given = {**fields, "state_id": positional[0]} if alone else rules.stage_fields(positional, fields)
         state_id = given.pop("state_id", None)
         row = rules.stage_changes(given)
         while not self._update(state_id, row, error):
-            continue  # another change came in between: it stays, and this one is applied after it
+            continue  # another change was written first: it stays, and this one is applied after it
         return self._answer(state_id)
 
     def _update(self, state_id: Any, row: dict[str, Any], error: BaseException | str | None) -> bool:
@@ -127,8 +128,8 @@ class StateManager:
     def get_current_state(
         self, job_id: str, entity: str | None = None, entity_filter: str | None = None
     ) -> dict[str, Any] | None:
-        """Returns the newest stage of a job, and of an entity and a filter where they are given; None when there is
-        none."""
+        """Returns the newest stage of a job; None: there is no such stage. If ``entity`` or ``entity_filter`` is given,
+        it must be that of the stage's source or sink."""
         check_names(255, job_id=job_id)
         conditions = [STAGE.c.job_id == job_id]
         if entity is not None:
@@ -158,13 +159,13 @@ class StateManager:
         return None if last is None else last["last_record_pulled"]
 
     def get_last_stage(self, entity: str) -> dict[str, Any] | None:
-        """Returns the newest stage that pulled this entity and pushed it successfully; None: there is none."""
+        """Returns the newest stage that pulled this entity and pushed it successfully; None: there is no such stage."""
         row = self._first(last_done(entity)) if rules.is_item_id(entity) else None
         return None if row is None else rules.stage_answer(row)
 
     def get_processing_history(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """Returns the stages that have not failed, with all 26 columns, oldest first; with ``limit`` only the newest
-        ones."""
+        """Returns the stages that have not failed, with all 26 columns, oldest first. With ``limit``, returns only the
+        newest ones."""
         check_names(255, job_id=job_id)
         with self.ledger.database.reading() as connection:
             rows = list(newest_first(connection, history(job_id), STAGE.c.first_record_id, limit))
@@ -226,8 +227,8 @@ class StateManager:
 
 
 def _entries(state_id: str, now: RecordState, blocking: Any, status: Status, payload: dict[str, Any]) -> list[Entry]:
-    """Returns the shortest legal sequence of records to the status; the last has the payload. A stage's locks have no
-    lease."""
+    """Returns the shortest legal sequence of records that leads to the status; the last record has the payload. A
+    stage's locks have no lease."""
     entries: list[Entry] = []
     previous = None if now is RecordState.NEW else blocking
     steps = rules.path(now, rules.STAGE_RECORD_STATE[status])
@@ -249,8 +250,11 @@ def _error_in(record: Record | None) -> dict[str, Any] | None:
 
 
 def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:
-    """Returns queries for the stage that a new one continues, the most specific first: the newest stage that pushed
-    the entity which this one pulls; the newest of its job and run; of its run; of its job, in an earlier run."""
+    """Returns queries for the stage that a new stage continues, the most specific first.
+
+    They select the newest stage that pushed the entity which the new stage pulls; the newest stage of its job and run;
+    the newest of its run; and the newest of its job, in any run.
+    """
     queries: list[Select[Any]] = []
     if row.get("source_entity"):
         pushed = [STAGE.c.sink_entity == row["source_entity"], *_DONE]
@@ -287,7 +291,7 @@ class _Declared(StateManager):
     Args:
         connection: its profile, as in YAML, or an SQLAlchemy URL.
         environment: values for ``${NAME}`` in the profile; by default this process's environment.
-        create: makes the ledger where there is none and upgrades an older one, see ``Ledger``.
+        create: makes a missing ledger and upgrades an older one, see ``Ledger``.
 
     Raises InvalidArgument for settings that are missing, misspelt or not set in the environment, without showing a
     secret, and the errors of opening a ledger.
@@ -399,7 +403,7 @@ def _url(kind: str, profile: Mapping[str, Any], name: str) -> URL:
             url = make_url(profile["url"])
         except (ArgumentError, ValueError):
             raise InvalidArgument(
-                "the url is not a database URL", remedy="correct it in the profile", profile=name
+                "the url is not a database URL", remedy="write it like mysql://host/name", profile=name
             ) from None
         found = url.drivername.partition("+")[0]
         if {"mariadb": "mysql", "postgres": "postgresql"}.get(found, found) != TYPES[kind].driver:
@@ -430,7 +434,7 @@ def _url(kind: str, profile: Mapping[str, Any], name: str) -> URL:
 
 
 def _filled(key: str, value: Any, environment: Mapping[str, str], profile: str) -> Any:
-    """Replaces ``${NAME}`` by the environment's values. A password can come from nowhere else."""
+    """Replaces ``${NAME}`` by the environment's values. A password can only be given that way."""
     if isinstance(value, Mapping):
         return {inner: _filled(inner, each, environment, profile) for inner, each in value.items()}
     if not isinstance(value, str):

@@ -1,15 +1,15 @@
 """Records of the ledger: their data types, the schemas of their payloads, and the tables that store them.
 
-A record's payload is stored as JSON. If it names a schema, it is checked against that.
+A record's payload is stored as JSON. If the record names a schema, the payload is checked against it.
 
 ``ledger_record`` is the truth; ``ledger_archive`` holds the records that were archived. ``ledger_item``,
 ``ledger_verdict`` and the tables of stages, batches, entities and jobs are projections: they are written in the
-transaction that writes the records, and can be derived from them. ``ledger_lease`` says until when a lock holds, by the
-database's clock. ``ledger_identity`` has the id of this ledger and ``ledger_hold`` its leader lease; each is one row.
-``ledger_bundle`` has the code bundles of operators: records name a bundle by its digest.
+transaction that writes the records, and can be derived from them. ``ledger_lease`` holds the end of each lock's lease,
+by the database's clock. ``ledger_identity`` holds the ledger's id, and ``ledger_hold`` its leader lease, in one row
+each. ``ledger_bundle`` holds the code bundles of operators: records name a bundle by its digest.
 
-One definition of the tables serves all databases; the column types hold what differs between them. Points in time are
-stored as microseconds since 1970-01-01 UTC, all of which a datetime can show.
+One definition of the tables serves all databases; only the column types differ between them. Points in time are stored
+as microseconds since 1970-01-01 UTC, within the range of a datetime.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from stateflow.errors import InvalidArgument, InvalidPayload
 from stateflow.types import shown
 
-#: bytes of UTF-8, as for the keys of object stores
+#: in bytes of UTF-8: the limit that object stores have for keys
 ITEM_ID_MAX = 1024
-#: application name of a skip that holds for every application
+#: application name of a skip that applies to every application
 EVERYONE = "*"
 
 
@@ -66,7 +66,7 @@ class RecordState(StrEnum):
 
 
 class Kind(StrEnum):
-    """The view that an item belongs to. Calls over many items list only those of kind ITEM."""
+    """The view that an item belongs to. Ledger calls over many items list only items of kind ITEM."""
 
     ITEM = "item"
     STAGE = "stage"
@@ -76,8 +76,8 @@ class Kind(StrEnum):
 
     @classmethod
     def of(cls, payload_schema: str | None) -> Kind:
-        """Returns the kind that the schema of an item's first payload names: ``stateflow.stage`` and so on belong to
-        views."""
+        """Returns the kind of an item whose first payload has this schema: STAGE for ``stateflow.stage`` and so on,
+        ITEM for every other schema and for None."""
         prefix, _, name = (payload_schema or "").partition(".")
         return cls(name) if prefix == "stateflow" and name in _VIEWS else cls.ITEM
 
@@ -91,8 +91,8 @@ _VIEWS = frozenset({"stage", "batch", "entity", "job"})
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """An application that writes records. ``instance`` None stands for every instance of that name; versions are never
-    compared."""
+    """An application that writes records. With ``instance`` None it stands for every instance of that name; versions
+    are never compared."""
 
     name: str
     version: str = ""
@@ -118,9 +118,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A record to be written. ``previous``: a record, its id, or an earlier entry of the same batch.
+    """A record to be written.
 
-    ``lease_s``: lease of a PROCESSING record, in seconds; None: the ledger's default.
+    Attributes:
+        previous: the record that this one answers, given as a record, its id, or an earlier entry of the same call.
+        lease_s: lease of a PROCESSING record, in seconds; None: the ledger's default.
     """
 
     item_id: str
@@ -205,7 +207,7 @@ BUILTIN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-#: fits MySQL's smallest usual packet, with an escape for each quote and backslash
+#: a payload of this size fits into MySQL's smallest usual packet, an escape for each quote and backslash included
 PAYLOAD_BYTES_MAX = 15 << 20
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -239,7 +241,7 @@ def stored_bytes(text: str) -> int:
 
 
 def problem(payload: Any, schema: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with a payload, or None."""
+    """Returns what is wrong with a payload under this schema; None: it is valid."""
     try:
         found = best_match(_validator(schema).iter_errors(payload))
     except (Unresolvable, RecursionError, re.error) as error:
@@ -291,7 +293,7 @@ def _check_references(schema: Mapping[str, Any]) -> None:
 def check_schema(name: str, schema: Mapping[str, Any]) -> str:
     """Returns the schema as canonical JSON. Raises InvalidArgument."""
     if name in BUILTIN or name.startswith("stateflow."):
-        raise InvalidArgument(f"the schema name {name!r} is taken", remedy="choose one without 'stateflow.'")
+        raise InvalidArgument(f"the schema name {name!r} is reserved", remedy="choose one without 'stateflow.'")
     try:
         Draft202012Validator.check_schema(schema)
         body = json.dumps(schema, sort_keys=True, allow_nan=False)
@@ -300,7 +302,7 @@ def check_schema(name: str, schema: Mapping[str, Any]) -> str:
     except (SchemaError, TypeError, ValueError, RecursionError, re.error, Unresolvable) as error:
         said = error.message if isinstance(error, SchemaError) else _said(error)
         raise InvalidArgument(
-            f"not a JSON schema: {said[:200]}", remedy="see json-schema.org, 2020-12", schema=name
+            f"not a JSON schema: {said[:200]}", remedy="follow JSON Schema 2020-12, see json-schema.org", schema=name
         ) from error
 
 
@@ -324,8 +326,8 @@ def to_time(us: Any) -> Any:
 
 
 def microseconds(name: str, value: Any) -> int:
-    """Converts a datetime or ISO 8601 text with its zone to microseconds; microseconds are returned. Raises
-    InvalidArgument."""
+    """Converts a datetime or ISO 8601 text with its zone to microseconds; returns a number of microseconds unchanged.
+    Raises InvalidArgument for any other value, and for times outside the years 2 to 9998."""
     us = value
     if isinstance(value, str):
         try:
@@ -341,7 +343,7 @@ def microseconds(name: str, value: Any) -> int:
         )
     if not is_time(us):
         raise InvalidArgument(
-            f"{name} cannot be {shown(value)}: not within the years 2 to 9998",
+            f"{name} cannot be {shown(value)}, which is not within the years 2 to 9998",
             remedy="pass whole numbers as microseconds since 1970-01-01 UTC",
         )
     return us
@@ -351,8 +353,8 @@ def microseconds(name: str, value: Any) -> int:
 
 
 def text_id(length: int) -> TypeEngine[str]:
-    """Type of text that every database compares byte by byte: ``a`` and ``A`` are two ids, and their order is the
-    same."""
+    """Type of text that every database compares byte by byte: ``a`` and ``A`` are two ids, and all databases sort ids
+    alike."""
     return (
         String(length)
         .with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), "mysql")
@@ -398,8 +400,8 @@ def big_key() -> TypeEngine[int]:
 
 
 class now_us(FunctionElement[int]):  # noqa: N801 - named as the SQL function that it is
-    """Microseconds since 1970-01-01 UTC by the database's clock, at the start of the statement, so that an index serves
-    it."""
+    """Microseconds since 1970-01-01 UTC by the database's clock. The value is constant within a statement, so that an
+    index serves comparisons with it."""
 
     type = BigInteger()
     inherit_cache = True
@@ -536,7 +538,7 @@ HOLD = Table(
     Column("lease_us", BigInteger, nullable=False),
     **OPTIONS,
 )
-#: code bundles of operators, in parts; ``body`` of all parts has the SHA-256 ``digest``
+#: code bundles of operators, in parts; ``digest`` is the SHA-256 of all bodies, joined
 BUNDLE = Table(
     "ledger_bundle",
     METADATA,

@@ -1,4 +1,4 @@
-"""Rules of the ledger: which record may follow which, and what stages, batches, entities and jobs are as records. Pure.
+"""Rules of the ledger: which record may follow which, and how stages, batches, entities and jobs become records. Pure.
 
 =============  ==================================================  =================================
 state          means                                               previous record
@@ -13,17 +13,17 @@ SKIPPED        an application (``*``: all) must leave it alone     any of the it
 
 An item is blocked by its earliest record that is a PROCESSING without a PROCESSED, FAILED or RESOLVED that answers it,
 or a FAILED without a RESOLVED. A blocked item cannot be acquired. An application that was told to skip an item cannot
-acquire it either. A skip never unblocks.
+acquire it either. A skip never unblocks an item.
 
 Stages, batches, entities and jobs are items of their own kinds, and views (:data:`VIEWS`): one row per item; each
-record sets some of its columns. A status implies the state of the item's record. The statuses follow each other so::
+record sets some of its columns. A status determines the state of its record. Statuses follow each other like this::
 
     batch   WAITING_FOR_JOB → NEW → GENERATE_IID → IN_PROGRESS → DONE | FAILED | CANCELLED | PAUSED
     entity  WAITING → IN_PROGRESS → COMPLETED | FAILED | CANCELLED
     job     WAITING → IN_PROCESS → PROCESSED | FAILED | TERMINATED
 
 GENERATE_IID lists the entities. FAILED means that the batch itself failed: a failed entity is only counted, and the
-batch goes on. An entity may end without having been IN_PROGRESS.
+batch continues. An entity may end without having been IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ APP_NAME_MAX, APP_VERSION_MAX, APP_INSTANCE_MAX = 128, 64, 128
 
 
 def covers(recorded: Who, asked: Who) -> bool:
-    """Tells whether a record of ``recorded`` applies to ``asked``: same name, and no or the same instance."""
+    """Tells whether a record of ``recorded`` applies to ``asked``: the names are equal, and ``recorded`` has no
+    instance, or the same."""
     return recorded.name == asked.name and recorded.instance in (None, asked.instance)
 
 
@@ -132,7 +133,7 @@ def fold(records: Sequence[Record]) -> Head:
 
 
 def advance(head: Head | None, record: Record) -> Head:
-    """Returns ``fold(records + [record])``, given ``fold(records)`` and a record that ``check`` let pass."""
+    """Returns ``fold(records + [record])``, given ``fold(records)`` and a record that ``check`` has accepted."""
     if head is None:
         return fold([record])
     who = frozenset({Who.of(record.app)})
@@ -155,8 +156,8 @@ def advance(head: Head | None, record: Record) -> Head:
 def is_id(value: object, at_most: int) -> bool:
     """Tells whether every supported database stores this id and distinguishes it from every other.
 
-    Some databases compare text as if it were padded with spaces, so that control characters sort before its end, and
-    some refuse a NUL.
+    Some databases compare text as if it were padded with spaces, so that a text sorts after the same text with a
+    control character at its end, and some refuse a NUL.
     """
     if not isinstance(value, str) or not 0 < len(value) <= at_most or value.endswith(" "):
         return False
@@ -211,9 +212,9 @@ def check_app(app: App, state: RecordState) -> None:
 def check(head: Head | None, item_id: str, app: App, state: RecordState, previous: Record | None) -> None:
     """Checks that this record may be the item's next.
 
-    Raises IllegalRecord for what the table above forbids, Locked if another application holds the item or a record
-    has answered ``previous`` already. The caller fills in the blocking record, and raises LeaseLost where that answer
-    is a RESOLVED.
+    Raises IllegalRecord for what the module's table forbids, Locked if another application holds the item or a record
+    has answered ``previous`` already. The caller adds the blocking record to Locked, and raises LeaseLost instead if
+    that answer is a RESOLVED.
     """
     found = None if previous is None else previous.state
     if found not in LEGAL_PREVIOUS[state]:
@@ -226,7 +227,7 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
     if previous is not None and previous.item_id != item_id:
         raise IllegalRecord(
             "the previous record belongs to another item",
-            remedy="pass one of this item",
+            remedy="pass a record of this item",
             item=item_id,
             other=previous.item_id,
         )
@@ -235,7 +236,7 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
             "there is no such item, and the first record of an item must be NEW", remedy="put NEW first", item=item_id
         )
     if head is not None and state is NEW:
-        raise IllegalRecord("the item already exists", remedy="read it", item=item_id)
+        raise IllegalRecord("the item already exists", remedy="use another id", item=item_id)
     if head is None or state is SKIPPED:
         return
     if state is PROCESSING:
@@ -259,14 +260,17 @@ def lease_lost(lock: Record, blocking_record_id: int | None) -> LeaseLost:
 def _check_acquire(head: Head, app: App) -> None:
     if head.blocking_record_id is not None:
         raise Locked(
-            f"the item is {head.blocking_state}",
+            f"the item is {head.blocking_state}, so it is blocked",
             remedy="wait for its holder, or resolve it",
             item=head.item_id,
             blocking_record=head.blocking_record_id,
         )
     if any(skips(recorded, Who.of(app)) for recorded in head.skipped):
         raise IllegalRecord(
-            "this application must skip the item", remedy="leave it alone", item=head.item_id, app=app.name
+            "this application must skip the item",
+            remedy="process other items: a skip is permanent",
+            item=head.item_id,
+            app=app.name,
         )
 
 
@@ -288,7 +292,7 @@ def _check_answer(head: Head, app: App, state: RecordState, previous: Record) ->
 
 _NEXT: dict[RecordState, tuple[RecordState, ...]] = {
     NEW: (PROCESSING,),
-    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # RESOLVED first: work that goes on was not PROCESSED
+    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # RESOLVED first: work that continues was not PROCESSED
     PROCESSED: (PROCESSING,),
     FAILED: (RESOLVED,),
     RESOLVED: (PROCESSING,),
@@ -309,8 +313,8 @@ def path(now: RecordState, to: RecordState) -> tuple[RecordState, ...]:
 
 
 class Action(StrEnum):
-    """Actions of a stage, in this order. ``sinking pre-pull`` and ``sinking post-pull`` are understood as the two push
-    actions."""
+    """Actions of a stage, in their order. ``sinking pre-pull`` and ``sinking post-pull`` are accepted as names of the
+    two push actions."""
 
     PRE_PULL = "sourcing pre-pull"
     POST_PULL = "sourcing post-pull"
@@ -424,7 +428,7 @@ def _stored(name: str, value: Any) -> Any:
     if not 0 < len(text) <= _TEXT_MAX or not is_text(text):
         raise InvalidArgument(
             f"{name} must have 1 to {_TEXT_MAX:,} characters, without NUL or lone surrogates",
-            remedy="correct it",
+            remedy="shorten it, or remove those characters",
             given=shown(value),
         )
     return text
@@ -554,7 +558,7 @@ def check_ready(bid: str, to: BatchStatus, *, listed: bool, open: int) -> None:
 def check_transition(what: str, name: str, table: Mapping[S, frozenset[S]], now: S, to: S) -> None:
     """Checks that ``to`` may follow ``now``. Raises InvalidTransition."""
     if to not in table[now]:
-        allowed = ", ".join(sorted(table[now])) or "nothing"
+        allowed = ", ".join(sorted(table[now])) or "no other status"
         raise InvalidTransition(
             f"a {what} that is {now} cannot become {to}", remedy=f"it may become {allowed}", **{what: name}
         )
@@ -587,18 +591,19 @@ def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: 
 
 
 def worked_us(worked: int | None, resumed_us: int | None, now_us: int) -> int:
-    """Returns how long a batch has been IN_PROGRESS, in microseconds, without listing, pauses, and the time between an
-    end and a retry.
+    """Returns how long a batch has been IN_PROGRESS, in microseconds. Listing, pauses, and the time between an end and
+    a retry do not count.
 
     Args:
-        worked: time that it had been IN_PROGRESS when it last stopped; None: never.
-        resumed_us: time at which it resumed; None while it is stopped.
+        worked: microseconds that the batch had been IN_PROGRESS when it last stopped; None: it never was.
+        resumed_us: time at which the batch last became IN_PROGRESS; None: it is stopped.
     """
     return (worked or 0) + (0 if resumed_us is None else max(0, now_us - resumed_us))
 
 
 def eta_us(now_us: int, remaining: Remaining | None) -> tuple[int, int, int] | None:
-    """Estimates the end of a batch: expected time, and earliest and latest time with 95 % confidence; None: unknown."""
+    """Estimates when a batch ends. Returns the expected time, and the earliest and latest with 95 % confidence, in
+    microseconds; None: unknown."""
     if remaining is None:
         return None
     expected, low, high = (now_us + round(each * 1e6) for each in (remaining.s, remaining.low_s, remaining.high_s))
@@ -615,8 +620,9 @@ _AFFINITY = re.compile(
 
 
 def check_affinity(text: str) -> None:
-    """Checks which nodes a job may run on: ``place[:recommended[-at most]] [hard | soft seconds]``. With ``label:2-4
-    soft 30`` those are 2 nodes with the label, at most 4, and after 30 s any node. Raises InvalidArgument.
+    """Checks the text that says on which nodes a job may run: ``place[:recommended[-at most]] [hard | soft seconds]``.
+
+    ``label:2-4 soft 30`` means 2 nodes with the label, at most 4, and after 30 s any node. Raises InvalidArgument.
     """
     match = _AFFINITY.fullmatch(text.strip())
     try:

@@ -7,11 +7,12 @@
 3. Resolve the expired locks of items that are to be acquired, and insert all records, each checked.
 4. Write heads, verdicts, leases and views.
 
-An index answers each of the queries that select the items of calls over many items.
+Every query that selects items for a call over many items is served by an index.
 
-The code bundles of operators lie beside the records that name them, so that every leader has them. A bundle is stored
-in parts, because databases limit the length of a statement. Its digest identifies it, so writes carry no term. Putting
-a part again only renews its age, because a record that names the bundle is about to follow.
+The ledger also stores the code bundles of operators, beside the records that name them, so that every leader has them.
+A bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes of
+bundles carry no term. Storing a part again only renews its age, so that the bundle is still there when a record names
+it.
 """
 
 from __future__ import annotations
@@ -125,14 +126,14 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
 
 def writer_lock() -> Select[Any]:
     """Locks, until the commit, the row that each writer locks before it numbers its records. Ids are therefore in the
-    order of commits: a reader that has seen an id has seen all lower ones. SQLite has one writer at a time by
-    itself."""
+    order of commits: a reader that has seen an id has seen all lower ones. SQLite allows only one writer at a time
+    anyway."""
     query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
     return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
 
 def load_heads(connection: Connection, ids: Iterable[str], *, for_update: bool = False) -> dict[str, Head]:
-    """Returns the heads of those of these items that exist. With ``for_update`` it locks them, and raises IllegalRecord
+    """Returns the heads of the items in ``ids`` that exist. With ``for_update`` it locks them, and raises IllegalRecord
     for an archived item."""
     heads: dict[str, Head] = {}
     for some in chunks(ids):
@@ -246,8 +247,8 @@ def _processed(query: Select[Any], who: Who) -> Select[Any]:
 
 
 def unprocessed(prepared_by: Who | None, requester: Who | None) -> Select[Any]:
-    """Selects item ids and their blocking records: items that were prepared, and that the requester has neither
-    processed nor must skip."""
+    """Selects ids and blocking records of the items that ``prepared_by`` has processed (None: all items), and that
+    ``requester`` has neither processed nor must skip."""
     query = _listed()
     if prepared_by is not None:
         query = _processed(query, prepared_by)
@@ -350,7 +351,7 @@ Guard = Callable[[Mapping[str, Head]], None]
 
 
 def unchanged(seen: Mapping[str, int]) -> Guard:
-    """Returns a guard that raises Locked unless each item's newest record still has this number."""
+    """Returns a guard that raises Locked unless each item's newest record still has the number given in ``seen``."""
 
     def check(heads: Mapping[str, Head]) -> None:
         for item_id, seq in seen.items():
@@ -371,7 +372,7 @@ def append(connection: Connection, entries: Sequence[Entry], stamp: Stamp, guard
     if guard is not None:
         guard(before)
     resolutions = _resolve_expired(connection, entries, before)
-    connection.execute(writer_lock()).all()  # after the items' locks, so that its holder waits for no other writer
+    connection.execute(writer_lock()).all()  # last of the locks: its holder waits for no other writer
     return _Append(connection, stamp, before).run([*resolutions, *entries])[len(resolutions) :]
 
 
@@ -398,8 +399,8 @@ def lease_ended(item_id: str, record_id: int, app: App) -> Entry:
 
 
 class _Append:
-    """Writes entries in runs in which no item occurs twice: one statement inserts a run's records, where the database
-    and the size of the payloads allow it."""
+    """Writes entries in runs in which no item occurs twice: one statement inserts a run's records, if the database and
+    the size of the payloads allow it."""
 
     def __init__(self, connection: Connection, stamp: Stamp, before: dict[str, Head]) -> None:
         self._connection, self._stamp, self._before = connection, stamp, before
@@ -459,7 +460,7 @@ class _Append:
         if head is not None and head.kind is not kind:
             raise IllegalRecord(
                 f"the item is of kind {head.kind}, the record of kind {kind}",
-                remedy="use the calls for its kind",
+                remedy="use the methods for its kind",
                 item=entry.item_id,
             )
         try:

@@ -1,7 +1,8 @@
-"""Check of a whole ledger, which finds every fault and trusts nothing; and the rebuild of projections from the records.
+"""Checks a whole ledger for faults, and rebuilds its projections from the records.
 
-Both walk over all items in the order of their ids, archived records included. The check compares each item's records
-with the rules, with the schemas of their payloads, and with the projections that follow from them.
+Both walk over all items in the order of their ids, archived records included. The check assumes nothing to be correct:
+it compares each item's records with the rules, with the schemas of their payloads, and with the projections that follow
+from them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _STATES = frozenset(RecordState)
 
 
 def rows_by_item(connection: Connection) -> Iterator[tuple[str, list[Any], bool]]:
-    """Yields, in the order of item ids: the id, its rows, archived ones included, and whether it has archived ones."""
+    """Yields (item id, its rows with archived ones, whether any of them is archived), in the order of item ids."""
     for item_id, group in groupby(_rows(connection), key=lambda row: row.item_id):
         rows = list(group)
         yield item_id, rows, any(row.archived for row in rows)
@@ -55,7 +56,7 @@ def _rows(connection: Connection) -> Iterator[Any]:
         for table, archived in ((RECORD, 0), (ARCHIVE, 1)):
             query = select(table, literal(archived).label("archived"))
             if at is not None:
-                # in this form the index finds the place; an OR of both cases reads, and sorts, all the rest
+                # the index serves this form; an OR of both cases would read, and sort, all remaining rows
                 query = query.where(table.c.item_id >= at[0], (table.c.item_id > at[0]) | (table.c.seq > at[1]))
             parts.append(select(query.order_by(table.c.item_id, table.c.seq).limit(PAGE).subquery()))
         both = union_all(*parts).subquery()
@@ -95,8 +96,8 @@ def _write(connection: Connection, records: list[Record], archived: bool) -> Non
 
 
 def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
-    """Returns the faults of one item's records, given in order as they stand in the table: states and payloads may be
-    anything."""
+    """Returns the faults of one item's records, which are in the order of the table. Their states and payloads may have
+    any value."""
     found: list[Fault] = []
 
     def fault(code: str, what: str, record: Record | None = None) -> None:
@@ -224,7 +225,7 @@ def _head_faults(
 ) -> Iterator[Fault]:
     readable = [record for record in records if record.state in _STATES]
     if not head:
-        yield Fault("head_missing", "its records are not in the projection", item_id)
+        yield Fault("head_missing", "the projection lacks the item", item_id)
     elif readable:
         wanted = head_row(rules.fold(readable)) | {"archived": int(archived)}
         wrong = sorted(name for name, value in wanted.items() if head[0]._mapping[name] != value)
@@ -261,7 +262,7 @@ def _lease_faults(connection: Connection) -> Iterator[Fault]:
         ITEM.c.blocking_state == RecordState.PROCESSING.value,
     )
     for row in connection.execute(select(LEASE).where(~held.exists())):
-        yield Fault("stray_lease", "a lease without its lock", row.item_id, row.record_id)
+        yield Fault("stray_lease", "the lease is not that of a lock that holds the item", row.item_id, row.record_id)
 
 
 def _orphans(rows: Iterator[Any]) -> Iterator[Fault]:
@@ -275,7 +276,8 @@ def _stray_verdicts(rows: Iterator[Any]) -> Iterator[Fault]:
 
 
 class _Cursor:
-    """A cursor over a projection's rows in the order of item ids, read in pages and walked once beside the records."""
+    """A cursor over a projection's rows in the order of item ids. It reads them in pages, and only moves forward, in
+    step with the records."""
 
     def __init__(self, connection: Connection, table: Any) -> None:
         self._rows = self._pages(connection, table)

@@ -218,7 +218,7 @@ class LeasesContract(BackendContract):
                 if operation == "stat" and name.startswith("intents"):
                     collect(store_of(Later(backend, DEAD)), Retention())
 
-        with pytest.raises(Unavailable, match="took this upload for dead"):
+        with pytest.raises(Unavailable, match="considered this upload dead"):
             put(store_of(Hasty(backend)), tmp_path, 1, 2, a="two")
         check_newest(store_of(backend), tmp_path, {"a": b"one"})
 

@@ -422,7 +422,7 @@ class ViewsContract:
         with pytest.raises(InvalidArgument, match="only the worker of a job may report it PROCESSED"):
             board.move_job(job, "PROCESSED")
         board.move_job(job, "PROCESSED", worker="w2")
-        with pytest.raises(InvalidTransition, match="it may become nothing"):
+        with pytest.raises(InvalidTransition, match="it may become no other status"):
             board.move_job(job, "WAITING")
         assert fresh.verify() == []
 

@@ -1,6 +1,6 @@
 // Requests to the server. A change carries a header that no other page can send.
 
-/** What the cluster refused with: a code, what happened, and what to do next. */
+/** A refusal: its code, what happened, and what to do next. */
 export class Refused extends Error {
   constructor(error) {
     super(error.what);

@@ -276,7 +276,7 @@ export function replicaDialog(name, snapshot, me, begin) {
   );
 }
 
-/** By operator, which partitions a replica has. */
+/** The partitions of a replica, by operator. */
 function partitionsAt(snapshot, name) {
   const number = snapshot.replicas.findIndex((replica) => replica.name === name);
   return snapshot.operators

@@ -3,7 +3,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
 
-/** An element; props: class, text, on (events), and attributes. Children: elements, or text. */
+/** Makes an element. props: class, text, data, on (listeners by event), and attributes. children: elements or text. */
 export function h(tag, props = {}, ...children) {
   return fill(document.createElement(tag), props, children);
 }
@@ -25,7 +25,7 @@ function fill(element, props, children) {
   return element;
 }
 
-/** Changes the text only where it is another one: a screen reader says again what was written again. */
+/** Changes the text only if it differs: a screen reader repeats text that is written again. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -35,7 +35,7 @@ export function set(element, name, value) {
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
 }
 
-/** Children of `parent` as `items` are, each by its key: an element that stays is the same one, with focus and all. */
+/** Makes the children of `parent` match `items`, by key. The element of a known key is kept, and with it its focus. */
 export function keyed(parent, items, keyOf, make, update) {
   const known = parent.keyedChildren ?? (parent.keyedChildren = new Map());
   const kept = new Set();

@@ -7,7 +7,7 @@ const known = (value) => value !== null && value !== undefined && Number.isFinit
 
 export const count = (value) => (known(value) ? whole.format(value) : NONE);
 
-/** Of rows a second, without the unit. */
+/** Formats rows a second, without the unit. */
 export function rate(value) {
   if (!known(value)) return NONE;
   if (value >= 1e6) return `${two.format(value / 1e6)} M`;
@@ -15,7 +15,7 @@ export function rate(value) {
   return value >= 10 || value === 0 ? whole.format(value) : value.toFixed(1);
 }
 
-/** Of what is estimated. */
+/** Formats an estimate. */
 export const about = (value) => (known(value) ? `≈ ${value < 1e4 ? count(value) : rate(value)}` : NONE);
 
 export function bytes(value) {
@@ -42,7 +42,7 @@ export function seconds(value) {
   return value < 5400 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
-/** Microseconds since 1970, as a time of this place. */
+/** Formats microseconds since 1970 as local time. */
 export function time(us) {
   if (!us) return NONE;
   const at = new Date(us / 1000);
@@ -53,7 +53,7 @@ export function time(us) {
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
-/** [0, 1, 2, 5] as "0–2, 5". */
+/** Formats [0, 1, 2, 5] as "0–2, 5". */
 export function ranges(numbers) {
   const words = [];
   for (let i = 0; i < numbers.length;) {
@@ -65,7 +65,7 @@ export function ranges(numbers) {
   return words.join(", ");
 }
 
-/** How a state is shown: what it means, not what it is called. */
+/** The tone in which each state is shown. */
 export const TONES = {
   alive: "good",
   opening: "warn",

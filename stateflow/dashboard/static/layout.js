@@ -4,8 +4,8 @@ const GAP = 26,
   HEAD = 46,
   BOX_HEAD = 44,
   BOX_GAP = 10;
-// Beyond so many partitions, or replicas, they are drawn as bars, one for each operator at a replica; beyond so many
-// replicas only sites are.
+// More than DOTS_MAX partitions, or DOTTED_MAX replicas, are drawn as bars, one for each operator at a replica. With
+// more than REPLICAS_MAX replicas, only sites are drawn.
 const DOTS_MAX = 2048,
   DOTTED_MAX = 32,
   REPLICAS_MAX = 120;
@@ -43,7 +43,7 @@ export function layout(snapshot, width) {
   return { kind, width, height: Math.max(160, y - GAP), sites, box };
 }
 
-/** By replica: how many dots and rings it has. */
+/** The number of dots and rings of each replica. */
 export function ownedBy(snapshot) {
   const owned = snapshot.replicas.map(() => 0);
   for (const operator of snapshot.operators) {
@@ -88,7 +88,7 @@ function area(name, replicas, box, kind, width) {
   };
 }
 
-/** The hub, where one is, above; the others in rows below. */
+/** Puts the hub, if there is one, into the first row, and the other sites into rows below it. */
 function intoRows(sites, width) {
   const hub = sites.length > 2 ? sites.find((site) => HUB.test(site.name)) : undefined;
   const rest = sites.filter((site) => site !== hub);
@@ -129,7 +129,7 @@ export function slot(replica, box, number) {
   };
 }
 
-/** A bow from one point to another, and the point of it at `share` of the way. */
+/** The control point of a bow (a quadratic Bézier curve) from one point to another. */
 export function bow(from, to) {
   const dx = to.x - from.x,
     dy = to.y - from.y,
@@ -140,6 +140,7 @@ export function bow(from, to) {
   return { x: (from.x + to.x) / 2 + (dy / far) * lift * side, y: (from.y + to.y) / 2 - (Math.abs(dx) / far) * up };
 }
 
+/** The point at `share` of the way along a bow. */
 export function along(from, by, to, share) {
   const rest = 1 - share;
   return {

@@ -62,7 +62,7 @@ function drawTotals({ totals }) {
   );
 }
 
-/** What nobody serves, whom nobody lets in, what is damaged: each with what to do about it. */
+/** Draws what needs attention, such as unserved partitions, refused nodes and damage, each with its remedy. */
 function drawCares(found) {
   const cares = [
     ...found.operators.flatMap((operator) =>

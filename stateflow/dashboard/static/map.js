@@ -156,7 +156,7 @@ export class Map_ {
     );
   }
 
-  /** Where there are too many for dots: for each operator its share of the replica's partitions. */
+  /** Draws a bar for each operator, its share of the replica's partitions, if there are too many for dots. */
   drawBars(group, box) {
     const operators = this.made.kind === "bars" ? this.snapshot.operators.slice(0, 4) : [];
     const most = Math.max(
@@ -248,7 +248,7 @@ export class Map_ {
       }
   }
 
-  /** Rings behind the dots of a replica: what follows there, to take over. */
+  /** Draws a ring, behind the dots of a replica, for each copy that follows there, to take over. */
   drawCopies(used) {
     const { snapshot, made } = this;
     const copies = snapshot.operators.flatMap((operator, kind) =>
@@ -313,7 +313,7 @@ export class Map_ {
     return ghost ? { x: ghost.px, y: ghost.py } : null;
   }
 
-  /** A bow between the two replicas, or sites, and where there are dots, one that has come as far as the copy has. */
+  /** Draws a bow between the replicas or sites of a move and, if there are dots, one on it as far along as the copy. */
   drawMoves() {
     const { snapshot, made } = this;
     const number = new Map(snapshot.replicas.map((replica, index) => [replica.name, index]));
@@ -383,7 +383,7 @@ export class Map_ {
   }
 }
 
-/** Where a bow leaves one site and arrives at another: between two rows from edge to edge, within one over both. */
+/** The ends of a bow: on the facing edges of sites in two rows, above both sites within one row. */
 function ends(from, to) {
   if (!from || !to) return [null, null];
   const above = (place) => ({ x: place.x, y: place.site.y - 3 }),

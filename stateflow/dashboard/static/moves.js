@@ -14,7 +14,7 @@ const MEANS = {
   UNKNOWN: "is under way",
 };
 
-/** From 0 to 1, by phase: how far a dot has walked. */
+/** How far the dot of a move has walked, from 0 to 1, by the phase of the move. */
 export function walked(move) {
   const phase = PHASES.indexOf(move.state);
   if (phase === 0) return 0.08 + 0.5 * (move.progress ?? 0.3);
@@ -103,7 +103,7 @@ function ended(move) {
 let known = null;
 let pending = [];
 
-/** What began and ended since the last snapshot, in one sentence at a time. */
+/** Tells a screen reader, in one sentence, which moves began and ended since the last snapshot. */
 export function announce(snapshot) {
   const now = new Map([...snapshot.moves, ...snapshot.ended].map((move) => [move.id, move.stands]));
   if (known) {

@@ -6,14 +6,14 @@ import { Table, meterCell, stateCell } from "./table.js";
 
 const SAID = {
   pause: "paused",
-  resume: "goes on",
+  resume: "resumed",
   cancel: "is cancelled",
   retry: "is tried again",
   run: "runs",
 };
 
 export class Panels {
-  /** may: what whoever looks may do; tell: says that something was done, or why not. */
+  /** me: the user, and what the user may do. tell: shows that something was done, or why not. */
   constructor({ me, tell, open, begin }) {
     Object.assign(this, { me, tell, open });
     const change = (name, label, verb, shown, tone = "") => ({

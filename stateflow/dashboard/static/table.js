@@ -122,7 +122,7 @@ export class Table {
   }
 }
 
-/** A state with its light. */
+/** Draws a state with a coloured light. */
 export function stateCell(tones, stateOf) {
   return (cell, row) => {
     const state = stateOf(row);
@@ -138,7 +138,7 @@ export function stateCell(tones, stateOf) {
   };
 }
 
-/** done of total as a bar with its words. */
+/** Draws `done` of `total` as a bar, with words. */
 export function meterCell(of) {
   return (cell, row) => {
     const { done, total, words } = of(row);

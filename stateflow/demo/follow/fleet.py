@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from random import Random  # noqa: TID251 - the type; which one is handed in
+from random import Random  # noqa: TID251 - the type; callers pass a seeded one
 from typing import Any, Final
 
 from stateflow.partitioner import partition_of
@@ -15,7 +15,7 @@ from stateflow.partitioner import partition_of
 #: metres: corners of a triangle whose sides are 20 km long
 CORNERS: Final = {"north": (0.0, 11_547.0), "east": (10_000.0, -5_774.0), "west": (-10_000.0, -5_774.0)}
 SITES: Final = tuple(CORNERS)
-#: changes of site of each convoy, whose legs are equally long
+#: changes of site of each convoy; its legs are equally long
 CHANGES: Final = 2
 #: spread of the changes of site, as a share of a leg: convoys do not change all at once
 SPREAD: Final = 0.4
@@ -92,12 +92,12 @@ class Fleet:
             Told(at_s, "", list(chain.from_iterable(self._rows(each, at_s, TELEMETRY) for each in self.convoys)))
             for at_s in _moments(seconds, TELEMETRY_S)
         ]
-        #: by convoy: batches of some of its vehicles, for the gateway that is near
+        #: by convoy: rows of some of its vehicles at a time, for the nearest gateway
         self.readings = [list(self._readings(convoy)) for convoy in self.convoys]
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row that is ever told."""
+        """All rows that are sent."""
         return chain.from_iterable(told.rows for told in chain(self.telemetry, *self.readings))
 
     def changes(self) -> list[Change]:

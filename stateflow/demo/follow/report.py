@@ -1,4 +1,4 @@
-"""The report of a drive: one HTML page, the library that draws its charts, and one picture.
+"""Writes the report of a drive: an HTML page, the library that draws its charts, and a picture.
 
 The charts are plotly.js figures, in plain dictionaries; colours as in :mod:`stateflow.demo.charts`. The picture shows
 waiting times of gateways, places of vehicles and state, the share served near, and the pauses.
@@ -357,7 +357,7 @@ def render(result: FollowResult) -> str:
 
 
 def headline(result: FollowResult) -> str:
-    """The drive in one sentence; it claims equality only where equality was found."""
+    """Returns the drive in one sentence, which claims equality only if it was found."""
     said = f"State followed its vehicles in {len(result.completed)} moves" if result.completed else "No state moved"
     return f"{said}: " + (
         "nothing lost, nothing duplicated, all equal to the reference"

@@ -1,7 +1,7 @@
-"""Measurements of a drive, figures derived from them, and the expected result. Plain data: the run fills it in, the
-report draws it.
+"""Measurements of a drive, figures derived from them, and the expected result. The run fills in this plain data, and
+the report draws it.
 
-All times ending in ``_s`` without a further word are seconds since the convoys drove off.
+Times whose names end in ``_s`` are seconds since the convoys set off, unless said otherwise.
 
 The expected result of the convoys' operator is computed a second time by other means: grouped sums over all rows ever
 sent, without running state and without the framework. All values are whole numbers, so comparisons are exact.
@@ -56,7 +56,7 @@ def expected_state(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def state_facts(
     told: Iterable[Mapping[str, Any]], metres: Iterable[Mapping[str, Any]], sites: Iterable[Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """Returns the same facts from the states as they were read, one entry per row."""
+    """Returns the facts of :func:`expected_state`, from states that were read with one entry per row."""
     facts = [(row["key"], f"told by {row['map_key']}", str(row["value"])) for row in told]
     facts += [(row["key"], f"metres by {row['map_key']}", str(row["value"])) for row in metres]
     where: dict[str, set[str]] = {}
@@ -299,7 +299,7 @@ class FollowResult:
         return [band for convoy in range(self.convoys) for band in bands_of(convoy, where.stays(convoy), self.seconds)]
 
     def summary(self) -> dict[str, Any]:
-        """The verdict, ready for JSON."""
+        """Returns the verdict, ready for JSON."""
         where = Whereabouts(self.moves)
         took = {phase: [each.took_ms for each in found] for phase, found in by_phase(self.samples, where).items()}
         away, moving, near = (took[phase] for phase in (Phase.AWAY, Phase.MOVING, Phase.NEAR))

@@ -1,7 +1,8 @@
-"""The drive: convoys between three edge sites, telemetry through Spark, readings through gateways, and an autopilot
-that moves state after them. No code here requests a move, and every figure shown was measured.
+"""Runs the drive: convoys drive between three edge sites, their telemetry arrives through Spark and their readings
+through gateways, and an autopilot moves state after them. No code here requests a move, and every figure shown was
+measured.
 
-Sites are apart by TCP proxies on this machine that pass everything on after half a round trip, both ways.
+TCP proxies on this machine stand for the distance between sites: they forward data after half a round trip, both ways.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random  # noqa: TID251 - seeded, here where everything is put together
+from random import Random  # noqa: TID251 - seeded here
 from time import sleep
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,8 +57,8 @@ PIECES_MAX = 1024
 
 
 class Links:
-    """One proxy for each of ``upstreams`` (``host:port``); ``addresses``: upstream → where its proxy listens.
-    Connecting is not delayed; the data of a connection is. A context manager."""
+    """A context manager that runs a proxy for each of ``upstreams`` (``host:port``). ``addresses``: address of the
+    proxy, by upstream. Only the data of a connection is delayed, not the opening."""
 
     def __init__(self, upstreams: Iterable[str], rtt_s: float) -> None:
         self._upstreams, self._delay_s = list(upstreams), rtt_s / 2
@@ -177,8 +178,7 @@ class Beside:
 
 
 def in_time(told: Iterable[Told], began: float, over: threading.Event, clock: Clock) -> Iterator[Told]:
-    """Yields each item at its moment, or at once where that has passed. ``began``: monotonic time of the drive's
-    start."""
+    """Yields each item at its moment, or at once if that has passed. ``began``: monotonic time of the drive's start."""
     for each in told:
         if over.wait(max(0.0, began + each.at_s - clock.monotonic())):
             return
@@ -193,8 +193,13 @@ def write_telemetry(directory: Path, number: int, told: Told) -> None:
 
 
 class Gateways:
-    """Gateways that send readings. ``streams``: by site and convoy. ``samples``: time of each batch, from sending it to
-    receiving its outputs. ``outputs``: outputs of all gateways."""
+    """Gateways that send readings.
+
+    Attributes:
+        streams: by site and convoy.
+        samples: time of each batch, from sending it to receiving its outputs.
+        outputs: outputs of all gateways.
+    """
 
     def __init__(self, streams: Mapping[tuple[str, int], Sends], clock: Clock) -> None:
         self._streams, self._clock = streams, clock
@@ -229,8 +234,13 @@ SETTLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """Options of a drive. ``rtt_ms``: round trip between sites. ``max_pause_ms``: budget of every move.
-    ``before_compare`` is called with the cluster when all rows have arrived: tests use it to spoil the result."""
+    """Options of a drive.
+
+    Attributes:
+        rtt_ms: round trip between sites.
+        max_pause_ms: budget of every move.
+        before_compare: called with the cluster when all rows have arrived: tests use it to spoil the result.
+    """
 
     out: Path = Path("demo-out")
     seconds: float = 60.0
@@ -343,7 +353,7 @@ class _Drive:
                 at_s = SYSTEM_CLOCK.monotonic() - began
                 self._telling.say(f"driving, {min(at_s, options.seconds):.0f} of {options.seconds:.0f} s")
                 if query.awaitTermination(LOOK_S):  # raises the error with which it failed
-                    raise Unavailable("the Spark query ended unexpectedly", remedy="see its output")
+                    raise Unavailable("the Spark query ended unexpectedly", remedy="see Spark's messages above")
         with self._telling.of("the convoys have arrived: waiting for running moves"):
             cluster.autopilot()
             until = SYSTEM_CLOCK.monotonic() + SETTLE_S

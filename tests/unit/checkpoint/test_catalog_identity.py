@@ -147,7 +147,7 @@ def test_where_no_store_can_be(tmp_path: Path) -> None:
     for url in ("file", "file/below"):
         with pytest.raises(InvalidArgument):
             CheckpointStore(str(tmp_path / url))
-    with pytest.raises(CheckpointStoreMissing, match="no such directory"):
+    with pytest.raises(CheckpointStoreMissing, match="does not exist"):
         CheckpointStore(str(tmp_path / "nowhere"), create=False)
     assert not (tmp_path / "nowhere").exists()
 

@@ -31,5 +31,5 @@ def test_a_port_that_is_taken_is_said_before_anything_runs() -> None:
 
 
 def test_a_certificate_and_its_key_belong_together() -> None:
-    with pytest.raises(InvalidArgument, match="go together"):
+    with pytest.raises(InvalidArgument, match="or its key is missing"):
         Dashboard(DashboardOptions("127.0.0.1:1", cert=Path("page.pem")))

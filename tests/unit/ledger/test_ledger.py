@@ -183,7 +183,7 @@ def test_a_file_in_a_directory_that_can_only_be_read(url: str) -> None:
             LedgerReadOnly, match=r"is not writable.*use sqlite:///file(?::|%3A)/.*immutable=1"
         ) as caught:
             Ledger(url, create=False)
-        with Ledger(caught.value.remedy.removeprefix("if none does, use "), create=False) as reader:
+        with Ledger(caught.value.remedy.removeprefix("if no process writes it, use "), create=False) as reader:
             assert reader.fetch() == ["item"]
     finally:
         os.seteuid(0)

@@ -1,4 +1,4 @@
-"""The ledger's first schema, and the adoption of the table that preceded it."""
+"""The ledger's first schema, and the adoption of the table ``ledger_record`` that preceded it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _create_others() -> None:
         Column("verdict", text_id(16)),
         Column("app_name", text_id(128)),
         Column("app_instance", text_id(128)),
-        # longer than what SQL Server takes as the key of a clustered index
+        # longer than SQL Server allows for the key of a clustered index
         PrimaryKeyConstraint("item_id", "verdict", "app_name", "app_instance", mssql_clustered=False),
         Index("ledger_verdict_app", "verdict", "app_name", "app_instance", "item_id"),
         **OPTIONS,

@@ -1,4 +1,4 @@
-"""The ledger's id, and the hold on it."""
+"""The ledger's id, and its leader lease (``ledger_hold``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Creates what is missing, also after an upgrade that was killed: MySQL commits each table by itself."""
+    """Creates the missing tables. May be repeated after an upgrade that was killed: MySQL commits each table by
+    itself."""
     present = set() if context.is_offline_mode() else set(sa.inspect(op.get_bind()).get_table_names())
     create(present)
     if not context.is_offline_mode():

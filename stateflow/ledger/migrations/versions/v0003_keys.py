@@ -1,5 +1,5 @@
-"""Ids as long as keys of object stores, indexes for the newest stages of a run, a sink or a status, and how long a
-batch was worked on."""
+"""Makes ids as long as keys of object stores, and adds indexes for the newest stages of a run, a sink or a status, and
+the time that a batch was worked on."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ EXEC('ALTER TABLE {table} DROP CONSTRAINT ' + @name)
 
 
 def upgrade() -> None:
-    """Applies all steps, also after an upgrade that was killed: MySQL commits each step by itself, and each can be
-    repeated."""
+    """Applies all steps. May be repeated after an upgrade that was killed: MySQL commits each step by itself, and each
+    step can be repeated."""
     dialect = op.get_context().dialect.name
     if dialect == "mssql":
         _let_go()

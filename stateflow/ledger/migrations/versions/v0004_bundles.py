@@ -15,7 +15,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Creates the table, also after an upgrade that was killed: MySQL commits each table by itself."""
+    """Creates the table. May be repeated after an upgrade that was killed: MySQL commits each table by itself."""
     if context.is_offline_mode() or not sa.inspect(op.get_bind()).has_table("ledger_bundle"):
         create()
 
