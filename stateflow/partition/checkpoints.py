@@ -358,8 +358,8 @@ def read_checkpoint(
             raised.
         partitions: numbers of the partitions to read; None: all.
 
-    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable; SchemaMismatch if the states cannot
-    evolve to the class's declarations; InvalidArgument if several tags have the name.
+    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable; SchemaMismatch if the states
+    cannot evolve to the class's declarations; InvalidArgument if several tags have the name.
     """
     exact, found = "", True
     for manifest in _manifests(store, operator, savepoint, key, lacking or _fail, partitions):
