@@ -185,7 +185,7 @@ class _Sessions:
 
     def bounds(self, key: object, id_: int) -> tuple[int, int] | None:
         """Returns start and end of a session, µs since 1970; None: it is not a session's namespace."""
-        row = row_part(encode_row_key(key))  # type: ignore[arg-type]
+        row = row_part(encode_row_key(key))
         while self._row is not None and self._row < row:
             self._row, entries = next(self._by_key, (None, ()))
             self._bounds = {entry.entry: entry.value for entry in entries}

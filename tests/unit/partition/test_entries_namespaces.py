@@ -315,7 +315,7 @@ def test_a_replica_lists_and_reads_them(node: ReplicaNode) -> None:
     tags = [each["declared"] for each in read_table(page).to_pylist() if each["attribute"] is None]
     assert len(tags) == 2, "of the count and of the sessions"
     rows = list(node.reader.scan(P, COUNTED, [encode_row_key("a")]))
-    assert sorted(each[3] for each in rows) == ["hourly", "hourly", "visits"]
+    assert sorted(str(each[3]) for each in rows) == ["hourly", "hourly", "visits"]
     assert not list(node.reader.scan(PartitionId("Windowed", 1), COUNTED))
     with pytest.raises(UnknownState):
         list(node.reader.scan(P, "count"))
