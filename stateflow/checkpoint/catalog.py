@@ -67,8 +67,9 @@ _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
 
 # -- Manifests -------------------------------------------------------------------------------------------------------
 
-#: newest format that this program reads; manifests without ``tags`` are written in the one before
-FORMAT = 3
+FORMAT = 2
+#: parts of a manifest in which older releases refuse unknown fields, and parts for such fields, which they do not read
+_OUTER, _ADDED = {"body", "checksum"}, {"added", "added_checksum"}
 _NAME = re.compile(r"(\d{12})-(\d{16})(?:-(\d+))?\.json\Z")
 _DIGEST = re.compile(r"[0-9a-f]{2,64}")
 _BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2,64}(?:\.[a-z0-9]+)*")
@@ -148,11 +149,11 @@ class Manifest:
 
     def encode(self) -> bytes:
         values = {"format": FORMAT, **asdict(self)}
-        if not self.tags:  # so that an older program can read it
-            values["format"] = FORMAT - 1
-            del values["tags"]
-        body = json.dumps(values, sort_keys=True)
-        return json.dumps({"body": body, "checksum": _checksum(body)}).encode()
+        added = {"tags": values.pop("tags")}
+        outer = _checked(values, "body", "checksum")
+        if self.tags:
+            outer |= _checked(added, "added", "added_checksum")
+        return json.dumps(outer).encode()
 
     @classmethod
     def decode(cls, data: bytes, place: str) -> Manifest:
@@ -160,10 +161,9 @@ class Manifest:
         than this program."""
         try:
             outer = json.loads(data)
-            body = outer["body"]
-            if _checksum(body) != outer["checksum"]:
-                raise ValueError("the checksum differs")
-            values = json.loads(body)
+            if outer.keys() - _OUTER not in (set(), _ADDED):
+                raise ValueError("unknown parts")
+            values = _part(outer, "body", "checksum")
             format_ = int(values.pop("format"))
             if format_ > FORMAT:
                 raise CheckpointNewer(
@@ -173,6 +173,8 @@ class Manifest:
                 )
             if format_ < 1 or not set(values) <= {each.name for each in fields(cls)}:
                 raise ValueError("unknown format")
+            if "added" in outer:  # fields that this release does not know are those of a newer one
+                values["tags"] = _part(outer, "added", "added_checksum")["tags"]
             _check_types(values)
             files = tuple(_file(each) for each in values.pop("files"))
             if len({file.name for file in files}) < len(files):
@@ -182,6 +184,19 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             why = " ".join(str(error).split())[:200] or type(error).__name__
             raise CheckpointCorrupt(f"a manifest cannot be read: {why}", remedy=ANOTHER, place=place) from error
+
+
+def _checked(values: dict[str, Any], name: str, checksum: str) -> dict[str, str]:
+    text = json.dumps(values, sort_keys=True)
+    return {name: text, checksum: _checksum(text)}
+
+
+def _part(outer: dict[str, Any], name: str, checksum: str) -> dict[str, Any]:
+    """Returns the fields of a part of a manifest. Raises KeyError, ValueError."""
+    if _checksum(outer[name]) != outer[checksum]:
+        raise ValueError("the checksum differs")
+    found: dict[str, Any] = json.loads(outer[name])
+    return found
 
 
 def _checksum(body: str) -> str:
