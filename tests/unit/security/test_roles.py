@@ -76,7 +76,7 @@ def test_a_node_speaks_for_itself() -> None:
     ):
         with pytest.raises(NotAllowed, match=r"node/edge-0 may not call .* for '.*': a node may act only for itself"):
             check_request(check_call(CONTROLLER + method, who), CONTROLLER + method, who, request)
-    with pytest.raises(NotAllowed, match="for nobody"):  # a message that is absent names no node either
+    with pytest.raises(NotAllowed, match="for an unnamed replica"):  # a message that is absent names no node either
         rule = check_call(CONTROLLER + "Register", who)
         check_request(rule, CONTROLLER + "Register", who, controller_pb2.RegisterRequest())
 
