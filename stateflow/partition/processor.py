@@ -380,10 +380,13 @@ class PartitionProcessor:
         return self._later(watermark_of(self._sources.positions.overlaid(held)))
 
     def needs_no_visit(self, until: float) -> SkipGrant:
-        """Returns which batches may skip this partition. Call it between batches. Args: until: monotonic seconds."""
+        """Returns which batches may skip this partition: none while the sweep finds much that has expired. Call it
+        between batches. Args: until: monotonic seconds."""
         event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
         if self._instance.hears_watermarks:
             event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
+        if self.state.sweep_is_behind:
+            until = -math.inf  # the next batch sweeps on
         return SkipGrant(self, until, event_us, processing_us)
 
     # -- batches ------------------------------------------------------------------------------------------

@@ -508,6 +508,11 @@ class ColumnStates:
         """See :attr:`KeyedState.expires`."""
         return self._tracked.expires
 
+    @property
+    def sweep_is_behind(self) -> bool:
+        """See :attr:`KeyedState.sweep_is_behind`."""
+        return self._tracked.sweep_is_behind
+
     def expired(self, limit: int) -> Mutations:
         """See :meth:`KeyedState.expired`."""
         return self._with_columns(self._tracked.expired(limit))

@@ -338,6 +338,8 @@ class KeyedState:
         self._specs: list[StateSpec] = []
         self._expiring: list[StateSpec] = []
         self._sweep = Sweep(reader, ())
+        #: the last sweep changed at least half of the cells that it was allowed to check, so more wait for the next one
+        self.sweep_is_behind = False
         self._register = TagRegister(reader)
         #: tags of states made at run time whose declarations are not known yet; stand-ins are in their place
         self._unmet: set[bytes] = set()
@@ -427,6 +429,7 @@ class KeyedState:
         called within a batch before ``collect``, which then includes these removals. Cells without an expiry, from
         before the ttl was declared or before the first watermark, get an expiry counted from now.
         """
+        met = 0
         for address, data in self._sweep.next(limit):
             spec = self._states[address[1:9]].spec
             key, namespace, entry = split_address(address)
@@ -436,6 +439,8 @@ class KeyedState:
                 raise spec.decode_error(error, row_part(key, namespace), entry=entry.hex()) from error
             if spec.expiry_us is not None if expiry is None else expiry <= spec.now_us:
                 self._stored_object(address[1:9], key, namespace)._meet(entry)
+                met += 1
+        self.sweep_is_behind = 2 * met >= limit
         return self.collect()
 
     def _stored_object(self, tag: bytes, row_key: bytes, namespace: bytes) -> Any:

@@ -16,19 +16,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateflow import Context, Operator, state
+from stateflow import BatchOperator, Context, Operator, state
 from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import DiskFull, PositionGap, StaleBatch
 from stateflow.operator.operator import describe
 from stateflow.partition import sources
 from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import INITIAL, Batch
-from stateflow.partition.processor import Applied
+from stateflow.partition.processor import SWEPT_MIN, Applied
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import Frame
 from stateflow.partition.sources import FOLDER, SkippedBatches
 from stateflow.partitioner import partition_of
 from stateflow.settings import ReplicaSettings
+from stateflow.state.cells import CELL
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to
 from tests.unit.operators import Count
@@ -474,6 +475,115 @@ def test_a_watermark_that_passed_is_the_partitions(timed: Two) -> None:
     )
     timed.restart("a")
     assert timed.send(timed.a, 60, number=3).output, "a timer for a time that it has passed is due"
+
+
+# -- expired state ------------------------------------------------------------------------------------------
+
+TTL_S = 10
+
+
+class Expires(Operator):
+    """A row operator with a state that expires."""
+
+    key, output = "k", "k string"
+    last = state.value(int, default=0, ttl=TTL_S)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.last.value = row.v
+
+
+class ExpiresByBatch(BatchOperator):
+    """The same for a batch of rows."""
+
+    key, output = "k", "k string"
+    last: Any = state.value(int, default=0, ttl=TTL_S)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        self.last.put_many(batch["k"], batch["v"])
+
+
+class Idle:
+    """A partition that gets batches without rows. ``now_s``: processing time, which the test sets."""
+
+    def __init__(self, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node, self.number, self.now_s, self._monotonic = two.a, 0, 0, 0.0
+        clock = SimpleNamespace(monotonic=lambda: self._monotonic, now_us=lambda: self.now_s * 1_000_000)
+        monkeypatch.setattr(self.node.batches, "_clock", clock)
+
+    def send(self, keys: range) -> None:
+        rows = pa.record_batch([[f"k{number:03}" for number in keys], list(keys)], schema=SCHEMA)
+        batch = Batch("s", self.number)
+        apply_to(self.node, P, 1, batch, SCHEMA.serialize().to_pybytes(), rows.serialize().to_pybytes())
+        self.number += 1
+
+    def on_disk(self) -> int:
+        """Counts the stored cells."""
+        return sum(1 for _ in self.node._registry.store(self.node._registry.local(P)).scan(CELL))
+
+    def visits(self, batches: int) -> list[bool]:
+        """Sends batches without rows. Returns for each whether it visits the partition."""
+        found = []
+        for _ in range(batches):
+            skips = skipped_batches(self.node, self.number)
+            if not skips:
+                visit(self.node, self.number)
+            self.number += 1
+            found.append(not skips)
+        return found
+
+    def becomes_due(self) -> None:
+        """Lets the time pass after which a batch visits the partition whatever happens."""
+        self._monotonic += sources.VISIT_S_MAX
+
+
+@pytest.mark.parametrize("cls", [Expires, ExpiresByBatch])
+def test_what_has_expired_leaves_the_disk_though_no_rows_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: type[Operator]
+) -> None:
+    """A partition whose cells have expired is visited until they are gone, and skipped before and after that."""
+    two = Two(tmp_path, cls)
+    idle = Idle(two, monkeypatch)
+    idle.send(range(3 * SWEPT_MIN + 4))
+    assert idle.visits(3) == [False] * 3, "nothing has expired"
+    idle.now_s = TTL_S
+    idle.becomes_due()
+    assert idle.visits(8) == [True] * 4 + [False] * 4
+    assert idle.on_disk() == 0
+    two.close()
+
+
+@pytest.mark.parametrize(("expired", "visits"), [(0, 1), (SWEPT_MIN // 2 - 1, 1), (SWEPT_MIN // 2, 2)])
+def test_a_few_expired_entries_are_no_reason_for_more_visits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expired: int, visits: int
+) -> None:
+    """After a due visit the partition is skipped again, unless half of what the visit could check had expired."""
+    two = Two(tmp_path, Expires)
+    idle, count = Idle(two, monkeypatch), 4 * SWEPT_MIN
+    idle.send(range(expired))
+    idle.now_s = TTL_S // 2
+    idle.send(range(expired, count))
+    idle.now_s = TTL_S
+    idle.becomes_due()
+    assert idle.visits(4) == [True] * visits + [False] * (4 - visits)
+    assert idle.on_disk() == count - expired
+    two.close()
+
+
+def test_what_has_expired_behind_what_has_not_leaves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Due visits pass over live cells; when they come to expired ones, the batches behind them visit, too."""
+    two = Two(tmp_path, Expires)
+    idle, live = Idle(two, monkeypatch), 4 * SWEPT_MIN
+    idle.send(range(live, 2 * live))
+    idle.now_s = TTL_S // 2
+    idle.send(range(live))
+    idle.now_s = TTL_S
+    for _ in range(live // SWEPT_MIN + 1):
+        assert idle.on_disk() == 2 * live
+        idle.becomes_due()
+        visits = idle.visits(8)
+    assert visits == [True] * 5 + [False] * 3
+    assert idle.on_disk() == live
+    two.close()
 
 
 # -- many partitions ----------------------------------------------------------------------------------------

@@ -147,6 +147,23 @@ def test_the_sweep_goes_on_where_it_stopped() -> None:
     assert bench.keyed.peek(3).last.value == 7
 
 
+def test_a_sweep_that_finds_as_much_to_do_as_it_may_is_behind() -> None:
+    """Cells from before the ttl count as well: they get their expiry when the sweep meets them."""
+    before = Bench(Lasting)
+    for number in range(8):
+        before.keyed.bind(before.op, number)
+        before.op.last.value = number
+    before.commit()
+    bench, found = Bench(Op, before.store), []
+    for now in (0, 0, 10 * SECOND, 10 * SECOND):
+        bench.keyed.set_time(now)
+        bench.store.apply(bench.keyed.expired(8))
+        bench.keyed.mark_clean()
+        found.append(bench.keyed.sweep_is_behind)
+    assert found == [True, False, True, False]
+    assert not bench.store.cells
+
+
 def test_the_sweep_names_a_damaged_cell() -> None:
     bench = Bench(Op)
     bench.op.m["a"] = 1
