@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +85,8 @@ def p(number: int) -> PartitionId:
         ({"n": {0: 5.0, 1: 1.0, 2: 1.0}, "n~1": {3: 1.0}}, {1: "n~1", 2: "n~1"}),
         ({"n": {0: 9.0}, "n~1": {}}, {}),  # the move would only shift the load
         ({"n": {0: 1.0, 1: 1.0, 2: 1.0}, "n~1": {3: 1.0, 4: 1.0, 5: 0.9}}, {}),
+        # a move would relieve the busier one by a twelfth, which is not worth it
+        ({"n": dict.fromkeys(range(12), 1.0), "n~1": dict.fromkeys(range(12, 22), 1.0)}, {}),
     ],
 )
 def test_as_few_partitions_as_it_takes_go_to_who_is_less_busy(
@@ -102,6 +106,30 @@ def test_it_comes_to_rest_and_nobody_is_worse_off(loads: list[list[float]]) -> N
         now[worker][partition] = now[owner].pop(partition)
     assert max(sum(each.values()) for each in now.values()) <= most * (1 + GAIN) + 1
     assert spread(now) == {}
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("skew", [0.5, 1.0, 1.5, 2.0])
+def test_a_skewed_load_is_shared_by_all_workers(workers: int, skew: float) -> None:
+    """Loads by Zipf, the heaviest all at one worker: nobody keeps more than a share, or one partition that is more.
+
+    Few partitions move for that, and none of them twice.
+    """
+    count = 32
+    load = {p(number): float((number + 1) ** -skew) for number in range(count)}
+    owner = {p(number): f"n~{number * workers // count}" for number in range(count)}
+    share = sum(load.values()) / workers
+
+    def busiest() -> float:
+        return max(math.fsum(load[each] for each in load if owner[each] == f"n~{n}") for n in range(workers))
+
+    assert busiest() >= 1.3 * share
+    loads = {f"n~{n}": {each: load[each] for each in load if owner[each] == f"n~{n}"} for n in range(workers)}
+    moves = spread(loads)
+    owner |= moves
+    assert busiest() <= max(load[p(0)], share / (1 - GAIN)) * (1 + 1e-9)
+    assert set(owner.values()) == {f"n~{n}" for n in range(workers)}
+    assert len(moves) <= count // 2
 
 
 # -- over time ----------------------------------------------------------------------------------------------

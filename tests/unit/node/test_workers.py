@@ -1,4 +1,4 @@
-"""Claims on a node's data directory, and restarts of its workers."""
+"""Claims on a node's data directory, restarts of its workers, and the moves between them that it asks for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from types import SimpleNamespace
+from typing import Any, TextIO, cast
 
 import pytest
 
+from stateflow.clock import Clock
 from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
 from stateflow.node import supervising, workers
 from stateflow.node.workers import Node, Workers, claim_node, claim_workers, nobody_in
+from stateflow.reports import PartitionReport
+from stateflow.types import worker_name
 
 
 @pytest.mark.parametrize("claim", [claim_node, claim_workers])
@@ -95,3 +99,78 @@ def test_a_node_without_a_worker_that_starts_ends_and_says_why(
         asyncio.run(some.run(asyncio.Event(), lambda _: pytest.fail("none listens")))
     assert "worker n~1: invalid_argument: the data" in caplog.text, "who said what"
     assert "worker n~1 fails at every start (status 1)" in caplog.text
+
+
+# -- partitions go to who is less busy ------------------------------------------------------------------------------
+
+
+class Busy:
+    """A node of three workers, seen through a controller. The first worker owns the partition that takes all the time.
+
+    ``used_s``: CPU seconds of each worker. ``migrated``: the moves that the node asked for.
+    """
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names = [worker_name("n", number) for number in range(3)]
+        self.owners = [self.names[number // 4] for number in range(12)]
+        self.reconfigurations: list[Any] = []
+        self.used_s, self.sequence, self.now = [0.0] * 3, 1, 0.0
+        self.migrated: list[tuple[str, list[int], str]] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        self.workers = Workers(
+            Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 3, cast(Clock, clock)
+        )
+        self.workers._processes = {number: cast(Any, SimpleNamespace(pid=number)) for number in range(3)}
+        monkeypatch.setattr(workers, "processor_s", lambda pid: self.used_s[pid])
+        monkeypatch.setattr(workers, "ReplicaClient", self._replica)
+
+    def migrate(self, operator: str, partitions: list[int], to: str) -> None:
+        self.migrated.append((operator, partitions, to))
+
+    def _replica(self, address: str) -> Any:
+        """Every worker reports all partitions, those of others as the copies that they left."""
+        reports = [PartitionReport("Op", n, "OWNED", 1, self.sequence, "", 0.0) for n in range(12)]
+        return SimpleNamespace(statistics=lambda _: SimpleNamespace(partitions=reports))
+
+    def looks(self, there: int = 3) -> list[tuple[str, list[int], str]]:
+        """Returns the moves that a look asks for, after a time in which the first worker was busy."""
+        self.now, self.sequence, self.migrated = self.now + supervising.COMPARE_S, self.sequence + 10, []
+        self.used_s[0] += supervising.COMPARE_S
+        operator = SimpleNamespace(name="Op", owners=self.owners)
+        status = SimpleNamespace(operators=[operator], reconfigurations=self.reconfigurations)
+        some = [SimpleNamespace(name=name, address=name) for name in self.names[:there]]
+        self.workers._spread(cast(Any, self), cast(Any, some), cast(Any, status))
+        return self.migrated
+
+
+def test_partitions_leave_a_busy_worker_by_its_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All partitions have as many batches; only the workers' processor time says which one is busy."""
+    node = Busy(tmp_path, monkeypatch)
+    assert node.looks() == [], "there is nothing to compare with"
+    moves = node.looks()
+    assert {(operator, to) for operator, _, to in moves} == {("Op", "n~1"), ("Op", "n~2")}
+    assert {number for _, numbers, _ in moves for number in numbers} < {0, 1, 2, 3}
+
+
+def test_what_goes_to_the_first_worker_names_it_and_not_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Busy(tmp_path, monkeypatch)
+    node.owners = [node.names[2 - number // 4] for number in range(12)]
+    node.used_s = [0.0, 0.0, 1e3]
+    monkeypatch.setattr(workers, "processor_s", lambda pid: node.used_s[2 - pid])
+    node.looks()
+    assert {to for _, _, to in node.looks()} == {"n~0", "n~1"}
+
+
+def test_a_node_does_not_spread_while_a_worker_is_away_or_a_partition_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Busy(tmp_path, monkeypatch)
+    node.looks()
+    assert node.looks(there=2) == []
+    move = SimpleNamespace(source="n~1", target="elsewhere", state="WARMING")
+    node.reconfigurations = [SimpleNamespace(over=False, moves=[move])]
+    assert node.looks() == []
+    move.state = "COMPLETED"
+    assert node.looks()
