@@ -92,6 +92,58 @@ def test_a_batch_that_waits_holds_up_no_other(routed: Callable[[Serve], tuple[Ro
     assert replica.streams == 1
 
 
+def test_a_replica_that_dies_holds_up_no_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the owner of one partition is dead, batches of the other go on, and so does its part of a batch of both.
+
+    The dead one comes back at another address, and the batch that waited for it is complete.
+    """
+    begun, lost = threading.Event(), threading.Event()
+    alive: list[str] = []
+
+    def lives(_: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
+        for request in requests:
+            alive.append(request.header.source)
+            yield answer(request)
+
+    def dies(_: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
+        for _request in requests:
+            begun.set()
+        yield from ()
+
+    owners: list[ReplicaInfo] = []
+    servers: list[grpc.Server] = []
+
+    def start(name: str, serve: Serve) -> ReplicaInfo:
+        servers.append(grpc.server(ThreadPoolExecutor(4)))
+        replica_pb2_grpc.add_ReplicaServiceServicer_to_server(Replica(serve), servers[-1])
+        port = servers[-1].add_insecure_port("127.0.0.1:0")
+        servers[-1].start()
+        return ReplicaInfo(name, "edge", f"127.0.0.1:{port}")
+
+    def deployment(*_: Any) -> Deployment:
+        if begun.is_set():
+            lost.set()  # the router asks since the stream to the dead one broke
+        return Deployment(describe(Count, 2), 1, tuple(owners), (1, 1))
+
+    monkeypatch.setattr(ControllerClient, "deployment", deployment)
+    owners += [start("n", lives), start("n~1", dies)]
+    router = Router("nowhere:1", "Count", RouterSettings(unavailable_timeout_s=LONG_S, backoff_initial_s=0.01))
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(router.send, Batch("both", 0), words({0: b"x", 1: b"y"}))
+        assert begun.wait(LONG_S)
+        servers[1].stop(None).wait(LONG_S)
+        assert lost.wait(LONG_S)
+        for number in range(20):
+            assert router.send(Batch("t", number), words({0: b"%d" % number})) == {0: b"%d" % number}
+        assert not waiting.done()
+        assert sorted(alive) == ["both", *["t"] * 20], "its part of the batch came once"
+        owners[1] = start("n~1", lives)
+        assert waiting.result(LONG_S) == {0: b"x", 1: b"y"}
+    assert alive.count("both") == 2, "each part once"
+    for server in servers:
+        server.stop(None).wait(LONG_S)
+
+
 def test_a_stream_that_breaks_is_opened_anew_for_the_same_batch(
     routed: Callable[[Serve], tuple[Router, Replica]],
 ) -> None:
