@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ import pytest
 
 from stateflow.client import Cluster, ReplicaStatus
 from stateflow.errors import DataDirLocked, InvalidArgument
+from stateflow.partitioner import partition_of
 from stateflow.testing import LocalCluster
 from stateflow.types import node_of
 from tests.integration.operators import Prints, Tally
@@ -73,20 +75,20 @@ def workers_of(local: LocalCluster, node: str) -> dict[str, int]:
 
 
 class Sender:
-    """Sends rows for every key, and knows what must be stored."""
+    """Sends rows for every one of its ``keys``, and knows what must be stored."""
 
     def __init__(self, local: LocalCluster, name: str) -> None:
         self.stream = local.stream("Tally", source=name)
         self.prefix = f"{name}-"
+        self.keys = [f"{self.prefix}{number}" for number in range(KEYS)]
         self.sent = 0
 
     def send(self) -> None:
-        self.stream.send([{"k": f"{self.prefix}{number}", "v": 1} for number in range(KEYS)])
+        self.stream.send([{"k": key, "v": 1} for key in self.keys])
         self.sent += 1
 
     def check(self, local: LocalCluster) -> None:
-        stored = read(local.cluster, "Tally", "n", self.prefix)
-        assert stored == {(f"{self.prefix}{n}", None): self.sent for n in range(KEYS)}
+        assert read(local.cluster, "Tally", "n", self.prefix) == {(key, None): self.sent for key in self.keys}
 
 
 @pytest.fixture
@@ -214,6 +216,54 @@ def test_a_worker_that_dies_at_every_start_leaves_the_others_alone(tmp_path: Pat
         aside.rename(directory)
         sender.send()
         sender.check(local)
+
+
+def test_rows_of_other_workers_go_on_while_a_killed_one_is_away(tmp_path: Path) -> None:
+    """Rows of a worker's partitions flow while another worker of the node is killed, and as long as it is away.
+
+    Rows of the killed worker's partitions wait for it. All of them are applied once.
+    """
+    with LocalCluster(Tally, partitions=PARTITIONS, data_dir=tmp_path, workers=2) as local:
+        owned = owners(local.cluster)
+        beside, held = Sender(local, "beside"), Sender(local, "held")
+        for sender, owner in ((beside, "local-0"), (held, "local-0~1")):
+            sender.keys = [key for key in sender.keys if owned[partition_of((key,), PARTITIONS)] == owner]
+            assert sender.keys
+            sender.send()
+        stop = threading.Event()
+
+        def flow() -> None:
+            while not stop.is_set():
+                beside.send()
+
+        def more(batches: int) -> None:
+            goal = beside.sent + batches
+            eventually(lambda: flowing.done() or beside.sent >= goal, f"{batches} more batches")
+            assert not flowing.done(), flowing.exception()
+
+        with ThreadPoolExecutor(2) as threads:
+            flowing = threads.submit(flow)
+            try:
+                more(5)
+                pid = workers_of(local, "local-0")["local-0~1"]
+                directory, aside = tmp_path / "local-0" / "workers" / "1", tmp_path / "aside"
+                directory.rename(aside)
+                directory.write_text("no directory")  # it cannot come back
+                os.kill(pid, signal.SIGKILL)
+                waiting = threads.submit(held.send)
+                eventually(lambda: "worker local-0~1 ended" in (tmp_path / "local-0.log").read_text(), "it is noticed")
+                more(20)
+                assert not waiting.done(), "nobody has its partitions"
+                directory.unlink()
+                aside.rename(directory)
+                waiting.result(120)
+                more(5)
+            finally:
+                stop.set()
+        flowing.result()
+        for sender in (beside, held):
+            sender.check(local)
+        assert owners(local.cluster) == owned
 
 
 def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: LocalCluster, sender: Sender) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,12 +116,12 @@ def test_a_skewed_load_is_shared_by_all_workers(workers: int, skew: float) -> No
     Few partitions move for that, and none of them twice.
     """
     count = 32
-    load = {p(number): (number + 1) ** -skew for number in range(count)}
+    load = {p(number): float((number + 1) ** -skew) for number in range(count)}
     owner = {p(number): f"n~{number * workers // count}" for number in range(count)}
     share = sum(load.values()) / workers
 
     def busiest() -> float:
-        return max(sum(load[each] for each in load if owner[each] == f"n~{n}") for n in range(workers))
+        return max(math.fsum(load[each] for each in load if owner[each] == f"n~{n}") for n in range(workers))
 
     assert busiest() >= 1.3 * share
     loads = {f"n~{n}": {each: load[each] for each in load if owner[each] == f"n~{n}"} for n in range(workers)}

@@ -112,7 +112,8 @@ class Busy:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names = [worker_name("n", number) for number in range(3)]
-        self.owners, self.reconfigurations = [self.names[number // 4] for number in range(12)], []
+        self.owners = [self.names[number // 4] for number in range(12)]
+        self.reconfigurations: list[Any] = []
         self.used_s, self.sequence, self.now = [0.0] * 3, 1, 0.0
         self.migrated: list[tuple[str, list[int], str]] = []
         clock = SimpleNamespace(monotonic=lambda: self.now)

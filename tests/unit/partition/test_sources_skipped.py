@@ -496,7 +496,7 @@ class ExpiresByBatch(BatchOperator):
     """The same for a batch of rows."""
 
     key, output = "k", "k string"
-    last = state.value(int, default=0, ttl=TTL_S)
+    last: Any = state.value(int, default=0, ttl=TTL_S)
 
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
         self.last.put_many(batch["k"], batch["v"])

@@ -18,6 +18,7 @@ from stateflow.errors import BatchChanged, OperatorFailed
 from stateflow.operator.operator import describe
 from stateflow.partition.layout import Attempt
 from stateflow.partition.positions import Batch
+from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Part
 from stateflow.partitioner import partition_of
@@ -105,6 +106,7 @@ class Replica:
             if isinstance(outcome, BaseException):
                 errors.append(outcome)
             else:
+                assert isinstance(outcome, Applied)
                 outputs[partition] = outcome.output
         if errors:
             raise errors[0]
@@ -123,7 +125,7 @@ class Replica:
         for outputs in task._applied(batch, 0, handed, work, None):
             yield from (tuple(row.values()) for row in outputs.to_pylist())
 
-    def states(self) -> dict[str, int]:
+    def states(self) -> dict[Any, Any]:
         """Returns the number of rows that each key has counted."""
         found = (self.node.reader.scan(PartitionId("Op", partition), "n") for partition in range(PARTITIONS))
         return {key: value for entries in found for key, _, value in entries}
