@@ -100,7 +100,7 @@ class ReplicaTask:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
         _wait_for_former(folder / "state")
-        environment = self.environment(os.environ) | self._enrolled(folder, name)
+        environment = {**self.environment(os.environ), **self._enrolled(folder, name)}
         with (folder / "replica.log").open("ab") as said:
             replica = subprocess.Popen(
                 self._command(folder, name),
