@@ -7,7 +7,7 @@ import json
 import math
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, get_args
@@ -162,6 +162,12 @@ def shown(value: object) -> str:
     except Exception as error:  # noqa: BLE001 - raised by a user's repr, or for an int of thousands of digits
         return f"a value of type {type(value).__name__}, which cannot be shown: {type(error).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def one_of(names: Iterable[str], kind: str) -> str:
+    """Returns the remedy for a name that is unknown: the known names, or that there are none of this ``kind``."""
+    known = ", ".join(sorted(names))
+    return f"use one of {known}" if known else f"there is no {kind} yet"
 
 
 def ranges(numbers: list[int]) -> str:

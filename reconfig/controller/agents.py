@@ -35,7 +35,7 @@ from stateflow.errors import (
 from stateflow.fleet import AgentInfo, Beat, Child, DesiredState, Request, Spawned
 from stateflow.partition.control import Command
 from stateflow.rpc.clients import AgentCaller
-from stateflow.types import check_name, node_of
+from stateflow.types import check_name, node_of, one_of
 
 log = logging.getLogger(__name__)
 #: seconds between looks at a node that restarts
@@ -254,7 +254,9 @@ class Agents:
         NameTaken while the agent may run, and PartitionsLive while a replica owns partitions; then nothing changes."""
         async with self._context.planning:
             if name not in self._cluster.roster.agents:
-                raise InvalidArgument(f"there is no agent {name!r}", remedy=f"use one of {self._named()}")
+                raise InvalidArgument(
+                    f"there is no agent {name!r}", remedy=one_of(self._cluster.roster.agents, "agent")
+                )
             if self._members.may_serve(name):
                 raise NameTaken(
                     "the agent may still be running",
@@ -272,9 +274,6 @@ class Agents:
             self._members.forget(name)
             self._beats.pop(name, None)
         log.warning("agent %s forgotten", name)
-
-    def _named(self) -> str:
-        return ", ".join(sorted(self._cluster.roster.agents)) or "none"
 
     # -- replicas of agents -------------------------------------------------------------------------------
 
@@ -304,10 +303,10 @@ class Agents:
         else:
             named = sorted(name for name, info in agents.items() if info.site == request.at)
         if not named:
-            sites = ", ".join(sorted({info.site for info in agents.values()})) or "none"
+            known = [*agents, *(info.site for info in agents.values())]
             raise UnknownSite(
                 f"there is no agent {request.at!r}, and no agent at a site of that name",
-                remedy=f"use a site ({sites}) or an agent ({self._named()})",
+                remedy=one_of(set(known), "agent"),
             )
         fitting = [name for name in named if request.labels.items() <= agents[name].labels.items()]
         if not fitting:
@@ -378,7 +377,7 @@ class Agents:
             f"{replica} was not started by an agent" if known else f"there is no replica {replica!r}",
             remedy="stop its process where it runs"
             if known
-            else f"use one of {', '.join(sorted(self._cluster.roster.spawned)) or 'none'}",
+            else one_of(self._cluster.roster.spawned, "replica of an agent"),
         )
 
     def _check_owns_nothing(self, replica: str, remedy: str, moving: bool = False) -> None:

@@ -28,7 +28,7 @@ from reconfig.decisions.failover import Said
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, NameTaken, StateflowError
 from stateflow.settings import ControllerSettings
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import PartitionId, ReplicaInfo, one_of
 
 T = TypeVar("T")
 #: maximum number of outstanding tickets; beyond it the oldest is dropped, first those of names that never registered
@@ -424,7 +424,7 @@ class Names:
         if name not in self._cluster.roster.replicas:
             raise InvalidArgument(
                 f"there is no replica {name!r}",
-                remedy=f"use one of {', '.join(sorted(self._cluster.roster.replicas)) or 'none'}",
+                remedy=one_of(self._cluster.roster.replicas, "replica"),
             )
         known = self._cluster.roster.homes.get(name)
         there = [each.home for each in self.refused() if each.info.name == name and isinstance(each.error, NameTaken)]

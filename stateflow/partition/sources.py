@@ -46,6 +46,8 @@ from stateflow.types import PartitionId
 log = logging.getLogger(__name__)
 #: folder of the database, in the data directory
 FOLDER = "passed"
+#: remedy where stored positions of skipped batches cannot be used
+RESENT = "none is needed: sources send the missing batches again"
 #: longest time without a visit, seconds; each partition is visited again after half of this time or more, so that not
 #: all partitions are visited at once
 VISIT_S_MAX = 60.0
@@ -354,10 +356,10 @@ class _Source:
                 np.frombuffer(sequence, np.uint64).copy(),
             )
         except (ValueError, TypeError) as error:
-            raise DecodeError(f"the held positions of a source cannot be read: {error}", remedy="-") from error
+            raise DecodeError(f"the held positions of a source cannot be read: {error}", remedy=RESENT) from error
         alike = len(found.kind) == len(found.epoch) == len(found.sequence)
         if not alike or (found.kind[found.epoch > 0] >= len(found.kinds)).any():
-            raise DecodeError("the held positions of a source do not match its partitions", remedy="-")
+            raise DecodeError("the held positions of a source do not match its partitions", remedy=RESENT)
         return found
 
     def add(self, numbers: Any, kinds: Any, positions: Sequence[Position], epochs: Any, sequences: Any) -> None:

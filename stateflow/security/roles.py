@@ -227,9 +227,10 @@ def check_call(method: str, who: Identity) -> Rule:
     rule, call = RULES.get(method), method.rpartition("/")[2]
     if rule is None or who.role not in rule.roles:
         needs = ", ".join(sorted(rule.roles)) if rule is not None else "nobody"
+        another = f"use a certificate with another role: {needs}"
         raise NotAllowed(
             f"{who} may not call {call}",
-            remedy=f"use a certificate with another role: {needs}",
+            remedy=another if rule is not None else "no role may call it: check the method's name and the releases",
             call=call,
             who=who,
             role=who.role,
