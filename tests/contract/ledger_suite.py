@@ -218,7 +218,7 @@ class LedgerContract:
             fresh.register_schema("counts", {"type": "object"})
         with pytest.raises(InvalidArgument, match="not a JSON schema"):
             fresh.register_schema("broken", {"type": "nothing"})
-        with pytest.raises(InvalidArgument, match="taken"):
+        with pytest.raises(InvalidArgument, match="reserved"):
             fresh.register_schema("stateflow.stage", schema)
         with Ledger(fresh_url) as other:
             assert other.put("good", A, "NEW", payload={"rows": 1}, payload_schema="counts").payload_schema == "counts"
