@@ -1241,6 +1241,6 @@ def test_a_query_is_put_back_to_the_batch_behind_a_restored_checkpoint(
     with pytest.raises(InvalidArgument, match="needs a checkpoint store"):
         read_state(spark, cluster=cluster, savepoint=f"before-{name}", operator=name, state="n")
     nowhere = cluster.data_dir / "nowhere"
-    with pytest.raises(InvalidArgument, match="has run here"):
+    with pytest.raises(InvalidArgument, match="has run in this directory"):
         read_state(spark, directory=nowhere, operator=name, state="n")
     assert not nowhere.exists(), "whoever looks makes nothing"
