@@ -221,7 +221,9 @@ def test_rows_of_kafka_are_identified_by_topic_partition_and_offset() -> None:
     assert check_real_time(live("k topic partition off"), ("partition", "off")) == ("partition", "off")
     with pytest.raises(InvalidArgument, match=r"by source partition and offset, which this input lacks: .*topic"):
         check_real_time(live("k partition offset"), None)
-    with pytest.raises(InvalidArgument, match=r"cannot tell apart equal partition numbers of different topics: .*\(\"topic\", "):
+    with pytest.raises(
+        InvalidArgument, match=r"cannot tell apart equal partition numbers of different topics: .*\(\"topic\", "
+    ):
         check_real_time(live("k topic partition offset"), ("partition", "offset"))
 
 
