@@ -206,9 +206,9 @@ def record_queries(
 ) -> StreamingQueryListener:
     """Records each micro-batch with rows, and each failure, of the session's queries as a stage.
 
-    Recording begins when this function is called. An unavailable ledger never stops a query. Stages that could not be recorded are recorded with the next ones, and
-    the next run of a query records those that a killed driver missed, see :func:`swallowed`. Calling this function
-    twice does no harm, because existing stages are not changed.
+    Recording begins when this function is called. An unavailable ledger never stops a query. Stages that could not be
+    recorded are recorded with the next ones, and the next run of a query records those that a killed driver missed, see
+    :func:`swallowed`. Calling this function twice does no harm, because existing stages are not changed.
 
     Over Spark Connect, this client records as long as it runs. Batches that the server commits without this client have
     no stage, and filters of sources are not recorded.

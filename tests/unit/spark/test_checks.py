@@ -31,7 +31,7 @@ class Frame:
 @pytest.mark.parametrize(
     ("frame", "operator", "cluster", "said"),
     [
-        (Frame(None), Count, "127.0.0.1:1", "^invalid_argument: the Spark session was stopped: create a new one"),
+        (Frame(None), Count, "127.0.0.1:1", "^invalid_argument: the Spark session was stopped: create a new session"),
         ([1, 2], Count, "127.0.0.1:1", "^invalid_argument: list is not a DataFrame"),
         (
             Frame("jvm"),
