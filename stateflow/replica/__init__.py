@@ -1,3 +1,3 @@
-"""A replica's server: its gRPC handlers, and the threads that do their work."""
+"""The server of a replica, with its gRPC handlers and the threads that do their work."""
 
-import stateflow.rpc  # noqa: F401 - before anything imports grpc, see there
+import stateflow.rpc  # noqa: F401 - must run before grpc is imported, see stateflow.rpc

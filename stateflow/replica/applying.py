@@ -1,19 +1,20 @@
 """Applies the batches of Apply streams: receives rows, and returns committed outputs.
 
-A call is an :class:`Exchange`: the pieces of one batch, and their answers. :class:`Applier` serves a call:
+A call is an :class:`Exchange`, which consists of the pieces of one batch and the answers. :class:`Applier` serves a
+call in these steps:
 
-1. It receives pieces until the rows of some batch slices are complete. If the sender is silent before that for
-   ``hold_timeout_s``, the batch fails.
-2. Slices without rows whose partitions need no visit are answered at once.
-3. The others are applied in the batch thread. A call that has used up its time slice lets other callers go first,
-   between two of its partitions. If the thread does not return, the slices that it has begun are refused.
-4. With ``acknowledge=standby`` a commit is acknowledged once a standby has it, too.
-5. Each partition is answered, with an output or an error. An error of the batch as a whole ends the call.
-6. Slices that arrived before their partition are held until it arrives, at most for ``hold_timeout_s``, and then
+1. Pieces are received until the rows of some batch slices are complete. If the sender is silent for
+   ``hold_timeout_s`` before that, the batch fails.
+2. Slices without rows are answered at once if their partitions need no visit.
+3. All other slices are applied in the batch thread. When a call has used up its time slice, it lets other callers go
+   first, between two of its partitions. If the thread does not return, the slices that it has begun are refused.
+4. With ``acknowledge=standby``, a commit is acknowledged once a standby has it, too.
+5. Each partition is answered with an output or an error. An error of the whole batch ends the call.
+6. Slices that arrived before their partition are held until the partition arrives. After ``hold_timeout_s`` they are
    refused.
 
-Rows that wait, in steps 1 and 6, count towards ``waiting_bytes_max``. A replica has one span for each batch, with its
-commit as a child.
+Rows that wait in steps 1 and 6 count towards ``waiting_bytes_max``. Each traced batch has one span on a replica, with
+the commit as a child.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from stateflow.types import PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 SAMPLES_KEPT = 100_000
 OPERATORS_MAX, OTHERS = 500, "(others)"
-#: seconds that a thread whose batch was interrupted may take to return when the replica stops
+#: time limit for the batch thread to end after its batch was interrupted because the replica stops, in seconds
 LAST_S = 0.5
-#: a call that takes longer lets other callers go first, between two of its partitions
+#: time slice of a call, in seconds; when it is used up, other callers go first, between two of the call's partitions
 SLICE_S = 0.005
-#: what became of one batch slice; None: its partition is still on its way here
+#: outcome of one batch slice; None if its partition has not arrived here yet
 Outcome: TypeAlias = Applied | ReplicaInfo | StateflowError | None
 #: the outcome for one partition, as reported to the sender
 Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
@@ -58,7 +59,7 @@ Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 
 @dataclass(slots=True)
 class OfOperator:
-    """Totals of an operator's requests. ``held_s``: time spent waiting for partitions to arrive here."""
+    """Totals of an operator's requests. ``held_s`` is the time that they waited for partitions to arrive here."""
 
     rows: int = 0
     held_s: float = 0.0
@@ -66,9 +67,9 @@ class OfOperator:
 
 
 class Samples:
-    """Durations of requests: the newest ones, numbered, and totals by operator.
+    """Durations of the newest requests, which are numbered, and totals by operator.
 
-    The newest ones stand in columns of a fixed size, so that a replica's memory does not grow with its requests.
+    The newest requests are stored in columns of a fixed size, so that a replica's memory does not grow with requests.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -84,15 +85,17 @@ class Samples:
     def add(self, operator: str, rows: int, started: float, held_from: float | None) -> None:
         """Counts a request that has ended.
 
-        ``started`` and ``held_from`` are monotonic seconds. ``held_from``: start of the request's wait for partitions;
-        None: it did not wait.
+        Args:
+            rows: rows that were applied.
+            started: begin of the request, in monotonic seconds.
+            held_from: begin of its wait for partitions, in monotonic seconds; None if it did not wait.
         """
         now = self._clock.monotonic()
         self._number += 1
         self.rows += rows
         of = self.by_operator.get(operator)
         if of is None:
-            if len(self.by_operator) >= OPERATORS_MAX:  # callers can make up names
+            if len(self.by_operator) >= OPERATORS_MAX:  # callers can send any number of invented names
                 operator = OTHERS
             of = self.by_operator.setdefault(operator, OfOperator())
         of.rows += rows
@@ -104,8 +107,8 @@ class Samples:
         self._held_ms[place] = 0.0 if held_from is None else (now - held_from) * 1e3
 
     def after(self, number: int, newest: int = 0) -> list[RequestReport]:
-        """Returns the requests with a larger number, oldest first. ``newest``: at most this many, the newest; 0:
-        all."""
+        """Returns the kept requests with numbers above ``number``, oldest first, limited to the ``newest`` last ones
+        unless ``newest`` is 0."""
         kept = min(newest or len(self._rows), len(self._rows))
         return [self._report(each) for each in range(max(number, self._number - kept) + 1, self._number + 1)]
 
@@ -137,9 +140,12 @@ class Confirmations:
         return self._clock.monotonic() + self._node.settings.hold_timeout_s
 
     async def of(self, partition: PartitionId, sequence: int, deadline: float) -> ReplicaInfo | StateflowError | None:
-        """Waits until a standby durably has everything up to ``sequence``.
+        """Waits until a standby durably has everything up to ``sequence``, and then returns None.
 
-        Returns None then; otherwise the replica that owns the partition now, or the error that prevents a confirmation.
+        Otherwise returns the replica that owns the partition now, or the error because of which no standby confirms.
+
+        Args:
+            deadline: end of the wait, in monotonic seconds.
         """
         while True:
             event = self._changed(partition)
@@ -157,20 +163,20 @@ class Confirmations:
 
 
 class BatchSpan:
-    """The span of one batch. The batch thread reports to it, as does the call that waits for that thread."""
+    """The span of one batch. Both the batch thread and the call that waits for that thread report to it."""
 
     def __init__(self, made: Made, clock: Clock) -> None:
         self._made, self._clock = made, clock
         self._commits = 0
-        self._committing_us = self._committed_us = 0  # begin of the first commit, end of the last; wall clock
+        self._committing_us = self._committed_us = 0  # begin of the first commit, end of the last one; wall clock
         self._spent = {"rows": 0, "partitions": 0, "replayed": 0, "refused": 0, "operator_us": 0, "commit_us": 0}
 
     @classmethod
     def begun(cls, tracing: Tracing | None, frame: Frame, started: float, clock: Clock) -> BatchSpan | None:
-        """Begins a span; None: the batch is not traced.
+        """Begins a span. Returns None if the batch is not traced.
 
         Args:
-            started: when the first message of the batch came, in monotonic seconds.
+            started: arrival of the batch's first message, in monotonic seconds.
         """
         batch = frame.batch
         if tracing is None or not batch.traceparent:
@@ -215,7 +221,7 @@ class BatchSpan:
         self._made.tell(passed=partitions)
 
     def held(self, partitions: int) -> None:
-        """Notes that batch slices wait for partitions on their way here."""
+        """Notes that batch slices wait for partitions that have not arrived yet."""
         self._made.happened("held", partitions=partitions)
 
     def end(self, error: BaseException | None) -> None:
@@ -239,15 +245,15 @@ def answers_seen(span: BatchSpan | None, answers: Sequence[tuple[object, Applied
 
 
 class Exchange(Protocol):
-    """One call: the requests of one batch, and their answers."""
+    """One call, with the requests of one batch and their answers."""
 
     @property
     def caller(self) -> Hashable:
-        """The caller. Callers that compete for the batch thread take turns."""
+        """The caller, among which the time of the batch thread is divided."""
         ...
 
     async def receive(self, patience_s: float | None = None) -> Piece | None:
-        """Returns the next piece; None: the call is complete.
+        """Returns the next piece, or None if the call is complete.
 
         Raises InvalidArgument for a malformed request, and TimeoutError if the sender was silent for ``patience_s``
         although the replica was reading.
@@ -257,21 +263,21 @@ class Exchange(Protocol):
     async def answer(self, answers: Sequence[Answer]) -> None: ...
 
     async def passed(self, partitions: Sequence[int]) -> None:
-        """Tells the sender which partitions have skipped the batch, which has no rows for them, and so contain it
-        now."""
+        """Notifies the sender of partitions for which the batch has no rows, and which have skipped and so contain
+        it."""
         ...
 
     async def give_sign_of_life(self) -> None:
-        """Tells the sender that the replica is working on the batch."""
+        """Notifies the sender that the replica is working on the batch."""
         ...
 
 
 class Piece(Protocol):
-    """New batch slices, or more rows of the previous ones."""
+    """New batch slices, or more rows of the previous slices."""
 
     @property
     def frame(self) -> Frame | None:
-        """The batch slices; None: the piece continues the previous ones."""
+        """The batch slices, or None if the piece continues the previous slices."""
         ...
 
     @property
@@ -287,9 +293,14 @@ class Piece(Protocol):
 class _Call:
     """An exchange under way.
 
-    ``begun``: batch slices whose rows are incomplete; ``pieces``: the rows that have arrived of them. ``waiting``:
-    bytes held for incomplete slices, for slices completed since (``joined``) until they are applied, and for slices
-    whose partition is on its way here. ``rows``: rows applied. ``span``: None unless the batch is traced.
+    Attributes:
+        begun: batch slices with incomplete rows.
+        pieces: rows of ``begun`` that have arrived.
+        waiting: bytes of all rows that wait: of incomplete slices, of completed slices until they are applied, and of
+            slices that wait for their partition.
+        joined: bytes in ``waiting`` of completed slices that are not applied yet.
+        rows: number of rows applied.
+        span: None unless the batch is traced.
     """
 
     exchange: Exchange
@@ -310,9 +321,12 @@ class _Call:
 class _TimeSlice:
     """One turn of a call in the batch thread.
 
-    ``slices``: None until they are parsed. ``outcomes``: by part. ``begun_with``: the part begun last. ``over``: the
-    caller no longer waits for outcomes. ``until``: end of the time slice, in monotonic seconds; after it, waiting
-    callers go first.
+    Attributes:
+        slices: the parsed slices; None until they are parsed.
+        outcomes: part's number → outcome.
+        begun_with: number of the part that was begun last.
+        until: end of the time slice, in monotonic seconds; after it, waiting callers go first.
+        over: True if the caller no longer waits for outcomes.
     """
 
     batch_thread: BatchThread
@@ -335,7 +349,7 @@ class _TimeSlice:
             self.span.committing()
 
     def ids(self) -> Ids:
-        """Identifiers of the running part, for lines logged meanwhile, such as those of the operator's code."""
+        """Returns identifiers of the running part, for lines that are logged while it runs, such as the operator's."""
         if self.slices is None:
             return {}
         partition = self.slices.parts[self.begun_with].partition
@@ -343,10 +357,11 @@ class _TimeSlice:
 
     def told(self, number: int, outcome: Came) -> None:
         if isinstance(outcome, StateflowError):
-            outcome = outcome.with_traceback(None)  # a traceback holds frames, and with them the outcomes, for long
+            outcome = outcome.with_traceback(None)  # the traceback's frames would keep all outcomes in memory
         elif isinstance(outcome, BaseException):
             partition = None if self.slices is None else self.slices.parts[number].partition
-            log.error("batch failed: partition=%s", partition, exc_info=outcome)  # errors of disks are StateflowErrors
+            # not an error of a disk, which would be a StateflowError
+            log.error("batch failed on partition %s", partition, exc_info=outcome)
             outcome = unexpected(outcome)
         if not self.over:
             self.outcomes[number] = outcome
@@ -364,14 +379,16 @@ class _TimeSlice:
 class Applier:
     """Applies the batches of all Apply streams.
 
-    ``watch``: the watchdog of ``batch_thread``; ``samples``: durations of requests; ``confirmations``: waits for
-    standbys.
-
     Args:
         changed: returns an event that is set at the next change of a partition's lifecycle.
         ask: called with each partition for which a batch waits.
-        garbage: collected between batches.
-        tracing: of this process; None: off.
+        garbage: collects garbage between batches; None if other code does.
+        tracing: receiver of spans; None turns tracing off.
+
+    Attributes:
+        watch: watchdog of ``batch_thread``.
+        samples: durations of requests.
+        confirmations: waits for standbys.
     """
 
     def __init__(
@@ -393,7 +410,7 @@ class Applier:
         self._waiting = Waiting(node.settings.waiting_bytes_max)
 
     async def run(self, exchange: Exchange) -> None:
-        """Serves one call. Raises errors of the batch as a whole; an error of one partition is part of the answer."""
+        """Serves one call. Raises errors of the whole batch; an error of one partition is part of the answer."""
         call, error = _Call(exchange), None
         begin_about(call.ids)
         try:
@@ -445,7 +462,7 @@ class Applier:
             raise Unavailable(what, remedy="send the batch again") from error
 
     def _whole(self, call: _Call, came: Piece) -> Frame | None:
-        """Returns the slices that this piece completes; None: more rows will follow."""
+        """Returns the slices that the piece ``came`` completes, or None if more rows of them follow."""
         if came.frame is not None:
             if came.is_whole:
                 return came.frame
@@ -462,7 +479,7 @@ class Applier:
         return whole
 
     def _keep(self, call: _Call, more: int, source: str) -> None:
-        """Counts ``more`` bytes of held rows. Raises as :meth:`Waiting.admit` does."""
+        """Counts ``more`` bytes of waiting rows. Raises the errors of :meth:`Waiting.admit`."""
         if more:
             self._waiting.admit(more, call.waiting, source)
             call.waiting += more
@@ -480,7 +497,7 @@ class Applier:
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
                 places = await self.batch_thread.run(self.node.batches.skip, frame, of=call.exchange.caller)
-            except LeftBehind:  # then they are visited, and some may contain the batch already
+            except LeftBehind:  # then all partitions are visited, though some may already contain the batch
                 places = []
         await caller.said()
         if not places:
@@ -491,9 +508,9 @@ class Applier:
         return frame.without(places)
 
     async def _apply_all(self, call: _Call, came: Frame | BatchSlices) -> BatchSlices | None:
-        """Applies and answers; returns the slices whose partition is still on its way here.
+        """Applies slices and answers them. Returns the slices that wait for their partition, or None.
 
-        Raises InvalidArgument for rows that cannot be read.
+        Raises InvalidArgument if the rows cannot be read.
         """
         numbers = came.partitions if isinstance(came, Frame) else [part.partition for part in came.parts]
         partitions = [PartitionId(came.operator, number) for number in numbers]
@@ -531,10 +548,10 @@ class Applier:
     async def _in_thread(
         self, call: _Call, came: Frame | BatchSlices, partitions: list[PartitionId], turn: _TimeSlice
     ) -> dict[int, Outcome]:
-        """Runs one turn in the batch thread, and returns outcomes by place.
+        """Runs one turn in the batch thread, and returns index → outcome for ``partitions``.
 
-        Places are missing if the turn ended early: the thread was left behind, the replica stops, or other callers went
-        first.
+        Outcomes are missing if the turn ended early, because the thread was left behind, the replica stops, or other
+        callers went first.
         """
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
@@ -558,8 +575,7 @@ class Applier:
             self.node.batches.apply(slices, turn)
 
     async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
-        """Waits until a standby durably has the applied batches; an outcome without that confirmation becomes an
-        error."""
+        """Waits until a standby durably has the applied batches. Replaces outcomes that no standby confirms."""
         deadline = self.confirmations.deadline()
         said: list[Outcome] = []
         for partition, outcome in zip(partitions, outcomes, strict=True):
@@ -570,8 +586,8 @@ class Applier:
         return said
 
     async def _apply_early(self, call: _Call, early: list[BatchSlices]) -> None:
-        """Applies slices that arrived before their partition once it has arrived, and refuses them after the hold
-        timeout."""
+        """Applies slices that arrived before their partition as soon as the partition arrives, and refuses them after
+        the hold timeout."""
         deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
         for partition in _partitions(early):
             self._ask(partition)
@@ -597,8 +613,8 @@ class Applier:
     async def close(self) -> None:
         """Finishes or gives up the running batch, and begins no other.
 
-        The batch has half of the replica's stop timeout to finish. When this returns no thread works on a batch, except
-        one that was left behind.
+        The batch may take half of the replica's stop timeout to finish. When ``close`` returns, no thread works on a
+        batch, except for threads that were left behind.
         """
         self.batch_thread.stop()
         if await self.batch_thread.is_over(self.node.settings.stop_timeout_s / 2):

@@ -1,10 +1,10 @@
-"""A replica's checkpoints, periodic and on demand, its restores, and its readers of whole partitions.
+"""Takes and restores a replica's checkpoints, verifies its partitions, and tries new versions of operators on them.
 
-Checkpoints and restores run on threads of their own: a slow or silent store must not keep moves and batches waiting.
+Checkpoints and restores run on separate threads, because a slow or silent store must not keep moves and batches
+waiting.
 
-The readers are verifications, and trials of an operator's new version. They read one partition at a time, however many
-are requested. A trial calls the operator's own code, which may not return: each trial has a thread of its own, and is
-given up as a batch would be.
+Verifications and trials read whole partitions, one at a time. A trial calls code of the operator, which may not return.
+So each trial has a separate thread, and is interrupted or left behind as a batch would be.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
 RESTORES_AT_ONCE = 2
-#: replicas that started together drift apart by this fraction of the checkpoint interval
+#: largest random change of the checkpoint interval, as a fraction, so that replicas do not stay in step
 JITTER = 0.1
 #: remedy of a trial that failed
 MEND = "fix the operator and deploy it again; the deployed version keeps serving"
@@ -49,10 +49,11 @@ MEND = "fix the operator and deploy it again; the deployed version keeps serving
 
 
 class CheckpointShell:
-    """Takes, tidies and restores the checkpoints of one replica.
+    """Takes, cleans up and restores the checkpoints of one replica.
 
     Args:
-        store: store for checkpoints; None: none are taken, and only restores that name a store are possible.
+        store: store for checkpoints. With None, no checkpoints are taken, and only restores from a named store are
+            possible.
     """
 
     def __init__(self, node: ReplicaNode, store: CheckpointStore | None, clock: Clock, random: Random) -> None:
@@ -72,9 +73,12 @@ class CheckpointShell:
     # -- taking -------------------------------------------------------------------------------------------
 
     async def on_demand(self, operator: str = "", numbers: Collection[int] = (), savepoint: str = "") -> Taken:
-        """Checkpoints all owned partitions, those of one operator, or the given ones of it.
+        """Takes checkpoints of owned partitions. Tries all of them, then raises the first error.
 
-        Tries all of them, then raises the first error.
+        Args:
+            operator: limits the checkpoints to one operator; empty for all operators.
+            numbers: limits the checkpoints to these partitions; empty for all partitions.
+            savepoint: name of a savepoint that the checkpoints belong to.
         """
         partitions = [
             partition
@@ -88,7 +92,7 @@ class CheckpointShell:
         return taken
 
     async def periodically(self) -> None:
-        """Takes checkpoints until cancelled.
+        """Takes checkpoints regularly, until cancelled.
 
         The first round waits a random part of the interval, so that replicas do not upload in step.
         """
@@ -102,13 +106,14 @@ class CheckpointShell:
                 async with self._one:
                     _, errors = await self._take(self._node.owned(), "", on_demand=False)
                 for error in errors:
-                    log.error("checkpoint failed: %s", error)
+                    log.error("periodic checkpoint failed: %s", error)
             await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
 
     async def tidily(self) -> None:
-        """Drops expired checkpoints, and marks those missing from the store to be taken again, until cancelled.
+        """Cleans up the store regularly, until cancelled: drops expired checkpoints, and marks checkpoints that are
+        missing from the store to be taken again.
 
-        The first round waits a random part of the interval, so that replicas which restart often have their turn, too.
+        The first round waits only a random part of the interval, so that replicas which restart often clean up, too.
         """
         interval_s, throttle = (
             self._node.settings.checkpoint_tidy_interval_s,
@@ -170,17 +175,22 @@ class CheckpointShell:
             except StateflowError as error:
                 errors.append(error)
                 if not on_demand and not await self._answers(store):
-                    break  # the store is at fault: the other partitions would only wait for it too
+                    break  # the store does not answer, so the other partitions would fail, too
             except Exception as error:
                 log.exception("checkpoint of %s failed", partition)
-                errors.append(StateflowError(f"{type(error).__name__}: {error}", remedy="see the replica's log"))
+                errors.append(
+                    StateflowError(
+                        f"the checkpoint failed: {type(error).__name__}: {error}", remedy="see the replica's log"
+                    )
+                )
         self.taken += not errors
         duration_s = self._clock.monotonic() - started
         report = CheckpointReport(len(done), bytes_new, bytes_total, duration_s, store.url)
         return Taken(report, tuple(partition.partition for partition in done)), errors
 
     async def _answers(self, store: CheckpointStore) -> bool:
-        """Tells whether the store answers. If it does, a failure concerns one partition, such as a damaged database."""
+        """Tells whether the store answers. If it does, the cause of a failure is the partition, for example a damaged
+        database."""
         try:
             await self._loop.run_in_executor(self._uploads, _begin, store)
         except StateflowError:
@@ -199,9 +209,10 @@ class CheckpointShell:
     # -- restoring ----------------------------------------------------------------------------------------
 
     async def prepare(self, restore: Restore) -> Restored:
-        """Fetches and verifies a checkpoint from the named store, or else from the replica's own.
+        """Fetches a checkpoint from the store that ``restore`` names, by default the replica's own, and verifies it.
 
-        Raises UnknownPartition, InvalidArgument, and the errors of :class:`~stateflow.partition.takeover.Restorer`.
+        Raises UnknownPartition, InvalidArgument if no store is named and the replica has none, and the errors of
+        :class:`~stateflow.partition.takeover.Restorer`.
         """
         return await self._loop.run_in_executor(self._restores, self._prepare, restore)
 
@@ -212,7 +223,10 @@ class CheckpointShell:
         return self._node.restorer.prepare(spec, partition, restore.restore_id, store, self.store, restore.wanted)
 
     async def own(self, restore: Restore, command: Command) -> Restored:
-        """Serves the verified state, at its epoch or a newer one. Raises as :meth:`prepare` does."""
+        """Begins to serve the state that :meth:`prepare` verified, at the epoch of ``restore`` or a newer one.
+
+        Raises the errors of :meth:`prepare`.
+        """
         _check_number(restore.spec, restore.partition)
         own = partial(self._node.restorer.own, stop_sources=restore.stop_sources)
         return await self._loop.run_in_executor(
@@ -238,7 +252,10 @@ def _begin(store: CheckpointStore) -> None:
 
 def _check_number(spec: OperatorSpec, partition: PartitionId) -> None:
     if not partition.partition < spec.partitions:
-        raise UnknownPartition(f"there is no partition {partition.partition}", remedy="see `stateflow status`")
+        raise UnknownPartition(
+            f"there is no partition {partition.partition}",
+            remedy=f"use a partition from 0 to {spec.partitions - 1}",
+        )
 
 
 # -- Readers of whole partitions -------------------------------------------------------------------------------------
@@ -251,16 +268,17 @@ class VerifyShell:
         self._loop = asyncio.get_running_loop()
 
     async def verify(self, partition: PartitionId, standby_of: int | None) -> AsyncIterator[Verification]:
-        """Yields two reports: the position that is read, and the result. Yields nothing if the partition is not here.
+        """Yields two reports: first the position that is verified, then the result. Yields nothing if the partition is
+        not on this replica.
 
-        A caller that stops iterating ends the verification.
+        If the caller stops iterating, the verification ends.
         """
         verifier = self._node.verifier
         beginning = self._threads.files.submit(verifier.begin, partition, standby_of)
         try:
             copy = await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
-            beginning.add_done_callback(self._unasked)  # its thread goes on, and no other code knows of its result
+            beginning.add_done_callback(self._unasked)  # the thread continues, and its copy has to be released
             raise
         if copy is None:
             return
@@ -270,7 +288,7 @@ class VerifyShell:
             yield await self._loop.run_in_executor(self._one, verifier.read, copy, stop.is_set)
         finally:
             stop.set()
-            self._one.submit(verifier.end, copy)  # after the read that may be under way
+            self._one.submit(verifier.end, copy)  # runs after a read that is under way
 
     def _unasked(self, begun: Future[Copy | None]) -> None:
         if not begun.cancelled() and begun.exception() is None and (copy := begun.result()) is not None:
@@ -281,17 +299,18 @@ class VerifyShell:
 
 
 class TrialShell:
-    """Tries versions on the state stored here; see :mod:`stateflow.partition.verification`."""
+    """Tries new versions of operators on the state stored here, see :mod:`stateflow.partition.verification`."""
 
     def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads) -> None:
         self._node, self._clock, self._threads = node, clock, threads
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def run(self, spec: OperatorSpec, numbers: Iterable[int]) -> AsyncIterator[int]:
-        """Yields each partition that has been tried; partitions not owned here, or unreadable, are left out.
+        """Tries the version ``spec`` on partitions, and yields each partition that passed.
 
-        A caller that stops iterating ends the trial. Raises OperatorNotImportable, OperatorOutdated, and the errors of
-        the version: SchemaMismatch, OperatorFailed, OperatorStuck, DecodeError or EncodeError.
+        Partitions that are not owned here, or cannot be read, are left out. If the caller stops iterating, the trial
+        ends. Raises OperatorNotImportable or OperatorOutdated if the version cannot be loaded, and its errors while it
+        migrates state: SchemaMismatch, OperatorFailed, OperatorStuck, DecodeError or EncodeError.
         """
         trials, in_files = self._node.trials, self._threads.in_files
         cls = await in_files(trials.load, spec)
@@ -329,7 +348,7 @@ class TrialShell:
             log.warning("trial of the new version on %s skipped: %s", partition, meaning(error) or error)
             return False
         finally:
-            pace.worker.submit(trials.end, trial)  # after the piece that is under way
+            pace.worker.submit(trials.end, trial)  # runs after the piece that is under way
             pace.worker.shutdown(wait=False)
         return True
 
@@ -339,9 +358,9 @@ class TrialShell:
 
 
 class _Pace:
-    """Runs a trial piece by piece, and makes way for batches in between.
+    """Runs a trial piece by piece, with pauses in which batches run.
 
-    The migration will later be part of one batch, so all pieces together may take as long as one batch.
+    The migration will later be part of one batch, so all pieces together may take only as long as one batch.
     """
 
     def __init__(self, node: ReplicaNode, clock: Clock, worker: WorkerThread) -> None:
@@ -364,7 +383,7 @@ class _Pace:
                         await self._give_up(step)
                 more = step.result()
             except OperatorStuck as error:
-                if spent_s > limit_s / 2:  # not one key alone
+                if spent_s > limit_s / 2:  # many keys together took too long, not a single one
                     raise self._too_slow(trial.copy.partition) from error
                 error.located(replica=self._node.info.name)
                 raise OperatorStuck(error.what, remedy=MEND, **error.where) from error  # no batch is involved
@@ -402,7 +421,7 @@ class _Pace:
             run.end()
 
     async def _give_up(self, step: asyncio.Future[bool]) -> None:
-        """Interrupts the operator. Raises OperatorStuck if that is not possible; its thread is left behind then."""
+        """Interrupts the operator. If that is impossible, leaves its thread behind and raises OperatorStuck."""
         for _ in range(INTERRUPTS):
             if step.done():
                 return

@@ -1,22 +1,22 @@
-"""The threads of a replica: pools, the batch thread, and the watchdog for batches that do not return.
+"""Runs the threads of a replica, and watches for batches that do not return.
 
 The pools (:class:`Threads`) do work that would block the event loop.
 
-The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two of them. Callers
+The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two batches. Callers
 share the thread's time equally (:class:`FairQueue`).
 
-The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it tells callers that their batches are being worked on.
-And it keeps any operator from delaying others for longer than ``batch_timeout_s``:
+The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it notifies callers that their batches are being worked
+on. And it prevents operators from delaying others for longer than ``batch_timeout_s``:
 
-1. A batch that takes longer is interrupted, again and again. Usually it fails then, and the thread goes on.
-2. A batch that cannot be interrupted is taken away: it can never commit. A batch that is being committed is left to
-   finish by itself.
-3. In both cases of step 2, the thread is left behind: another one does the remaining jobs. The job's caller gets
-   :class:`LeftBehind`, and must not use what the former thread may still produce.
-4. A thread that is busy for as long without a running batch is left behind, too.
+1. A batch that takes longer is interrupted repeatedly. Usually the batch then fails, and the thread continues.
+2. A batch that cannot be interrupted is taken away, so that it can never commit. A batch that is being committed is
+   allowed to finish.
+3. In both cases of step 2, the thread is left behind, and a new thread does the remaining jobs. The caller of the
+   running job gets :class:`LeftBehind`, and must not use results that the former thread may still produce.
+4. A thread that is busy for longer than ``batch_timeout_s`` without a running batch is left behind, too.
 
-Processed batches that wait to be committed together with a slow one are dropped after ``LOOK_S``, because a move may
-need their partitions. :mod:`stateflow.operator.watchdog` says how a batch is ended.
+Processed batches that wait to be committed together with a slow batch are dropped after ``LOOK_S``, because a move may
+need their partitions. :mod:`stateflow.operator.watchdog` describes how a batch is ended.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
-#: callers that are remembered while they have no job waiting
+#: number of callers that are remembered while they have no job waiting
 REMEMBERED_MAX = 1000
-#: pause between portions of a departed partition's cache; a portion takes about a millisecond
+#: pause between portions when the cache of a partition that moved away is freed; a portion takes about a millisecond
 FREEING_REST_S = 0.02
-#: interval of checking whether the batch thread has ended
+#: interval at which the end of the batch thread is checked for, in seconds
 IDLE_LOOK_S = 0.02
-#: interval at which a caller whose batch takes long is told that it is being worked on, in seconds
+#: interval at which callers with slow batches are notified that the batches are being worked on, in seconds
 BEAT_S = 5.0
-#: interval, in seconds, at which batches that do not return are looked for
+#: interval at which the watchdog looks for batches that do not return, in seconds
 LOOK_S = 1.0
 INTERRUPT_EVERY_S = 0.02
 INTERRUPTS = 50
@@ -63,10 +63,13 @@ INTERRUPTS = 50
 
 
 class Threads:
-    """The thread pools of a replica.
+    """Thread pools of a replica.
 
-    ``files``: long work on files. ``quick``: work for which a move's pause waits. ``sizes``: measurements of disk
-    usage; callers treat a replica that does not answer as one without room.
+    Attributes:
+        files: pool for long work on files.
+        quick: pool for work that lengthens the pause of a move.
+        sizes: pool for measurements of disk usage. They have a pool of their own, because callers treat a replica that
+            does not answer as one without room.
     """
 
     def __init__(self) -> None:
@@ -103,7 +106,7 @@ class Changed:
         node.on_change(self._in_thread)
 
     def next(self, partition: PartitionId) -> asyncio.Event:
-        """Returns the event that is set at the next change. Get the event before reading the state that may change."""
+        """Returns the event that is set at the next change. Call it before reading the state that may change."""
         return self._events.setdefault(partition, asyncio.Event())
 
     def _in_thread(self, partition: PartitionId) -> None:
@@ -120,10 +123,10 @@ class Changed:
 
 
 class ErrorThrottle:
-    """Handles the errors of a recurring duty: logs them and lets the duty go on. Each kind is logged once, until a
-    round goes well.
+    """Logs the errors of a recurring duty, and lets the duty continue. Repeated errors of one kind are logged once,
+    until a round succeeds.
 
-    If a duty ended with its first error, the process would look alive without performing it.
+    If a duty ended at its first error, the process would look alive without performing the duty.
 
     Args:
         log: logger of the duty's module.
@@ -136,7 +139,7 @@ class ErrorThrottle:
 
     @contextmanager
     def survived(self) -> Iterator[None]:
-        """Runs one round: any error in it is logged, and the next round may go better."""
+        """Runs one round, and logs any error in it. The next round may succeed."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - logged
@@ -145,11 +148,11 @@ class ErrorThrottle:
             self.over()
 
     def over(self) -> None:
-        """Notes that a round went well: the next error is logged again."""
+        """Notes that a round succeeded, so that the next error is logged."""
         self._said = ""
 
     def is_new(self, kind: str) -> bool:
-        """Tells whether ``kind`` differs from the last one, and notes it as the last."""
+        """Tells whether ``kind`` differs from the last kind of error, and records it as the last."""
         former, self._said = self._said, kind
         return kind != former
 
@@ -162,7 +165,7 @@ class ErrorThrottle:
             self._log.error("%s: %s", self._what, meant)
 
     def unforeseen(self, error: Exception) -> None:
-        """Logs a bug in stateflow; simulations fail with it."""
+        """Logs a bug in stateflow with its stack trace. Simulations override this, and fail with the error."""
         kind = type(error).__name__
         if self.is_new(kind):
             self._log.error("%s: %s: %s", self._what, kind, error, exc_info=error)
@@ -172,21 +175,21 @@ class ErrorThrottle:
 
 
 class LeftBehind(Exception):
-    """The thread that ran this job does not return; another thread does the following jobs."""
+    """The thread that ran this job does not return. Another thread does the following jobs."""
 
 
 class FairQueue:
-    """The order of waiting jobs, fair among callers. Not thread-safe.
+    """Queue of jobs that divides a thread's time fairly among callers. Not thread-safe.
 
-    Jobs of this process itself (caller None) come first, then those of the caller that has had least of the thread's
-    time (weightless start-time fair queueing: Goyal et al., SIGCOMM 1996). A new or returning caller starts level with
-    the waiting ones, so that no caller saves up time.
+    Jobs of this process itself (caller None) run first, then those of the caller that has used the least of the
+    thread's time (start-time fair queueing without weights: Goyal et al., SIGCOMM 1996). A new or returning caller
+    starts with as much used time as the waiting callers, so that no caller saves up time.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[_Job]] = {}
-        self._had: dict[Hashable, float] = {}  # seconds; a returning caller begins there
-        self._level = 0.0  # of the caller that had the last turn
+        self._had: dict[Hashable, float] = {}  # caller → seconds used
+        self._level = 0.0  # seconds used by the caller that ran last, before it ran
 
     def give(self, caller: Hashable, job: _Job) -> None:
         if caller not in self._waiting:
@@ -215,10 +218,10 @@ class FairQueue:
 
 
 class WorkerThread(Executor):
-    """An executor with one thread: jobs of one caller run in order, and callers share the thread's time equally.
+    """Executor with one thread. Jobs of one caller run in order, and callers share the thread's time equally.
 
-    :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread does nothing more when it
-    returns. The threads do not keep the process from ending.
+    :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread ends when its job returns.
+    The threads do not keep the process from ending.
     """
 
     _max_workers = 1
@@ -231,7 +234,7 @@ class WorkerThread(Executor):
         self._thread: threading.Thread | None = None
         self._current: tuple[Hashable, Future[Any]] | None = None
         self._shut = False
-        #: when the running job began, in monotonic seconds; None: idle
+        #: begin of the running job, in monotonic seconds; None while no job runs
         self.busy_since: float | None = None
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -241,7 +244,7 @@ class WorkerThread(Executor):
         """Queues a job.
 
         Args:
-            caller: the caller whose turn the job uses; None: this process itself.
+            caller: the caller to which the job's time is charged; None for this process itself.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -254,7 +257,7 @@ class WorkerThread(Executor):
         return future
 
     def others_wait(self, caller: Hashable) -> bool:
-        """Tells whether callers other than ``caller`` wait. Cheap, and callable from any thread."""
+        """Tells whether other callers than ``caller`` have waiting jobs. Cheap, and callable from any thread."""
         return self._turns.others_wait(caller)
 
     def _start(self) -> None:
@@ -277,7 +280,7 @@ class WorkerThread(Executor):
                 error = caught
             with self._lock:
                 if self._thread is not me:
-                    return  # the future has been resolved, and its caller charged
+                    return  # leave_behind() has resolved the future, and charged the caller
                 self._current = self.busy_since = None
                 self._turns.took(caller, self._clock.monotonic() - began)
             if error is None:
@@ -287,10 +290,10 @@ class WorkerThread(Executor):
             del future, work, result, error
 
     def leave_behind(self) -> None:
-        """Ends the running job with LeftBehind for its caller; a new thread does the remaining jobs."""
+        """Ends the running job with LeftBehind for its caller, and starts a new thread for the remaining jobs."""
         with self._lock:
             current, since, self._current, self.busy_since = self._current, self.busy_since, None, None
-            if current is not None and since is not None:  # the others waited for all of that time
+            if current is not None and since is not None:  # other callers waited for all of that time
                 self._turns.took(current[0], self._clock.monotonic() - since)
             self._start()
         if current is not None:
@@ -303,7 +306,7 @@ class WorkerThread(Executor):
         return thread is None or not thread.is_alive()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuses new jobs; the queued ones are still done."""
+        """Refuses new jobs. Queued jobs are still done."""
         with self._lock:
             self._shut = True
             self._given.put(False)
@@ -312,7 +315,7 @@ class WorkerThread(Executor):
 
 
 class CallerExecutor(Executor):
-    """One caller's view of a worker thread, as an executor. All views of one thread are equal."""
+    """Executor that submits one caller's jobs to a worker thread. All such executors of one thread are equal."""
 
     _max_workers = 1
 
@@ -333,7 +336,7 @@ class CallerExecutor(Executor):
 
 
 class BatchThread:
-    """The thread that applies batches, and runs other jobs between them. ``stopping``: no new job begins."""
+    """Thread that applies batches, and runs other jobs between them. While ``stopping`` is True, no new job begins."""
 
     def __init__(self, clock: Clock) -> None:
         self.worker = WorkerThread("batches", clock)
@@ -345,7 +348,7 @@ class BatchThread:
         """Runs ``work`` in the batch thread. Raises LeftBehind if the thread does not return.
 
         Args:
-            of: the caller whose turn it uses; None: this process itself.
+            of: the caller to which the time is charged; None for this process itself.
         """
         return await self._loop.run_in_executor(CallerExecutor(self.worker, of), work, *arguments)
 
@@ -366,7 +369,8 @@ class BatchThread:
             return await self.run(do)
         except LeftBehind as error:
             raise Unavailable(
-                "the request did not finish on this replica", remedy="check the replica's log, then try again"
+                "the request did not finish on this replica, because its batch thread is stuck",
+                remedy="check the replica's log, then try again",
             ) from error
 
     def spare(self, work: Callable[[], object]) -> None:
@@ -375,14 +379,14 @@ class BatchThread:
             self.worker.submit(work)
 
     def stop(self) -> None:
-        """Begins no new job; the running one is finished."""
+        """Lets the running job finish, and begins no other."""
         self.stopping = True
         self.worker.shutdown(wait=False)
 
     async def is_over(self, wait_s: float = 0.0) -> bool:
         """Tells, after :meth:`stop`, whether the thread has ended within ``wait_s``.
 
-        Seeing no running batch is not enough: the next one may be about to begin.
+        Checking that no batch runs would not be enough, because the next batch may be about to begin.
         """
         until = self._clock.monotonic() + wait_s
         while not self.worker.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
@@ -395,9 +399,9 @@ def stops(partition: PartitionId | None = None) -> Unavailable:
 
 
 async def free_caches(cache: CachePool, batch_thread: BatchThread) -> None:
-    """Frees the cache entries of partitions that have left, in portions between batches, but not while their seal is on
-    its way."""
-    with contextlib.suppress(Unavailable):  # the next partition that leaves has it continued
+    """Frees the cache entries of partitions that have moved away, in portions between batches. Begins after a pause, so
+    that the seal of such a partition can be sent first."""
+    with contextlib.suppress(Unavailable):  # continues when the next partition moves away
         while cache.has_left:
             await asyncio.sleep(FREEING_REST_S)
             await batch_thread.between_batches(cache.free_some)
@@ -408,14 +412,14 @@ async def free_caches(cache: CachePool, batch_thread: BatchThread) -> None:
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """A caller that waits for the batch thread. ``beat``: the last sign of life, perhaps still on its way."""
+    """A caller that waits for the batch thread. ``beat`` sends the last sign of life, and may not be done yet."""
 
     tell: Callable[[], Awaitable[None]]
     said_at: float
     beat: asyncio.Task[None] | None = None
 
     async def said(self) -> None:
-        """Waits until no sign of life is on its way: messages are sent one at a time."""
+        """Waits until the last sign of life has been sent, because messages must be sent one at a time."""
         if self.beat is not None:
             await asyncio.wait((self.beat,))
 
@@ -429,7 +433,7 @@ class Watch:
 
     @contextlib.contextmanager
     def telling(self, tell: Callable[[], Awaitable[None]]) -> Iterator[Caller]:
-        """Calls ``tell`` now and then, while the batch thread has the work for which the caller waits."""
+        """Calls ``tell`` about every ``BEAT_S`` within the context, in which a caller waits for the batch thread."""
         caller = Caller(tell, self._clock.monotonic())
         self._callers.add(caller)
         try:
@@ -438,7 +442,7 @@ class Watch:
             self._callers.remove(caller)
 
     async def run(self) -> None:
-        """Checks regularly, until cancelled."""
+        """Looks for slow batches regularly, until cancelled."""
         limit_s, throttle = self._node.settings.batch_timeout_s, ErrorThrottle(log, "batch watchdog failed")
         while True:
             await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
@@ -469,7 +473,7 @@ class Watch:
                 caller.beat = self._loop.create_task(_told(caller.tell))
 
     async def end(self, run: RunningBatch) -> None:
-        """Interrupts a batch, or goes on without its thread."""
+        """Interrupts a batch, or leaves its thread behind if the batch cannot be interrupted."""
         for _ in range(INTERRUPTS):
             run.interrupt()
             await asyncio.sleep(INTERRUPT_EVERY_S)
@@ -480,14 +484,15 @@ class Watch:
         except Exception as error:
             if not (taken := run.taken):
                 raise
-            # for example the seal that waited for the batch: its caller asks again, and the thread is gone all the same
-            ErrorThrottle(log, f"{run.partition} was taken from a stuck thread, but not completely").met(error)
+            # for example of a seal that waited for the batch. The seal's caller asks again; the thread is left behind
+            # in any case.
+            ErrorThrottle(log, f"batch of {run.partition} was taken from a stuck thread, but not completely").met(error)
         if taken:
             log.error("%s", self._node.batches.refusal(run.partition))
         elif run.ended:
             return
         else:
-            log.error("write of %s is stuck, continuing in a new thread", run.partition)
+            log.error("commit of a batch of %s is stuck, continuing in a new batch thread", run.partition)
         run.left = True
         self._batch_thread.worker.leave_behind()
 
@@ -499,5 +504,5 @@ class Watch:
 
 
 async def _told(tell: Callable[[], Awaitable[None]]) -> None:
-    with contextlib.suppress(Exception):  # the caller that waits for the batch finds out
+    with contextlib.suppress(Exception):  # the caller gets the error when it answers the batch
         await tell()

@@ -1,5 +1,8 @@
-"""A replica's membership of its cluster: it registers, seals partitions that were given away meanwhile, and keeps its
-lease alive."""
+"""Keeps a replica a member of its cluster.
+
+The replica registers, seals partitions that were given to other replicas while it was out of contact, and renews its
+lease.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ from stateflow.rpc.clients import Round, addresses_of
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: while there are controllers but no leader, heartbeats during the time of one: the lease runs out, and the next leader
-#: decides nothing that needs this replica before it has heard from the replica
+#: factor by which heartbeats are more frequent while no controller leads, because the lease is running out, and the
+#: next leader decides nothing that needs this replica before it has received a heartbeat
 UNLED = 3
-#: errors of a controller that does not answer as one that decides for this replica
+#: errors which mean that no controller that may decide for this replica has answered
 SILENT = (Unavailable, HoldLost, StaleTerm, ForeignLedger)
-#: maximum number of incoming copies that one heartbeat names
+#: most incoming copies that one heartbeat names
 INCOMING_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The description of a replica for its cluster. ``connect``: opens a channel to a controller's address."""
+    """Parts of a replica that its membership needs. ``connect`` opens a channel to a controller's address."""
 
     node: ReplicaNode
     info: ReplicaInfo
@@ -48,7 +51,10 @@ class Member:
 async def say_opening(member: Member, controller: str) -> None:
     """Sends heartbeats, until cancelled, for a replica that does not know yet which partitions it has.
 
-    They give the replica no lease, but tell the controller to wait for it.
+    These heartbeats get no lease for the replica, but make the controllers wait for it.
+
+    Args:
+        controller: address of the controller, or comma-separated addresses of several, all of which are notified.
     """
     node, info = member.node, member.info
     beat = Heartbeat(info, _directory(node), opening=True)
@@ -66,25 +72,27 @@ async def say_opening(member: Member, controller: str) -> None:
 async def stay_registered(member: Member, controller: str, incarnation: str) -> None:
     """Sends heartbeats, and registers whenever the controller does not know this incarnation.
 
-    A controller that gave partitions away forgets the incarnation first. So the lease of a returning replica begins
-    after its registration, and the registration comes after the seals of the partitions it lost.
+    Before a controller gives a replica's partitions to others, it forgets the replica's incarnation. So a returning
+    replica first registers and seals the partitions that it lost, and only then gets a lease.
 
-    A registration whose answer got lost, or could not be carried out, counts for the controller but not here: the
-    replica registers again, and until then its heartbeats carry no incarnation. Errors of disks and databases do not
-    end this loop: the replica serves nothing until they are fixed, and then serves without a restart. A replica that
-    lost a partition registers without it. A replica without partitions follows its controller to another ledger.
+    If the answer to a registration is lost, or cannot be carried out, the controller considers the replica registered
+    but the replica does not. It registers again, and until then its heartbeats contain no incarnation. Errors of disks
+    and databases do not end this loop: the replica serves nothing until they are fixed, and then continues without a
+    restart. A replica that lost a partition registers again without it. A replica without partitions follows its
+    controller to another ledger.
 
     Args:
-        controller: address of the controller, or comma-separated addresses of several, of whom the leader is asked.
+        controller: address of the controller, or comma-separated addresses of several, which are tried until the leader
+            answers.
     """
     node, info, threads = member.node, member.info, member.threads
     throttle, registered = ErrorThrottle(log, "the controller's orders cannot be carried out"), False
-    free = ""  # the ledger that this replica belonged to, if no partition here could be wanted back by a controller
+    free = ""  # the ledger that this replica belonged to, if the replica has no state of it any more
     beats = -1
     claimed: Holding | None = None  # partitions reported to the controller because its ledger does not know them
     addresses = addresses_of(controller)
     turn = Round(addresses, addresses[0])
-    refused = False  # by a controller in this round
+    refused = False  # whether a controller has refused this replica in this round
     controllers: dict[str, Controller] = {}
     async with contextlib.AsyncExitStack() as stack:
         while True:
@@ -129,22 +137,22 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                         continue
             except Unanswered as error:
                 if throttle.is_new(error.meant.code):
-                    log.warning("%s", error.meant)
+                    log.warning("no lease from the controller at %s, will retry: %s", asked, error.meant)
                 failed = error.meant
-            except (StaleTerm, ForeignLedger) as error:  # the answer counts as not heard
+            except (StaleTerm, ForeignLedger) as error:  # the answer is ignored
                 if isinstance(error, ForeignLedger) and node.is_empty and not free:
                     free = node.authority.seen[0]
                     log.warning("this replica has no state of its ledger %s any more and may join another ledger", free)
                     continue
                 free = ""
                 if throttle.is_new(error.code):
-                    log.error("controller at %s ignored: %s", asked, error)
+                    log.error("answer of the controller at %s ignored: %s", asked, error)
                 failed = error
-            except Exception as error:  # noqa: BLE001 - logged; the next round may go better
+            except Exception as error:  # noqa: BLE001 - logged; the next round may succeed
                 throttle.met(error)
             refused |= failed is not None and not isinstance(failed, SILENT)
             if failed is not None and turn.go_on(failed):
-                continue  # no address is asked twice in a round: the current leader is found at once
+                continue  # ask another address without a pause, at most once in a round, to find the leader quickly
             if refused:
                 node.lease.cut_off = False
             elif failed is not None:
@@ -157,11 +165,16 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
 async def _register(
     member: Member, controller: Controller, incarnation: str, reply: HeartbeatReply, adopted: str, free: str
 ) -> bool:
-    """Registers with the ticket of ``reply``. Returns False if the ticket was void by then. ``free``: see
-    :func:`_directory`."""
+    """Registers with the ticket of ``reply``. Returns False if the ticket was no longer valid.
+
+    Args:
+        adopted: ledger that the controller's ledger has taken over.
+        free: see :func:`_directory`.
+    """
     node, threads = member.node, member.threads
     command = Command(reply.ledger, reply.term, reply.ticket)
-    await threads.in_files(node.begin_session, command, adopted)  # the replica's report stays true from here on
+    # from now on no earlier session changes anything, so the report about the partitions stays true
+    await threads.in_files(node.begin_session, command, adopted)
     told = await controller.register(member.info, _directory(node, free), incarnation, command, node.views())
     if told is None:
         return False
@@ -172,13 +185,13 @@ async def _register(
     if unknown:
         await _claim(member, controller, unknown, None)
     for spec in told.operators:
-        with contextlib.suppress(BundleDamaged):  # then the operator is not served, and says why
+        with contextlib.suppress(BundleDamaged):  # then the operator is not served, and its batches get the error
             await member.bundles.ensure(spec)
         await threads.in_files(node.follow, spec)
     for gone in told.superseded:
         if await threads.in_files(node.successor.supersede, gone.partition, gone.epoch, gone.owner, gone.voided):
             log.warning(
-                "%s moved to %s at epoch %d while this replica was out of contact",
+                "partition %s moved to %s at epoch %d while this replica was out of contact",
                 gone.partition,
                 gone.owner.name,
                 gone.epoch,
@@ -186,7 +199,7 @@ async def _register(
     return True
 
 
-#: state and epoch of the partitions held here
+#: partition → (state, epoch), for the partitions on this replica
 Holding = dict[PartitionId, tuple[str, int]]
 
 
@@ -195,10 +208,13 @@ def _held(node: ReplicaNode) -> Holding:
 
 
 async def _claim(member: Member, controller: Controller, holding: Holding, said: Holding | None) -> Holding:
-    """Reports to a controller the partitions here that its ledger does not know, unless it has heard the same before
-    (``said``).
+    """Reports to a controller the partitions here that its ledger does not know, so that it does not create them empty.
 
-    The controller must not create these empty.
+    Returns ``holding``.
+
+    Args:
+        holding: partitions to report.
+        said: partitions in the controller's last report from this replica; if they are the same, nothing is sent.
     """
     if holding != said:
         names = {partition.operator for partition in holding}
@@ -209,8 +225,8 @@ async def _claim(member: Member, controller: Controller, holding: Holding, said:
 
 
 def _some(incoming: list[tuple[PartitionId, str]], beats: int) -> list[tuple[PartitionId, str]]:
-    """Returns the copies to name in this heartbeat, in turns: all of them, perhaps thousands, would make up most of
-    each heartbeat."""
+    """Returns the copies to name in this heartbeat. There may be thousands, which would make heartbeats large, so
+    successive heartbeats name them in turns."""
     first = beats * INCOMING_MAX % max(len(incoming), 1)
     return (incoming[first:] + incoming[:first])[:INCOMING_MAX]
 
@@ -219,7 +235,8 @@ def _directory(node: ReplicaNode, free: str = "") -> Directory:
     """Describes the data directory.
 
     Args:
-        free: a ledger that the replica no longer belongs to; the directory is reported as belonging to none.
+        free: ledger that the replica need not belong to any more; if the directory is of this ledger, it is reported as
+            belonging to none.
     """
     identity, ledger = node.identity, node.authority.seen[0]
     return Directory(identity.id, identity.place, "" if ledger == free else ledger)

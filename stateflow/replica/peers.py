@@ -1,11 +1,12 @@
-"""Clients of the processes that a replica calls: the replica from which a partition comes, and the controller.
+"""Clients with which a replica calls the source replica of a partition and the controller.
 
 Arguments and results are values of stateflow's own types. Only this module of the package makes calls, so only it knows
 the stubs of other processes.
 
-The base files of a move come from the source replica (:class:`Peer`), or from the checkpoint store (:class:`Store`)
-when that is faster. :class:`Nearest` measures the speed: the first large enough files try each source, then the faster
-one is used. Files are addressed by digest and verified when the base is complete, so any source may send them.
+The base files of a move are fetched from the source replica (:class:`Peer`), or from the checkpoint store
+(:class:`Store`) if the store is faster. :class:`Nearest` measures the speed: the first large files are fetched from
+each source in turn, all later ones from the faster source. Files are addressed by digest and verified when the base is
+complete, so any source may send them.
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ from stateflow.rpc.wire import answered, batched, connected, message_of, remote_
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: pings to each address, of which the median counts: the first may meet a program that has just started
+#: number of pings to each address; the median is used, because the first may reach a program that has just started
 PINGS = 5
-#: a replica that is asked about more addresses measures only this many
+#: most addresses that one request measures; the others count as not answering
 ADDRESSES_MAX = 64
-#: time limit of all pings to one address, connecting included
+#: time limit of all pings to one address, including the connection
 WITHIN_S = 2.0
-#: a partition of no operator: inspecting it is answered at once, and costs nothing
+#: a partition that does not exist, so that inspecting it is answered at once
 _NOTHING = PartitionId("ping", 0)
-#: smallest file whose transfer time tells how fast a source is
+#: size of the smallest file that is used to measure the speed of a source, in bytes
 TELLING_BYTES = 256 << 10
 DAMAGED_MAX = 3
-#: manifests read for one partition, newest first: files that have left the newest checkpoint are in the previous one
+#: number of manifests read for one partition, newest first, because files that the newest checkpoint lacks may be in
+#: the previous one
 MANIFESTS_READ = 2
 
-#: time limit of a heartbeat; a registration or claim has twice as long
+#: time limit of a heartbeat; for registrations and claims it is doubled
 CALL_TIMEOUT_S = 5.0
 PART_TIMEOUT_S = 120.0
 
@@ -75,10 +77,10 @@ def _named(address: str) -> Iterator[None]:
 
 
 class SourceReplica:
-    """The replica from which a partition comes. Methods raise that replica's errors, or Unavailable.
+    """Client of the replica from which a partition is copied. Methods raise that replica's errors, or Unavailable.
 
     Args:
-        timeout_s: time limit of calls with one answer. A stream may be silent for as long as its reader waits.
+        timeout_s: time limit of calls with a single answer. For streams, the reader sets the limit.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
@@ -90,7 +92,7 @@ class SourceReplica:
         await connected(self._channel, self.address)
 
     async def ping(self, partition: PartitionId) -> None:
-        """Makes one round trip of an ordinary request."""
+        """Makes one round trip with an ordinary request."""
         where = rpb.InspectRequest(operator=partition.operator, partition=partition.partition)
         with _named(self.address):
             await self._stub.Inspect(where, timeout=self._timeout_s)
@@ -98,7 +100,7 @@ class SourceReplica:
     async def snapshot(
         self, partition: PartitionId, move_id: str, *, standby: bool = False, kept: Kept | None = None
     ) -> SnapshotInfo:
-        """Asks for a snapshot of the partition. Raises InvalidArgument for a base that has a file twice."""
+        """Asks for a snapshot of the partition. Raises InvalidArgument if the answer names a file twice."""
         where = {"operator": partition.operator, "partition": partition.partition}
         request = message_of(rpb.SnapshotRequest, move_id=move_id, **where, standby=standby, kept=kept)
         with _named(self.address):
@@ -118,9 +120,8 @@ class SourceReplica:
     async def follow(self, snapshot_id: str, after: int, bytes_max: int) -> AsyncGenerator[Reading]:
         """Yields the changes after change set ``after``, up to the seal.
 
-        A change set that arrives in pieces is yielded when it is complete; until then it counts as lag. Raises
-        TransferCorrupt for a change set of more than ``bytes_max``, and Unavailable if the stream ends without a
-        seal.
+        A change set that arrives in pieces is yielded when it is complete; until then its bytes count as lag. Raises
+        TransferCorrupt if a change set is larger than ``bytes_max``, and Unavailable if the stream ends without a seal.
         """
         begun: list[bytes] = []
         call = self._stub.Follow(rpb.FollowRequest(snapshot_id=snapshot_id, after_sequence=after))
@@ -133,7 +134,7 @@ class SourceReplica:
                     if size > bytes_max:
                         raise TransferCorrupt(
                             f"a change set is incomplete after {size} bytes",
-                            remedy="check the source, or raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here",
+                            remedy="set STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here as high as on the source replica",
                             snapshot=snapshot_id,
                         )
                     seal = value_of(Seal, frame.seal) if frame.HasField("seal") else None
@@ -141,7 +142,9 @@ class SourceReplica:
                     if seal is not None:
                         return
                 await call.code()
-            raise Unavailable("the change log ended without a seal", remedy="the target retries")
+            raise Unavailable(
+                "the change log ended without a seal", remedy="check that the source replica runs; the target retries"
+            )
         finally:
             call.cancel()
 
@@ -152,7 +155,7 @@ class SourceReplica:
 
 
 def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> list[bytes]:
-    """Returns the change sets that are complete now; ``begun`` holds the pieces of an incomplete one."""
+    """Returns the change sets that are now complete. ``begun`` collects the pieces of an incomplete one."""
     if change_sets and (len(change_sets) > 1 or not continues):
         change_sets[0] = b"".join([*begun, change_sets[0]])
         begun.clear()
@@ -166,10 +169,10 @@ def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> li
 
 class BaseSource(Protocol):
     name: str
-    waited_s: float  # by its rate limit, in total
+    waited_s: float  # total time that its rate limit made it wait
 
     async def fetch(self, file: BaseFile, path: Path) -> bool:
-        """Brings a file to ``path``, which may hold its beginning already. Returns False if the source lacks it.
+        """Fetches a file to ``path``, which may already contain its beginning. Returns False if the source lacks it.
 
         Raises Unavailable if the source does not answer, and the source's own errors.
         """
@@ -177,12 +180,12 @@ class BaseSource(Protocol):
 
 
 class Peer:
-    """The move's source replica, over its Fetch stream.
+    """Fetches base files from the move's source replica, over its Fetch stream.
 
-    Bytes go to the file as they arrive, so that the next attempt resumes after them.
+    Bytes are written to the file as they arrive, so that the next attempt resumes after them.
 
     Args:
-        silence_s: the source is given up after this long without a byte. The duration of a file has no limit.
+        silence_s: number of seconds without a byte after which a fetch fails. There is no limit for a whole file.
         arrived: called with the size of each piece, in bytes.
     """
 
@@ -241,7 +244,7 @@ class Peer:
             raise _corrupt(f"a base file ended before its {file.size} bytes arrived", file, begun)
 
     async def _next(self, pieces: AsyncIterator[tuple[bytes, int]]) -> tuple[bytes, int] | None:
-        """Returns the next piece; None: there are no more. Raises TimeoutError after ``silence_s``."""
+        """Returns the next piece, or None after the last one. Raises TimeoutError after ``silence_s``."""
         async with asyncio.timeout(self._silence_s):  # wait_for() would keep an error and its frames in a cycle
             return await anext(pieces, None)
 
@@ -251,7 +254,7 @@ def _corrupt(what: str, file: BaseFile, offset: int) -> TransferCorrupt:
 
 
 class Store:
-    """The checkpoint store, with the files of the partition's newest checkpoints by digest."""
+    """Fetches base files from the checkpoint store, if the partition's newest checkpoints have files of that digest."""
 
     name = "store"
 
@@ -293,9 +296,10 @@ class Store:
         manifest, stored = self._known[file.digest]
         scratch = path.with_name(path.name + STORED)
         try:
-            shutil.rmtree(scratch, ignore_errors=True)  # a process that was killed left it
+            shutil.rmtree(scratch, ignore_errors=True)  # a process that was killed may have left it
             scratch.mkdir(parents=True)
-            self._checkpoints.fetch(manifest, stored, scratch / stored.name)  # no hold: if deleted, the source has it
+            # without a hold on the checkpoint, because the source replica has every file that the store may delete
+            self._checkpoints.fetch(manifest, stored, scratch / stored.name)
             (scratch / stored.name).replace(path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -313,7 +317,7 @@ class _Speed:
 
 
 class Nearest:
-    """Chooses among sources; the last one has every file."""
+    """Chooses the fastest source for each file. The last of ``sources`` must have every file."""
 
     def __init__(self, sources: Sequence[BaseSource], clock: Clock) -> None:
         self._sources = list(sources)
@@ -336,7 +340,7 @@ class Nearest:
 
     def _order(self, file: BaseFile, path: Path) -> list[BaseSource]:
         everything = self._sources[-1]
-        if file.size < TELLING_BYTES or path.exists():  # too small to measure, or begun with the peer
+        if file.size < TELLING_BYTES or path.exists():  # too small to measure, or partly fetched from the peer
             return [everything]
         unknown = [source for source in self._sources if not self._speeds[source.name].bytes_]
         if unknown:
@@ -345,7 +349,7 @@ class Nearest:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second from the peer, without the waits of its rate limit; 0: too few bytes came to tell."""
+        """Bytes per second from the peer, without the waits of its rate limit; 0 if too few bytes have arrived."""
         speed = self._speeds[self._sources[-1].name]
         return speed.rate if speed.bytes_ >= TELLING_BYTES else 0.0
 
@@ -354,7 +358,10 @@ class Nearest:
 
 
 class Unanswered(Exception):
-    """A controller did not answer, or refused. ``meant``: the reason; it is not an error of this replica itself."""
+    """A controller did not answer, or refused.
+
+    ``meant`` is the reason. It is wrapped in this exception to distinguish it from errors of the replica itself.
+    """
 
     def __init__(self, meant: StateflowError) -> None:
         super().__init__(str(meant))
@@ -363,11 +370,14 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The regular message of a replica to its controller.
+    """Regular message of a replica to its controller.
 
-    ``incarnation``: empty while the replica is not registered. ``incoming``: (partition, move) of copies under way to
-    it. ``term``: the greatest term that it has heard of. ``opening``: the replica is starting, and registers when it
-    knows which partitions it has. ``alone``: (order, operators) that it may serve without a controller.
+    Attributes:
+        incarnation: id of the replica's process; empty while the replica is not registered.
+        incoming: (partition, move) of copies that are under way to the replica.
+        term: the greatest term that the replica knows.
+        opening: True while the replica is starting; it registers when it knows which partitions it has.
+        alone: (number of the order, operators that the replica may serve while no controller answers).
     """
 
     replica: ReplicaInfo
@@ -381,12 +391,18 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """The answer to a heartbeat.
+    """Answer to a heartbeat.
 
-    ``lease_s``: duration of the lease, from when the heartbeat was sent. ``ended``: the named copies whose moves are
-    over. ``ticket``: valid for one registration. ``claimed``: the controller already has this replica's report on
-    partitions that its ledger does not know. ``adopted``: the ledger that this controller's ledger has taken over.
-    ``alone``: (order, operators) that may be served while no controller answers.
+    Attributes:
+        known: True if the controller knows the replica's incarnation.
+        lease_s: duration of the lease in seconds, counted from when the heartbeat was sent.
+        ledger: id of the controller's ledger.
+        term: the controller's term.
+        ticket: valid for one registration.
+        ended: copies named in the heartbeat with moves that have ended.
+        claimed: True if the controller has this replica's report on partitions that its ledger does not know.
+        adopted: the ledger that the controller's ledger has taken over; empty if there is none.
+        alone: (number of the order, operators that the replica may serve while no controller answers).
     """
 
     known: bool
@@ -402,8 +418,13 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a registration: the replica's work before its first heartbeat. ``dropped``: (operator, epoch) of
-    undeployed operators."""
+    """Answer to a registration, with the work that the replica does before its next heartbeat.
+
+    Attributes:
+        operators: deployed operators, which the replica follows.
+        superseded: partitions that have other owners now, which the replica seals.
+        dropped: (operator, epoch) of undeployed operators, which the replica drops.
+    """
 
     operators: tuple[OperatorSpec, ...]
     superseded: tuple[Superseded, ...]
@@ -411,7 +432,7 @@ class Registered:
 
 
 class Controller:
-    """A controller, called by its replicas. Methods raise Unanswered, and Unavailable for an impossible answer."""
+    """Client of a controller. Methods raise Unanswered, or Unavailable if the answer contradicts the protocol."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
@@ -444,7 +465,7 @@ class Controller:
     ) -> Registered | None:
         """Registers with a ticket, which is the session of ``command``.
 
-        Returns None if the ticket was void by then, or a controller of another ledger or term answers.
+        Returns None if the ticket was no longer valid, or a controller of another ledger or term answers.
         """
         *pieces, last = batched(_views(partitions))
         for piece in [*pieces, last]:
@@ -469,7 +490,10 @@ class Controller:
         operators: Iterable[OperatorSpec],
         partitions: Iterable[PartitionView],
     ) -> None:
-        """Reports all partitions here that the controller's ledger does not know. Replaces earlier claims."""
+        """Reports all partitions on this replica that the controller's ledger does not know.
+
+        Replaces earlier claims.
+        """
         pieces = list(batched(_views(partitions)))
         for number, piece in enumerate(pieces):
             request = message_of(
@@ -484,8 +508,8 @@ class Controller:
             await self._call(self._stub.Claim, request, 2 * CALL_TIMEOUT_S)
 
     async def bundle_part(self, digest: str, number: int) -> tuple[bytes, int]:
-        """Returns (part of a bundle, number of parts). A part has about 1 MB, so the call's timeout allows for a slow
-        link."""
+        """Returns (part of a bundle, number of parts). A part has about 1 MB, so the time limit of the call is long
+        enough for a slow link."""
         request = cpb.BundlePartRequest(bundle=digest, number=number)
         reply: cpb.BundlePart = await self._call(self._stub.GetBundlePart, request, PART_TIMEOUT_S)
         return reply.data, reply.count
@@ -506,13 +530,13 @@ def _views(partitions: Iterable[PartitionView]) -> Iterator[rpb.PartitionView]:
 
 
 class RoundTrips:
-    """Measures round trips from here to other replicas, at the controller's request."""
+    """Measures round trips from this replica to other replicas, at the controller's request."""
 
     def __init__(self, connect: Callable[[str], grpc.aio.Channel], clock: Clock) -> None:
         self._connect, self._clock = connect, clock
 
     async def measure(self, addresses: Sequence[str]) -> list[float]:
-        """Returns the round trip to each address, in milliseconds; -1: no answer in time."""
+        """Returns the round trip to each address in milliseconds, or -1 for an address that does not answer in time."""
         found = await asyncio.gather(*map(self._to, addresses[:ADDRESSES_MAX]))
         return [*found, *(-1.0 for _ in addresses[ADDRESSES_MAX:])]
 
@@ -539,9 +563,9 @@ class RoundTrips:
 
 
 class Bundles:
-    """Fetches code bundles of operators into the store, before the code is loaded here.
+    """Fetches code bundles of operators into the replica's store, before the code is loaded.
 
-    ``controller``: the last known leader, which is asked; None: none yet.
+    ``controller`` is the last known leader, from which bundles are fetched, or None if no leader is known yet.
     """
 
     def __init__(self, store: BundleStore, threads: Threads) -> None:
@@ -550,10 +574,10 @@ class Bundles:
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def ensure(self, spec: OperatorSpec) -> None:
-        """Waits until the operator's bundle is here.
+        """Waits until the operator's bundle is in the store.
 
-        A fetch goes on even if its caller stops waiting. Raises Unavailable, and BundleDamaged for a bundle other than
-        the deployed one.
+        A fetch continues even if its caller stops waiting. Raises Unavailable if no controller answers, and
+        BundleDamaged if the bundle is not the deployed one.
         """
         digest = spec.bundle
         if not digest or await self._threads.in_files(self._store.has, digest):
@@ -566,7 +590,11 @@ class Bundles:
     async def _fetch(self, digest: str) -> None:
         controller = self.controller
         if controller is None:
-            raise Unavailable("no leading controller to fetch the bundle from yet", remedy="try again", bundle=digest)
+            raise Unavailable(
+                "the bundle cannot be fetched: no leading controller is known yet",
+                remedy="check that a controller runs, and try again",
+                bundle=digest,
+            )
         packed, count = bytearray(), 1
         number = 0
         while number < count:

@@ -1,7 +1,7 @@
-"""A replica's process: one event loop for control, one thread for batches, a few for files.
+"""Runs a replica's process, with one event loop for control, one thread for batches and a few threads for files.
 
-:func:`serve` finds the partitions in its data directory, then serves requests and performs the replica's
-:func:`duties`, until it is stopped or a duty ends by itself.
+:func:`serve` finds the partitions in the replica's data directory. Then it serves requests and performs the replica's
+:func:`duties`, until it is stopped or a duty ends unexpectedly.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from stateflow.types import ReplicaInfo
 log = logging.getLogger(__name__)
 #: shortest interval between two measurements of the sizes on disk, in seconds
 SIZES_S = 30.0
-#: how long a thread may keep the interpreter from the event loop; limits the time that a running batch adds to a pause
+#: time after which the interpreter switches threads; it limits how long a running batch delays the event loop, and so
+#: the pause of a move
 SWITCH_INTERVAL_S = 0.0005
 
 # -- Metrics ---------------------------------------------------------------------------------------------------------
 
 
 class Figures:
-    """A replica's metrics, computed from what it keeps in memory and, at intervals, from its disk."""
+    """Metrics of a replica, computed from its memory at each call, and from its disk at intervals."""
 
     def __init__(self, service: ReplicaService, info: ReplicaInfo, limits: CallLimits, clock: Clock) -> None:
         self._service, self._info, self._limits, self._clock = service, info, limits, clock
@@ -80,7 +81,7 @@ class Figures:
     async def _of_disk(self) -> Values:
         """Returns sizes on disk, at most ``SIZES_S`` old.
 
-        Callers that ask during a measurement wait for the same one, and get the same error.
+        Callers during a measurement wait for that measurement, and get its error if it fails.
         """
         if self._looking is None and self._clock.monotonic() - self._sized_at >= SIZES_S:
             self._looking = asyncio.create_task(self._look())
@@ -125,16 +126,23 @@ async def serve(
     ready: asyncio.Future[Listening] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Runs a replica until ``stop``, or until one of its duties ends by itself.
+    """Runs a replica until ``stop`` is set, or until one of its duties ends unexpectedly.
 
-    In the latter case it stops and raises that duty's error: without its lease, or without a watchdog for stuck
-    batches, it would only look alive.
-
-    Raises PortInUse, InvalidArgument, InsecureRefused, BadCertificate, ExtraMissing.
+    If a duty ends, the replica stops and raises the duty's error, because without renewals of its lease or without the
+    watchdog for stuck batches it would only look alive.
 
     Args:
+        listen: address at which the replica listens.
+        controller: address of the controller, or comma-separated addresses of several.
+        advertise: address at which others reach the replica; by default the address at which it listens.
         random: spreads the periodic checkpoints of replicas that were started together.
-        metrics: address at which its metrics are served; empty: they are not served.
+        checkpoints: store for checkpoints; None if none are taken.
+        metrics: address at which metrics are served; empty if they are not served.
+        ready: gets the addresses once the replica serves requests.
+        stop: ends the replica when it is set.
+
+    Raises PortInUse, InvalidArgument if an address is not valid, InsecureRefused if other machines would be reached in
+    plain text, BadCertificate, or ExtraMissing if metrics need a package that is not installed.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_buffers()
@@ -154,7 +162,7 @@ async def serve(
             return
         await server.start()
         if metrics:
-            from stateflow.metrics.page import Page  # imported by those who want it
+            from stateflow.metrics.page import Page  # only replicas that serve metrics import it
 
             figures = Figures(service, info, limits, clock)
             page = Page(metrics, figures, asyncio.get_running_loop(), node.batches.figures)
@@ -168,7 +176,7 @@ async def serve(
         for task in tasks:
             task.cancel()
         stopping = asyncio.ensure_future(server.stop(grace=2))
-        service.end_streams()  # they would last as long as their clients
+        service.end_streams()  # otherwise streams last as long as their clients
         await stopping
     finally:
         if page is not None:
@@ -181,7 +189,8 @@ async def serve(
 
 
 async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -> StateflowError | None:
-    """Waits for ``stop`` and returns None, or for the first duty to end, then sets ``stop`` and returns its error."""
+    """Waits until ``stop`` is set or a duty ends. Returns None in the first case; in the second, sets ``stop`` and
+    returns the duty's error."""
     stopping = asyncio.create_task(stop.wait())
     try:
         done, _ = await asyncio.wait([stopping, *duties], return_when=asyncio.FIRST_COMPLETED)
@@ -199,9 +208,9 @@ async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -
 
 
 async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:
-    """Finds the partitions that are here, and meanwhile tells the controllers that this replica is starting.
+    """Finds the partitions on this replica, and until then notifies the controllers that the replica is starting.
 
-    Returns False if it was stopped. Raises the errors of :meth:`ReplicaNode.recover`.
+    Returns False if ``stop`` was set. Raises the errors of :meth:`ReplicaNode.recover`.
     """
     finding = asyncio.ensure_future(service.threads.in_files(service.node.recover))
     saying = asyncio.create_task(say_opening(service.member(info), controller))
@@ -219,7 +228,7 @@ async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, s
 def duties(
     service: ReplicaService, info: ReplicaInfo, controller: str, incarnation: str
 ) -> list[Coroutine[Any, Any, None]]:
-    """Returns the tasks that a replica performs on its own, for as long as it runs."""
+    """Returns the tasks that a replica performs without requests, as long as it runs."""
     found: list[Coroutine[Any, Any, None]] = [
         service.applier.watch.run(),
         stay_registered(service.member(info), controller, incarnation),

@@ -1,8 +1,8 @@
-"""The replica's gRPC handlers: each translates a request, and hands the work to the object that does it.
+"""gRPC handlers of a replica. Each handler translates a request and passes the work to the object that does it.
 
-Handlers of commands are :func:`commanded`, those of a move's part on this replica are :func:`followed`. Two of the
-objects are here: :class:`TakeoverHandler`, which owns a partition whose owner is gone, and :class:`Sources`, which
-knows how far each source of the partitions has come.
+Handlers of commands are decorated with :func:`commanded`, and handlers for steps of moves with :func:`followed`. Two
+of the objects are in this module: :class:`TakeoverHandler` takes over a partition from an owner that is gone, and
+:class:`Sources` knows how far each source of the partitions has come.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ SOURCES_PER_REPLY = 1000
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a handler, unary or streaming, that only the controller which this replica obeys may call.
 
-    The sender's fencing token is checked before the handler begins. Apply this decorator inside ``unary`` or
-    ``streaming``, which report the refusal to the caller.
+    The fencing token of the request is checked before the handler begins. Apply this decorator inside ``unary`` or
+    ``streaming``, which report a refusal to the caller.
     """
     if inspect.isasyncgenfunction(method):
 
@@ -82,10 +82,13 @@ def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def followed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a handler, unary or streaming, of a move's part on this replica.
+    """Decorates a handler, unary or streaming, for a step of a move on this replica.
 
-    Lines that the handler logs name the move. If the move is traced, the handler has a span below that of its caller.
-    Apply this decorator inside ``unary`` or ``streaming``.
+    Lines that the handler logs name the move. If the move is traced, the handler gets a span that is a child of the
+    caller's. Apply this decorator inside ``unary`` or ``streaming``.
+
+    Args:
+        name: name of the span.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,9 +153,9 @@ class TakeoverHandler:
         self._node, self._checkpoints, self._threads, self._transfers = node, checkpoints, threads, transfers
 
     async def take_over(self, wanted: TakeOver) -> TakenOver:
-        """Owns the partition from a standby's copy, local files or a checkpoint.
+        """Takes over the partition with the state of a standby's copy, of local files or of a checkpoint.
 
-        Raises InvalidArgument if there is no checkpoint store, and the errors of the chosen way.
+        Raises InvalidArgument if a checkpoint is needed but there is no store, and the errors of the chosen way.
         """
         successor, partition = self._node.successor, wanted.partition
         move_id, epoch, command = wanted.move_id, wanted.epoch, wanted.command
@@ -191,7 +194,8 @@ class TakeoverHandler:
 
 
 class Sources:
-    """Positions, kept outputs and retirement of sources. Methods raise NotOwner, LeaseLost."""
+    """Positions, kept outputs and retirement of sources. Methods raise NotOwner or LeaseLost for partitions that this
+    replica may not serve."""
 
     def __init__(
         self, node: ReplicaNode, threads: Threads, batch_thread: BatchThread, confirmations: Confirmations
@@ -201,10 +205,10 @@ class Sources:
     async def positions(
         self, operator: str, source: str, partitions: Collection[int], before: int | None = None
     ) -> Position | dict[int, Position]:
-        """Returns a source's positions, by partition; partitions without a batch of it are left out.
+        """Returns a source's position in each partition. Partitions without a batch of the source are left out.
 
-        If all partitions contain the batch before ``before``, returns one position, from memory; every task of a
-        micro-batch asks this way.
+        If all partitions contain the batch before ``before``, returns a single position instead, from memory. Tasks of
+        micro-batches pass ``before``.
         """
         if before is not None:
             whole = self._node.reader.whole_before(operator, partitions, source, before)
@@ -220,13 +224,16 @@ class Sources:
     async def open(
         self, operator: str, source: str, partitions: Collection[int], session: Session, settled: int | None = None
     ) -> Position | dict[int, Position]:
-        """Opens a session of a source, and refuses older clients of it from then on. Returns its positions.
+        """Opens a session of a source, and returns the source's positions. From then on older clients are refused.
 
         The client treats the batches that partitions contain now as acknowledged. So if acknowledgements wait for a
-        standby, this call waits, too. Raises SourceTaken, StandbyMissing, SourceRetired.
+        standby, this call waits for it, too.
 
         Args:
             settled: see :meth:`~stateflow.partition.sources.Sources.open`.
+
+        Raises SourceTaken if a newer session is open, StandbyMissing if no standby confirms the batches in time, or
+        SourceRetired.
         """
         at: dict[PartitionId, int] = {}
         for number in partitions:
@@ -252,12 +259,12 @@ class Sources:
                 yield number, batch, output
 
     async def views(self, operator: str, partitions: Collection[int]) -> AsyncIterator[tuple[int, list[SourceView]]]:
-        """Yields (partition, sources that have sent to it)."""
+        """Yields (partition, sources that have sent batches to the partition)."""
         for number in partitions:
             yield number, await self._threads.in_files(self._node.reader.sources, PartitionId(operator, number))
 
     async def retire(self, operator: str, source: str, partitions: Collection[int]) -> int:
-        """Retires a source, and returns how many partitions had more of it than a tombstone."""
+        """Retires a source. Returns the number of partitions that knew the source and had not retired it before."""
         retired = 0
         for number in partitions:
             retired += await self._batch_thread.between_batches(
@@ -268,9 +275,9 @@ class Sources:
     async def drop_output(
         self, operator: str, source: str, batch: int, partitions: Collection[int], apply: bool
     ) -> dict[int, int]:
-        """Returns the size of a batch's stored output, by partition, and drops the output if ``apply``.
+        """Returns the size of a batch's stored output in each partition, and drops the output if ``apply`` is True.
 
-        Partitions that kept no output are left out.
+        Partitions without a stored output are left out.
         """
         found: dict[int, int] = {}
         for number in partitions:
@@ -287,11 +294,11 @@ class Sources:
 
 
 def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
-    """Packs a reading of a change log into as few messages as the limit allows.
+    """Packs a reading of a change log into as few messages as ``bytes_max`` allows.
 
-    The target applies one message at a time, so changes that gathered while the base was copied are applied together,
-    not one change set after another while the partition stands still. A change set that continues in the next frame
-    ends its frame. The last frame states the source's position.
+    The target applies one message at a time. So change sets that gathered while the base was copied are applied
+    together, which shortens the pause of the partition. If a change set continues in the next frame, it is the last one
+    in its frame. Only the last frame states the source's position.
     """
     frame, size = rpb.ChangeFrame(), 0
     for change_set in reading.change_sets:
@@ -318,9 +325,9 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     """The gRPC service of one replica.
 
     Args:
-        checkpoints: periodic and on-demand checkpoints; None: there are none.
-        garbage: the garbage collector of this process; None: it is run elsewhere.
-        tracing: receiver of its spans; None: no tracing.
+        checkpoints: store for periodic and on-demand checkpoints; None if no checkpoints are taken.
+        garbage: collects this process's garbage between batches; None if other code does.
+        tracing: receiver of the replica's spans; None turns tracing off.
     """
 
     def __init__(
@@ -353,7 +360,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._loop = asyncio.get_running_loop()
 
     def member(self, info: ReplicaInfo) -> Member:
-        """Returns the description of this replica for its cluster."""
+        """Returns what this replica's membership of its cluster needs."""
         return Member(self.node, info, self._clock, self._connect, self.threads, self._transfers, self.bundles)
 
     # -- batches ------------------------------------------------------------------------------------------
@@ -599,7 +606,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
             self._freeing = self._loop.create_task(free_caches(self.node.cache, self.applier.batch_thread))
 
     def end_streams(self) -> None:
-        """Reads no more batches; those received completely are answered."""
+        """Stops reading batches. Batches that were received completely are still answered."""
         for stream in self._streams:
             stream.end()
 

@@ -1,11 +1,9 @@
-"""The replica's end of an Apply stream, and the messages of batches.
+"""Serves the calls of an Apply stream, and translates messages of batches between protobuf and types of replicas.
 
-The calls of a stream run side by side, and each is answered when it ends. The first request of a call has a header and
-a number above those of earlier calls; its other requests have the same number. Reading stops while too many bytes of
-requests have been read but not processed. No call begins while the sender has not yet received too many bytes of
-answers.
-
-Messages of batches are translated here, between protobuf and types that only replicas use.
+The calls of a stream run concurrently, and each is answered when it ends. The first request of a call has a header and
+a number above those of earlier calls; the other requests of the call have the same number. Reading stops while too many
+bytes of requests have been read but not processed. No call begins while too many bytes of answers have not reached the
+sender yet.
 """
 
 from __future__ import annotations
@@ -29,12 +27,13 @@ from stateflow.rpc.fields import checked
 from stateflow.rpc.wire import fault_of, pieces, unexpected
 
 log = logging.getLogger(__name__)
-#: bytes of one stream's requests that were read but not processed; beyond it, reading stops until some are processed
+#: most bytes of one stream's requests that are read but not processed; above it, reading stops until some are processed
 READ_BYTES_MAX = 8 << 20
-#: … of all streams together, divided equally among them, but not below the minimum
+#: most such bytes of all streams together, divided equally among the streams
 ALL_READ_BYTES_MAX = 256 << 20
+#: least share of a stream
 READ_BYTES_MIN = 64 << 10
-#: bytes of answers that the sender has not received yet; beyond it, none of its calls begins until it has received some
+#: most bytes of answers that have not reached the sender; above it, no call of the stream begins until some have
 UNTAKEN_BYTES_MAX = 8 << 20
 #: memory of a request in addition to its bytes
 REQUEST_BYTES = 1_000
@@ -45,8 +44,8 @@ CALLS_MAX = 4096
 
 
 def batch_of(header: rpb.ApplyHeader) -> Batch:
-    """Returns the batch that a header announces. Raises InvalidArgument for a source name that its caller may not
-    use."""
+    """Returns the batch that a header announces. Raises InvalidArgument for a name that callers must not give to a
+    source."""
     check_source(header.source)
     sent, session = header.attempt, header.session
     return Batch(
@@ -66,9 +65,12 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
 
 
 class Piece(NamedTuple):
-    """The contents of one request.
+    """Contents of one request.
 
-    ``frame``: batch slices; None: ``rows`` continue the previous ones. ``is_whole``: the rows end here.
+    Attributes:
+        frame: batch slices; None if ``rows`` continue those of the previous slices.
+        rows: rows, or a part of them.
+        is_whole: True if the rows of the slices are complete with this piece.
     """
 
     frame: Frame | None
@@ -77,7 +79,7 @@ class Piece(NamedTuple):
 
 
 class FrameReader:
-    """Turns the requests of one call into batch slices. The header of the first request applies to all."""
+    """Reads batch slices from the requests of one call. The header of the first request applies to all requests."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
@@ -88,8 +90,8 @@ class FrameReader:
     def read(self, request: rpb.ApplyRequest) -> Piece:
         """Returns the contents of the next request.
 
-        Raises InvalidArgument if the first request has no header, for a field with a forbidden value, and for
-        numbers that contradict each other. These checks come before anything is built from the request.
+        Raises InvalidArgument if the first request has no header, a field has a forbidden value, or numbers contradict
+        each other. All of this is checked before anything is built from the request.
         """
         checked(request)
         if self._batch is None:
@@ -127,7 +129,7 @@ class FrameReader:
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
             raise InvalidArgument(
-                what, remedy="check which client sends them, and its version", operator=self._operator
+                what, remedy="check which client sends these batches, and its version", operator=self._operator
             )
 
     def _begin(self, request: rpb.ApplyRequest) -> None:
@@ -139,7 +141,7 @@ class FrameReader:
 
 
 def responses_of(call: int, answers: Iterable[Answer], bytes_max: int) -> Iterator[rpb.ApplyResponse]:
-    """Packs answers, in order, into as few messages as the limit allows."""
+    """Packs answers, in order, into as few messages as ``bytes_max`` allows."""
     response, size = rpb.ApplyResponse(call=call), 0
     for partition, answer in answers:
         for result in _results_of(partition.partition, answer, bytes_max):
@@ -167,12 +169,12 @@ def _results_of(number: int, answer: Applied | StateflowError, bytes_max: int) -
 
 
 class CallStream:
-    """One Apply stream. A call that waits, for its partition or for the rest of its rows, does not delay the others.
+    """One Apply stream. A call that waits for its partition, or for the rest of its rows, does not delay other calls.
 
     Args:
-        write: sends a response; only one call at a time.
+        write: sends a response. It is not called again before it has returned.
         bytes_max: limit of the outputs in one response, in bytes.
-        caller: owner of the stream; see :meth:`.Exchange.caller`.
+        caller: owner of the stream, see :meth:`.Exchange.caller`.
         streams: returns the number of streams.
     """
 
@@ -220,7 +222,7 @@ class CallStream:
                 task.cancel()
 
     def end(self) -> None:
-        """Reads no more requests; calls received completely are answered."""
+        """Stops reading requests. Calls that were received completely are still answered."""
         self._ended = True
         if self._reading is not None:
             self._reading.cancel()
@@ -242,14 +244,14 @@ class CallStream:
                 self._read_at = self._loop.time()
 
     def _call_of(self, request: rpb.ApplyRequest) -> _Call | None:
-        """Returns the call of a request; None: the call is over, for example refused before all of it came."""
+        """Returns the call of a request, or None if the call is over, for example because it was refused early."""
         number = request.call
         if 0 < number <= self._newest and not request.HasField("header"):
             return self._calls.get(number)
         if number <= self._newest:
             raise InvalidArgument(
                 "a request belongs to no call of its stream",
-                remedy="use the replica's stateflow version, and number calls in ascending order",
+                remedy="use a client of the replica's stateflow version, which numbers calls in ascending order",
                 call=number,
             )
         self._newest = number
@@ -270,7 +272,7 @@ class CallStream:
         return min(READ_BYTES_MAX, max(READ_BYTES_MIN, ALL_READ_BYTES_MAX // max(1, self._streams())))
 
     def silent_s(self) -> float:
-        """Returns for how many seconds nothing came although the stream was reading; 0 while it does not read."""
+        """Returns for how many seconds nothing has arrived while the stream was reading; 0 while reading is stopped."""
         return self._loop.time() - self._read_at if self._room.is_set() else 0.0
 
     # -- serving ------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class CallStream:
         except StateflowError as caught:
             error = caught
         except Exception as caught:
-            log.exception("batch failed: call=%d", call.number)
+            log.exception("batch of call %d of an Apply stream failed", call.number)
             error = unexpected(caught)
         finally:
             del self._calls[call.number]
@@ -307,7 +309,9 @@ class CallStream:
             async with self._writing:
                 await self._write(response)
         except Exception as error:
-            raise Unavailable("the sender of the batch is gone", remedy="nothing to do") from error
+            raise Unavailable(
+                "the sender of the batch is gone", remedy="send the batch again if its answer is missing"
+            ) from error
         finally:
             self._untaken -= size
             if self._untaken <= UNTAKEN_BYTES_MAX:
@@ -320,7 +324,7 @@ class CallStream:
 
 
 class _Call:
-    """One exchange. ``told_last``: the sender has said that nothing more follows."""
+    """One exchange. ``told_last`` is True once the sender has been told that no more answers follow."""
 
     def __init__(self, stream: CallStream, number: int) -> None:
         self.number = number
@@ -340,7 +344,7 @@ class _Call:
         self._came.put_nowait((request, size))
 
     def end(self) -> None:
-        """Ends the queue: no more requests will come."""
+        """Ends the queue, because no more requests will arrive."""
         self._came.put_nowait(None)
 
     def let_go(self) -> None:
@@ -373,7 +377,7 @@ class _Call:
                 async with asyncio.timeout(left_s):
                     return await self._came.get()
             except TimeoutError:
-                pass  # other requests may have arrived meanwhile, or reading was suspended
+                pass  # requests of other calls may have arrived in that time, or reading was stopped
 
     async def answer(self, answers: Sequence[Answer]) -> None:
         self._unanswered -= len(answers)

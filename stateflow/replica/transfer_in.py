@@ -1,15 +1,16 @@
-"""The target's side of a move: pull the base, follow the change log, own at the seal.
+"""Performs the target's side of a move: fetches the base, follows the change log, and owns the partition at the seal.
 
-The decisions are made in the seal and in :mod:`stateflow.partition.lifecycle`; this is the I/O.
+This module contains the I/O. The decisions are in :mod:`stateflow.partition.lifecycle`, and in the seal that the source
+writes.
 
 A transfer (:class:`IncomingTransfer`) is WARMING while it fetches the base, CATCHING_UP while it applies changes, and
-ends as OWNED or FAILED. Each move has one transfer, however many callers ask for it and however often
-(:class:`IncomingTransfers`).
+ends as OWNED or FAILED. Each move has one transfer, even if several callers ask for it (:class:`IncomingTransfers`).
 
-A broken connection is made again: complete files stay, a partial file resumes where it broke, and a copy that follows
-resumes after its last change set. Only when the source has released the snapshot does the copy begin anew, and even
-then it fetches only the files, and parts of files, that it does not have. A standby tries for ever, a move for
-``resume_timeout_s`` after the last byte. The duration of a file has no limit; silence has.
+After a broken connection the transfer connects again. Complete files are kept, a partial file resumes where it broke
+off, and a copy that follows resumes after its last change set. Only if the source has released the snapshot does the
+copy begin anew, and even then it fetches only the files and parts of files that it lacks. A standby's transfer never
+stops trying; that of a move stops ``resume_timeout_s`` after the last byte. There is a limit for silence, but none for
+the duration of a file.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from stateflow.types import PartitionId
 
 T = TypeVar("T")
 REPORT_INTERVAL_S = 0.1
-#: interval of forcing a following copy to disk, so that the pause need not wait for all of it
+#: interval at which a following copy is forced to disk, so that little is left to write during the pause
 SYNC_INTERVAL_S = 0.25
 #: interval between reports of a copy that has caught up
 CAUGHT_UP_INTERVAL_S = 0.02
 RETRY_INTERVAL_S = 0.1
-#: a standby that has outlived its source's change log checks this often whether it is over
+#: interval at which a standby, after the end of its source's change log, checks whether its move is over
 OUTLAST_INTERVAL_S = 1.0
 PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
@@ -64,13 +65,13 @@ class _Restart(Exception):
 
 
 class IncomingTransfer:
-    """One move's transfer. Iterate :meth:`run`; the last report is OWNED or FAILED.
+    """Transfer of one move. Iterate over :meth:`run`; the last report is OWNED or FAILED.
 
     Args:
-        executor: for long work on files.
-        quick: for work for which the pause waits.
-        checkpoints: a second source of base files; None: only the source replica.
-        turns: makes on-demand copies for which no batch waits run one at a time.
+        executor: executor for long work on files.
+        quick: executor for work that lengthens the pause of the partition.
+        checkpoints: second source of base files; None if there is only the source replica.
+        turns: semaphore that lets on-demand copies for which no batch waits run one at a time.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class IncomingTransfer:
         self._said_at = 0.0
         self._heard_at = clock.monotonic()
         self._base: SnapshotInfo | None = None
-        self._goes_back = True  # until that has failed: the state left here by an earlier stay is offered as the base
+        self._goes_back = True  # offer the state left here by an earlier ownership as the base, until that fails
         self._opened = False
         self._waited_for = ""  # the reason of the last wait that was logged
-        self._here: dict[tuple[str, str], int] = {}  # file → bytes that were here before this move
+        self._here: dict[tuple[str, str], int] = {}  # (name, digest) of a file → bytes that were here before this move
         self._caught_up_at = 0.0
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
@@ -140,7 +141,7 @@ class IncomingTransfer:
                 return
 
     async def _attempt(self) -> AsyncIterator[Progress]:
-        """Continues where the last attempt broke off. Raises Unavailable if the connection breaks, and _Restart."""
+        """Continues where the last attempt broke off. Raises Unavailable if the connection breaks, or _Restart."""
         move = self._move
         if self._base is None:
             kept = await self._in_thread(
@@ -172,7 +173,7 @@ class IncomingTransfer:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Waits until a batch asks for the partition, or the copies queued before it are done."""
+        """Waits until a batch asks for the partition, or until earlier copies in the queue are done."""
         asked = asyncio.ensure_future(self.asked.wait())
         turn = asyncio.ensure_future(self._turns.acquire())
         try:
@@ -186,19 +187,19 @@ class IncomingTransfer:
                 self._turns.release()
 
     async def _failed(self, error: StateflowError) -> Progress:
-        """Abandons the copy: the partition must be free for another move, even when no attempt and no message
-        follows."""
+        """Abandons the copy, and returns the last report. The partition must be free for another move even if no
+        further attempt or message follows."""
         await self.abandon()
-        # with its traceback it would hold the frames of this transfer, which hold it
+        # the traceback would refer to frames of this transfer, and they to the error, in a cycle
         self._progress = replace(self._progress, phase=Phase.FAILED, fault=error.with_traceback(None))
         return self._progress
 
     def _given_up(self) -> MoveUnknown | None:
-        """Returns the error of a move that was cancelled while a thread worked on its files; None: it is still under
-        way."""
+        """Returns the error of a move that was cancelled while a thread worked on its files, or None if the move is
+        still under way."""
         if self._node.receiver.is_under_way(self._move.partition, self._move.move_id):
             return None
-        return MoveUnknown("the move was cancelled here", remedy="start a new one", move=self._move.move_id)
+        return MoveUnknown("the move was cancelled here", remedy="start a new move", move=self._move.move_id)
 
     async def abandon(self) -> None:
         await self._in_thread(self._node.receiver.abandon, self._move.partition, self._move.move_id)
@@ -214,7 +215,7 @@ class IncomingTransfer:
         self._progress = replace(self._progress, rtt_ms=rtt_ms, stall_ms=max(self._pings) * 1e3 - rtt_ms)
 
     async def _keep_pinging(self) -> None:
-        """Measures round trips as a request experiences them, between busy processes."""
+        """Measures round trips to the source regularly, as requests between the busy processes experience them."""
         with contextlib.suppress(StateflowError):  # the parallel stream reports the error
             while True:
                 await asyncio.sleep(PING_INTERVAL_S)
@@ -345,7 +346,7 @@ class IncomingTransfer:
             await asyncio.sleep(OUTLAST_INTERVAL_S)
 
     def _take(self, reading: Reading) -> tuple[int, list[Path] | None]:
-        """Applies changes; verifies them, while a mismatch can still abort the move; owns at the seal.
+        """Applies changes and verifies their chain, as long as a mismatch can abort the move; at the seal, owns.
 
         Returns (sequence reached, files left beside the new copy). The files are None if the seal is for another copy.
         """
@@ -369,8 +370,8 @@ class IncomingTransfer:
     async def _next(self, readings: AsyncIterator[Reading]) -> Reading:
         """Returns the next reading.
 
-        Raises _Restart when the source does not know the snapshot any more, and Unavailable when it is silent for the
-        transfer timeout.
+        Raises _Restart if the source no longer knows the snapshot, and Unavailable if it sends nothing for the transfer
+        timeout.
         """
         try:
             async with asyncio.timeout(self._timeout):  # wait_for() would keep an error and its frames in a cycle
@@ -403,9 +404,9 @@ class IncomingTransfer:
 class RunningTransfer:
     """A transfer and its listeners.
 
-    A transfer without listeners for ``alone_s`` is given up: either its controller has ended the move and the message
-    was lost, or the controller comes back and asks again. ``alone_s`` None: never given up, because the transfer is a
-    standby's.
+    A transfer that has no listeners for ``alone_s`` seconds is given up. Either its controller has ended the move and
+    the message was lost, or the controller returns later and asks again. With ``alone_s`` None, as for standbys, the
+    transfer is never given up.
     """
 
     def __init__(
@@ -413,7 +414,7 @@ class RunningTransfer:
     ) -> None:
         self.move_id = move_id
         self.transfer, self._loop, self._alone_s = transfer, loop, alone_s
-        self._listeners: list[tuple[str, asyncio.Queue[Progress | None]]] = []  # each with the move it listens for
+        self._listeners: list[tuple[str, asyncio.Queue[Progress | None]]] = []  # (move that it listens for, queue)
         self._said: Progress | None = None  # the last report
         self.task = loop.create_task(self._run(transfer))
 
@@ -422,11 +423,11 @@ class RunningTransfer:
             async for report in transfer.run():
                 self._say(report)
         except asyncio.CancelledError:
-            # a task keeps the error that ends it, with its frames, which refer to the task: the transfer and its last
-            # message would stay until the next full garbage collection
+            # a task keeps the error that ends it, and the error's frames refer to the task: raised again, it would
+            # keep the transfer and its last message in memory until the next full garbage collection
             return
         except Exception as error:
-            log.exception("transfer of move %s failed", self.move_id)
+            log.exception("move %s: transfer failed", self.move_id)
             self._say(Progress(Phase.FAILED, fault=unexpected(error)))
         finally:
             self._say(None)
@@ -437,15 +438,15 @@ class RunningTransfer:
             listener.put_nowait(report)
 
     def dismiss(self, move_id: str) -> None:
-        """Ends the listeners of a cancelled move that had joined this transfer. The move never owns, even if the
-        transfer does."""
+        """Ends the listeners of a cancelled move that had joined this transfer. The cancelled move never owns the
+        partition, even if the transfer ends as OWNED."""
         for listens_for, listener in self._listeners:
             if listens_for == move_id != self.move_id:
                 listener.put_nowait(_was_cancelled(move_id))
                 listener.put_nowait(None)
 
     def told(self, move_id: str) -> Progress | None:
-        """Returns the last report if it says that the target owns. Only the transfer knows the digest in it."""
+        """Returns the last report if it is OWNED, else None. Only the transfer knows the digest in that report."""
         owned = self.move_id == move_id and self._said is not None and self._said.phase is Phase.OWNED
         return self._said if owned else None
 
@@ -468,21 +469,21 @@ class RunningTransfer:
 
     async def _give_up(self) -> None:
         self.task.cancel()
-        await self.transfer.abandon()  # does nothing if the target owns by now
+        await self.transfer.abandon()  # does nothing if the target already owns the partition
         log.warning("move %s abandoned: no controller waits for it", self.move_id)
 
 
 def _was_cancelled(move_id: str) -> Progress:
     return Progress(
-        Phase.FAILED, fault=MoveAborted("the move was cancelled here", remedy="start a new one", move=move_id)
+        Phase.FAILED, fault=MoveAborted("the move was cancelled here", remedy="start a new move", move=move_id)
     )
 
 
 class IncomingTransfers:
-    """The transfers to one replica.
+    """Transfers to one replica.
 
     Args:
-        checkpoints: a second source of base files; None: only the source replica.
+        checkpoints: second source of base files; None if there is only the source replica.
         connect: opens a channel to a replica's address.
     """
 
@@ -498,15 +499,15 @@ class IncomingTransfers:
         self._connect, self._threads = connect, threads
         self._peers: dict[str, grpc.aio.Channel] = {}
         self._running: dict[PartitionId, RunningTransfer] = {}
-        self._turns = asyncio.Semaphore()  # of moves on demand that no batch waits for
+        self._turns = asyncio.Semaphore()  # of on-demand moves for which no batch waits
         self._loop = asyncio.get_running_loop()
 
     async def run(self, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
-        """Begins a transfer, or joins the one under way, and yields its reports.
+        """Begins a transfer, or joins the transfer that is under way, and yields its reports.
 
-        The transfer outlives its callers: a controller that goes away must not stop a sealed move, and one that comes
-        back joins the transfer. A standby's copy that follows for ``standby_move`` is the move's own: it owns at the
-        seal, and confirms its progress until then.
+        The transfer outlives its callers, because the loss of a controller must not stop a sealed move; a controller
+        that returns joins the transfer. If a standby's copy follows the source as ``standby_move``, the move uses that
+        copy: it confirms its progress up to the seal, and owns the partition at the seal.
         """
         partition = move.partition
         lifecycle = self._node.lifecycle(partition)
@@ -518,7 +519,7 @@ class IncomingTransfers:
         if (lost := await self._threads.in_files(self._node.receiver.lost, partition, move.move_id)) is not None:
             yield Progress(Phase.OWNED, fault=lost)
             return
-        if move.move_id in lifecycle.cancelled:  # in an earlier term; no seal is addressed to it any more
+        if move.move_id in lifecycle.cancelled:  # in an earlier term; no seal will be written for it
             yield _was_cancelled(move.move_id)
             return
         running = self._running.get(partition)
@@ -548,12 +549,12 @@ class IncomingTransfers:
         return self._peers[address]
 
     def ask(self, partition: PartitionId) -> None:
-        """Gives a copy its turn now, because a batch waits for the partition."""
+        """Lets the partition's copy begin now, because a batch waits for the partition."""
         if (running := self._running.get(partition)) is not None:
             running.transfer.asked.set()
 
     def dismiss(self, partition: PartitionId, move_id: str) -> None:
-        """Ends the reports of a cancelled move that may have joined a standby's transfer. The transfer goes on."""
+        """Ends the reports of a cancelled move that may have joined a standby's transfer. The transfer continues."""
         if (running := self._running.get(partition)) is not None:
             running.dismiss(move_id)
 
@@ -564,17 +565,17 @@ class IncomingTransfers:
             running.task.cancel()
 
     def incoming(self) -> list[tuple[PartitionId, str]]:
-        """Returns (partition, move) of copies to this replica whose move has not ended here.
+        """Returns (partition, move) of all copies to this replica with a move that has not ended here.
 
         Copies of failed transfers count: they are kept until the controller decides about them.
         """
         return [(found.partition, found.move_id) for found, _ in self._node.inventory() if found.state is State.WARMING]
 
     async def end(self, partition: PartitionId, move_id: str) -> None:
-        """Gives up the copy of a move that is over, and whose cancellation was lost."""
+        """Gives up the copy of a move that has ended elsewhere, because the cancellation did not arrive here."""
         lifecycle = self._node.lifecycle(partition)
         if lifecycle.state is State.WARMING and lifecycle.move_id == move_id:
-            log.warning("move %s of %s is over, its copy is abandoned", move_id, partition)
+            log.warning("move %s of %s has ended, abandoning its copy here", move_id, partition)
             await self._threads.in_quick(self._node.cancel, partition, move_id)
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The source's side of a copy: files of a snapshot, the changes written after it, and the fence of a move.
+"""Performs the source's side of a copy: sends a snapshot's files and the changes after it, and fences moves.
 
-A copy is a move's or a standby's: :class:`SnapshotServer` serves its files and changes. :class:`Fencer` ends a move at
-its source: it cancels it, or seals the partition after its last batch here. The seal waits for a quiet disk (unless the
-fence is cold), for a quiet moment, and for the running batch.
+:class:`SnapshotServer` sends files and changes to the copies of moves and standbys. :class:`Fencer` ends a move at its
+source: it cancels the move, or seals the partition after its last batch here. The seal waits for a quiet disk (unless
+the fence is cold), for a quiet moment, and for the running batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.executor import Changed, Threads
 
 FOLLOW_IDLE_S = 1.0
-#: bytes of a base file in one message; packing a larger one delays the batches that arrive meanwhile
+#: bytes of a base file in one message; larger messages take longer to pack, which delays batches that arrive then
 PIECE_BYTES = 1 << 18
-#: fraction of this process's time for sending base files while batches come
+#: fraction of this process's time for sending base files while batches arrive
 SENDING_SHARE = 0.4
 
 # -- Files and changes -----------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ class SnapshotServer:
         self._loop = asyncio.get_running_loop()
 
     async def file(self, snapshot_id: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, int]]:
-        """Yields (piece, checksum) of a base file, from ``offset`` on. Raises MoveUnknown."""
+        """Yields (piece, checksum) of a base file, from ``offset`` on. Raises MoveUnknown if the snapshot is gone."""
         with self._node.sender.reading(snapshot_id):
             size = min(PIECE_BYTES, self._node.settings.chunk_bytes)
             with self._node.sender.open_file(snapshot_id, name) as file:
@@ -58,8 +58,8 @@ class SnapshotServer:
     async def changes(self, snapshot_id: str, after: int) -> AsyncIterator[Reading]:
         """Yields the changes after change set ``after``, up to the seal.
 
-        While there are none, an empty reading is sent every ``FOLLOW_IDLE_S``, so that silence means a broken stream.
-        Raises MoveUnknown.
+        While there are no changes, yields an empty reading every ``FOLLOW_IDLE_S``, so that silence means a broken
+        stream. Raises MoveUnknown if the snapshot is gone, or the change log is closed or has overflowed.
         """
         with self._node.sender.reading(snapshot_id) as changes:
             more = asyncio.Event()
@@ -94,7 +94,9 @@ def _chunk(file: Any, size: int) -> tuple[bytes, int]:
 
 def _check_log(changes: ChangeLog) -> None:
     if changes.closed:
-        raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=changes.move_id)
+        raise MoveUnknown(
+            "the move was cancelled or restarted", remedy="start a new move if it is still wanted", move=changes.move_id
+        )
     if changes.overflowed:
         raise MoveUnknown(
             "changes arrived faster than the target fetched them",
@@ -111,10 +113,11 @@ class Fencer:
         self._node, self._clock, self._threads, self._changed = node, clock, threads, changed
 
     async def fence(self, fence: Fence) -> float:
-        """Seals the partition, and returns how long it waited for a quiet moment and the running batch, in ms.
+        """Seals the partition, and returns how long it waited for a quiet disk, a quiet moment and the running batch,
+        in ms.
 
-        Rows were processed during that time. Raises BudgetUnreachable, MoveUnknown, and the errors that refuse the
-        seal.
+        Rows were processed during that time. Raises BudgetUnreachable if no quiet disk is in sight, MoveUnknown if the
+        target does not follow or the fence was cancelled, and the errors with which the seal is refused.
         """
         partition = fence.partition
         started = self._clock.monotonic()
@@ -129,8 +132,10 @@ class Fencer:
             lifecycle = self._node.lifecycle(partition)
             sealed = lifecycle.state is State.SEALED
             if not sealed and lifecycle.state is not State.FENCING:
-                raise MoveUnknown("the fence was cancelled", remedy="nothing to do", move=fence.move_id)
-        # until the seal itself began: this task may wake long after the target began to serve
+                raise MoveUnknown(
+                    "the fence was cancelled", remedy="start a new move if it is still wanted", move=fence.move_id
+                )
+        # measured up to the begin of the seal, because this task may wake long after the target began to serve
         return max(0.0, self._node.sealed_at(partition) - started) * 1e3
 
     def _fence(self, fence: Fence) -> bool:
@@ -151,7 +156,7 @@ class Fencer:
         )
 
     async def _quiet_disk(self, fence: Fence) -> None:
-        """Waits for a quiet disk before fencing. Raises BudgetUnreachable."""
+        """Waits until the disk is quiet enough for the pause. Raises BudgetUnreachable if that takes too long."""
         quiet = QuietDisk(fence.partition, self._clock.monotonic(), fence.pause_ms, fence.max_pause_ms)
         while self._node.lifecycle(fence.partition).state is State.OWNED:
             sync_ms = await self._threads.in_quick(self._node.sender.sync, fence.partition)
@@ -166,7 +171,7 @@ class Fencer:
             await asyncio.sleep(left)
 
     async def surrender(self, fence: Fence) -> None:
-        """Seals the partition for another replica, which has its state from elsewhere. Returns when it is sealed."""
+        """Seals the partition for another replica, which gets the state from elsewhere. Returns when it is sealed."""
         event = self._changed.next(fence.partition)
         sealed = await self._threads.in_files(self._surrender, fence)
         while not sealed:  # the running batch is being finished
@@ -180,7 +185,7 @@ class Fencer:
         )
 
     async def cancel(self, wanted: Cancellation) -> Cancelled:
-        """Cancels a move here, as its source or its target. Raises StateMissing."""
+        """Cancels a move on this replica, its source or its target. Raises StateMissing if its state is missing."""
         lifecycle = self._node.lifecycle(wanted.partition)
         as_target = not wanted.owned_at
         if as_target and lifecycle.state is not State.WARMING and lifecycle.move_id == wanted.move_id:

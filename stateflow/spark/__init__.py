@@ -1,10 +1,14 @@
-"""Operators in PySpark pipelines.
+"""Runs operators in PySpark pipelines.
 
-``apply_operator(df, Operator)`` works on streaming and on batch DataFrames. ``main_output`` and ``side_output``
-separate its outputs. ``read_state`` reads an operator's state as a DataFrame. ``embedded`` is the cluster that
-``apply_operator`` and ``read_state`` use if none is named. ``register_jetstream`` makes NATS JetStream a source.
-``record_queries`` and ``run_stage`` record what pipelines do as stages of a ledger. ``rewind`` puts a query back to a
-batch after its state was restored to an older one. ``query_metrics`` returns the metrics of queries.
+* ``apply_operator(df, Operator)`` applies an operator to a streaming or batch DataFrame; ``main_output`` and
+  ``side_output`` separate the outputs.
+* ``read_state`` reads an operator's state as a DataFrame.
+* ``embedded`` returns the cluster that ``apply_operator`` and ``read_state`` use if no other is named.
+* ``start_cluster`` starts a cluster inside a Spark application.
+* ``register_jetstream`` makes NATS JetStream available as a source.
+* ``record_queries`` and ``run_stage`` record the work of pipelines as stages of a ledger.
+* ``rewind`` sets a query back to an earlier batch, after its operators' state was restored to an older version.
+* ``query_metrics`` returns the metrics of a query.
 """
 
 from stateflow.local.embedded import embedded

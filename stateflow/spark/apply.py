@@ -1,16 +1,16 @@
-"""``apply_operator``: the driver's side of an operator, with the order of its rows and the DataFrames of its outputs.
+"""Applies operators to DataFrames on the driver, puts rows in order, and separates main rows from side outputs.
 
-``apply_operator`` checks its arguments, the cluster and the executors before the first row. It adds the number of its
-partition to each row, brings each partition to one task, by a shuffle if there are several tasks, and has an
-:class:`~stateflow.spark.task.OperatorTask` send the rows. In real-time mode the tasks that read the rows send them.
+``apply_operator`` checks its arguments, the cluster and the executors before the first row is read. It adds the number
+of its partition to each row. All rows of one partition go to one task, by a shuffle if there are several tasks, and an
+:class:`~stateflow.spark.task.OperatorTask` sends them. In real-time mode the tasks that read the rows send them.
 
-A task of a batch DataFrame cuts its rows into pieces, so each attempt needs them in the same order. After a shuffle,
-rows arrive in another order each time. So Spark sorts them by ``order_by`` and a hash of their contents, see
-:func:`row_hash`, unless their order is the same in any case, see :func:`comes_in_order`.
+A task of a batch DataFrame cuts its rows into pieces, so each attempt needs the rows in the same order. After a
+shuffle, rows arrive in another order each time. So Spark sorts the rows by ``order_by`` and a hash of their contents
+(:func:`row_hash`), unless their order is always the same (:func:`comes_in_order`).
 
-Spark's ``mapInArrow`` gives one DataFrame, so ``apply_operator`` returns main rows and the rows of every side output
-together. A side output's row is in the struct column of its tag, and all its other columns are null.
-:func:`main_output` and :func:`side_output` separate them again.
+Spark's ``mapInArrow`` returns one DataFrame, so ``apply_operator`` returns main rows and the rows of every side output
+together. A side output's row is in the struct column of its tag, and all other columns of that row are null.
+:func:`main_output` and :func:`side_output` separate the outputs again.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: metadata of the columns that hold side outputs; it survives into ``foreachBatch``
+#: metadata that marks the columns of side outputs; Spark keeps it in the frames that ``foreachBatch`` receives
 MARK = "stateflow.side"
 #: plan nodes that keep the order of their rows
 _KEEPING = ("Project", "Filter", "SubqueryAlias", "View", "Generate", "LocalLimit")
-#: plan nodes that make rows, in a fixed order. Files are not among them: how Spark splits files depends on the session,
-#: including its cores.
+#: plan nodes that make rows in a fixed order. Reads of files are not among them, because the way in which Spark splits
+#: files depends on the session and its number of cores.
 _MAKING = ("LocalRelation", "Range", "OneRowRelation")
 
 
@@ -96,7 +96,7 @@ _MAKING = ("LocalRelation", "Range", "OneRowRelation")
 
 
 def comes_in_order(df: DataFrame) -> bool:
-    """Tells whether the rows of each task are certain to come in the same order whenever they are read."""
+    """Tells whether the rows of each task are certain to be in the same order each time that they are read."""
     if is_connect(df):
         return False  # the server makes the plan
     left = [df._jdf.queryExecution().analyzed()]
@@ -116,11 +116,11 @@ def comes_in_order(df: DataFrame) -> bool:
 def row_hash(df: DataFrame) -> Column:
     """Hashes all columns, whose names must be plain for Spark, to 64 bits.
 
-    Rows that differ have different hashes, except one pair in 2 ** 64. Two rows with the same hash could come in either
-    order, and be mistaken for each other if one of them ends a piece. Equal rows have the same hash, whether their
-    columns are nullable or not.
+    Rows that differ have different hashes, except one pair in 2 ** 64. Two different rows with the same hash could
+    arrive in either order, and be mistaken for each other if a piece ends between them. Equal rows have the same hash,
+    whether their columns are nullable or not.
 
-    Spark's hash ignores nulls, and takes a list for its elements and -0.0 for 0.0; this one distinguishes all of these.
+    Spark's own hash ignores nulls, and does not distinguish a list from its elements or -0.0 from 0.0; this hash does.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -163,7 +163,7 @@ def _parts(value: Column, kind: Any) -> list[Column]:
 
 
 def marked(schema: Any, tags: tuple[str, ...]) -> Any:
-    """Returns the StructType with the columns of its side outputs marked."""
+    """Returns the StructType with the columns of side outputs marked by metadata."""
     from pyspark.sql.types import StructField, StructType
 
     fields = [StructField(f.name, f.dataType, f.nullable, {MARK: True} if f.name in tags else None) for f in schema]
@@ -176,8 +176,8 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
     Args:
         frame: the frame that :func:`apply_operator` returned for a batch, or that ``foreachBatch`` receives.
 
-    Raises InvalidArgument for a tag that the operator does not have, and for a streaming DataFrame: two queries would
-    each send all rows to the operator.
+    Raises InvalidArgument if the operator has no such tag, or ``frame`` is a streaming DataFrame, because two queries
+    would each send all rows to the operator.
 
     Example: ``side_output(applied, "late").show()``
     """
@@ -190,7 +190,12 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
 
 
 def main_output(frame: DataFrame) -> DataFrame:
-    """Returns the main rows, without the columns of the side outputs. ``frame`` and errors as with :func:`side_output`.
+    """Returns the main rows, without the columns of the side outputs.
+
+    Args:
+        frame: the frame that :func:`apply_operator` returned for a batch, or that ``foreachBatch`` receives.
+
+    Raises InvalidArgument if ``frame`` is a streaming DataFrame.
 
     Example: ``main_output(applied).show()``
     """
@@ -223,7 +228,7 @@ class HasAddress(Protocol):
 
 
 def address_of(cluster: str | HasAddress) -> str:
-    """Returns the address of a cluster's controller. Raises InvalidArgument if there is none."""
+    """Returns the address of a cluster's controller. Raises InvalidArgument if ``cluster`` has no address."""
     address = cluster if isinstance(cluster, str) else getattr(cluster, "address", None)
     if not isinstance(address, str) or not address:
         raise InvalidArgument(
@@ -235,13 +240,13 @@ def address_of(cluster: str | HasAddress) -> str:
 def _own(df: DataFrame, operator: type[Operator], name: str | None, directory: str | Path | None) -> str:
     """Starts this program's own cluster, deploys the operator and returns the cluster's address.
 
-    Raises InvalidArgument if Spark's tasks run on other machines, and the errors of starting and deploying.
+    Raises InvalidArgument if Spark's tasks run on other machines, and the errors of ``embedded`` and ``deploy``.
     """
     master = master_of(df.sparkSession)
     if not master.startswith("local"):
         raise InvalidArgument(
             f"this program's own cluster runs on this machine, but Spark's tasks do not (master {master})",
-            remedy="start a controller and replicas that they can reach, and pass cluster=",
+            remedy="start a controller and replicas that Spark's executors can reach, and pass cluster=",
         )
     started = embedded(directory)
     started.cluster.deploy(operator, name=name)
@@ -285,49 +290,59 @@ def apply_operator(
 
     An operator with ``side_outputs`` adds one struct column for each tag. A row of a side output fills its tag's column
     and leaves all others null; a main row leaves the tags' columns null. ``out.main()`` and ``out.side("late")``
-    separate the outputs of a batch, and :func:`main_output` and :func:`side_output` those of the frame that
-    ``foreachBatch`` is given.
+    separate the outputs of a batch. In ``foreachBatch``, :func:`main_output` and :func:`side_output` separate those of
+    the frame that the function receives.
 
-    A streaming query applies each micro-batch exactly once, by (query id, batch id): retried tasks, speculative
-    attempts and replayed batches get the stored output. If a Python ``foreachBatch`` evaluates only part of a batch,
-    the driver evaluates the rest when the function has returned, see :mod:`stateflow.spark.whole`. A batch DataFrame is
-    applied once, however often it is evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is
-    the same. A batch DataFrame may be of any length: its rows are applied in pieces, see docs/decisions/backfill.md.
+    A streaming query applies each micro-batch exactly once, identified by (query id, batch id). Retried tasks,
+    speculative attempts and replayed batches get the stored output. If a Python ``foreachBatch`` evaluates only part of
+    a batch, the driver evaluates the rest when the function has returned, see :mod:`stateflow.spark.whole`.
+
+    A batch DataFrame is applied once, however often it is evaluated. Calling ``apply_operator`` again applies it again,
+    unless ``source`` is the same. A batch DataFrame may be of any length, because its rows are applied in pieces, see
+    docs/decisions/backfill.md.
 
     Args:
         cluster: ``host:port`` of the controller, ``a:7070,b:7070`` of several, or a Cluster or LocalCluster, where the
-            operator is deployed. None: this program's own cluster, see :func:`~stateflow.local.embedded.embedded`, to
-            which the class is deployed as it is now.
+            operator is deployed. ``None`` uses this program's own cluster, see
+            :func:`~stateflow.local.embedded.embedded`, and deploys the class there as it is now.
         directory: directory of this program's own cluster; by default ``./stateflow-data``.
         order_by: column by which the rows of one partition and micro-batch, or of a batch DataFrame, are ordered before
-            the operator processes them. None: a micro-batch's rows are processed in the order in which Spark's shuffle
-            delivers them, a batch DataFrame's in an order that is the same each time.
+            the operator processes them. With ``None``, a micro-batch's rows are processed in the order in which Spark's
+            shuffle delivers them, and a batch DataFrame's rows in an order that is the same each time.
         watermark: a timestamp column. After each micro-batch the operator's watermark is the newest time in this column
             of all earlier micro-batches, less ``allowed_lateness``; no row is expected to be older. In a batch query
-            every timer fires when all rows are done.
+            every timer fires when all rows have been processed.
         allowed_lateness: how far the watermark stays behind the newest time. Needs ``watermark``.
-        name: name of the deployment, when it is not the class's.
+        name: name of the deployment, if it differs from the name of the class.
         source: a name that distinguishes two uses of one operator in one query, or makes a batch run repeatable.
-        site: a string column with the site that each row comes from, so that ``autopilot`` may bring the rows' state
+        site: a string column with the site that each row comes from, so that ``autopilot`` may move the rows' state
             there. Null, and text that is not a site's name, mean no site.
         tasks: Spark tasks per micro-batch; by default Spark's parallelism, at most one for each partition. The number
             may change at any time. A single task needs no shuffle, and also runs the stages before it, up to their last
             shuffle.
-        initial_state: a batch DataFrame with the key columns. :meth:`Operator.init_state` is given its rows before this
-            returns; if all partitions have loaded them before, nothing happens.
+        initial_state: a batch DataFrame with the key columns. :meth:`Operator.init_state` receives its rows before
+            ``apply_operator`` returns. The rows are ignored if all partitions have loaded their initial state before.
         unavailable_timeout: seconds for which a task waits for a replica that does not answer, before the task fails.
-        state_manager: records each micro-batch of the session's streaming queries as a stage, from now on.
+        state_manager: from now on records each micro-batch of the session's streaming queries as a stage.
         real_time: True for a query with ``trigger(realTime=…)``, in a session with the settings of
-            :func:`~stateflow.spark.session.real_time_settings`. Rows are applied as they come. Experimental, see
+            :func:`~stateflow.spark.session.real_time_settings`. Rows are applied as they arrive. Experimental, see
             docs/real-time.md.
         position: in real-time mode, the columns that name a row's source partition, followed by the column with its
             offset in that partition; by default ``topic``, ``partition`` and ``offset``, as in Kafka's source. Rows are
-            identified by their position: offsets of a partition must rise, and must name the same row for ever.
+            identified by their position, so offsets of a partition must rise, and each must always name the same row.
 
-    Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch, OperatorNotImportable (executors
-    lack this package), InvalidArgument (wrong arguments), InsecureRefused (executors may not call) or Unavailable (no
-    controller, or executors do not reach what this program reaches) here. A later refusal by a replica fails the Spark
-    task with the error's line in it.
+    Raises:
+        KeyColumnMissing: the input lacks a key column, or has several columns of that name.
+        UnsupportedKeyType: Python cannot hash a key column as Spark does.
+        OperatorNotDeployed: the cluster does not have the operator.
+        SchemaMismatch: the class has another key or output than the deployed operator.
+        OperatorNotImportable: executors lack this package.
+        InvalidArgument: an argument or a combination of arguments is wrong.
+        InsecureRefused: the cluster refuses calls of executors.
+        Unavailable: no controller answers, or executors cannot reach an address that this program reaches.
+
+    These errors are raised before the query runs. If a replica refuses rows later, the Spark task fails with the
+    replica's error in its message.
 
     Example: ``apply_operator(flights, DelayByAircraft, cluster="ctl:7070").writeStream.format("console").start()``
     """
@@ -374,7 +389,7 @@ def apply_operator(
     check_order(df, order_by, by_arrow=df.isStreaming or within)
     if within and is_connect(df) and source is None:
         raise InvalidArgument(
-            "over Spark Connect a batch in foreachBatch carries neither its query nor its number",
+            "over Spark Connect a batch in foreachBatch does not say which query and batch number it belongs to",
             remedy="pass source=f'{the query}-{number}', so that the batch is applied once, however often it runs",
             operator=operator_name,
         )
@@ -438,33 +453,33 @@ def apply_operator(
         else:
             refuse_batches(task) if real_time else complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out
-    # Spark runs all tasks before a shuffle to their ends before the first task after it. So all rows are applied to the
-    # operator even if the caller takes only five. The price is that outputs pass through local files; a micro-batch
-    # does not pay it.
+    # Spark completes all tasks before a shuffle before it starts the first task after the shuffle. So the operator gets
+    # all rows even if the caller takes only five. The price is that outputs pass through local files, which those of a
+    # micro-batch do not.
     out = out.repartitionById(count, F.spark_partition_id())
     remember(out, task.batch_query, observation)
     return with_outputs(out) if spec.side_schemas else out
 
 
 def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
-    """Adds the partition's number to each row, and brings each partition to the task with its number modulo the tasks.
+    """Adds the partition's number to each row, and sends the rows of partition p to task p modulo the number of tasks.
 
-    A single task has all partitions wherever its rows come from. The task exists without rows, too: Spark makes
-    ``coalesce(1)`` of nothing one empty task.
+    A single task gets all partitions without a shuffle. The task runs even without rows, because Spark makes one empty
+    task of ``coalesce(1)`` over no partitions.
 
-    The rows of a batch DataFrame come in the same order for each attempt, because the task cuts them into pieces.
+    Rows of a batch DataFrame are put in the same order for each attempt, because the task cuts them into pieces.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     placed, partition = _placed(df), _partition(df, task)
-    # A generator, not a plain column: where Spark knows the input to be empty (a union's source without new data) it
-    # would leave out the shuffle and with it the tasks, and no partition would see the batch.
+    # A generator, not a plain column: if Spark knew the input to be empty (a union's source without new data), it would
+    # leave out the shuffle and its tasks, and no partition would receive the batch.
     numbered = placed.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
     plain = task.tasks == 1 and not _ends_in_operator(df)
     routed = numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
     if task.piece_bytes is None:
         return routed
-    # Another generator, after the shuffle: if the shuffle turns out to be empty, Spark would leave it out together with
+    # Another generator, after the shuffle: if the shuffle turned out to be empty, Spark would leave out the shuffle and
     # a sort right after it.
     hashed = routed.select("*", F.stack(F.lit(1), row_hash(placed)).alias(HASH_COLUMN))
     by = [] if task.order_by is None else [F.asc_nulls_last(_place(df.columns.index(task.order_by)))]
@@ -476,7 +491,7 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
 def _ticked(df: DataFrame, task: OperatorTask) -> DataFrame:
     """Adds the partition's number to each row, in the tasks that read the rows, and emits each row twice.
 
-    Spark passes a row on to Python only when it has seen the next one; the copy serves as the next one.
+    Spark passes a row on to Python only when it has read the next row, and the copy serves as that next row.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -507,7 +522,8 @@ def _partition(df: DataFrame, task: OperatorTask) -> Column:
 def _ends_in_operator(df: DataFrame) -> bool:
     """Tells whether the rows may be an operator's output without a shuffle in between.
 
-    If so, fewer tasks behind that operator would each run several of its tasks.
+    Without a shuffle, a smaller number of tasks after that operator would make each of them run several of the
+    operator's tasks.
     """
     if is_connect(df):
         return True  # the server makes the plan
@@ -527,7 +543,7 @@ def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
     """Loads the initial state into every partition that lacks it."""
     loaded = positions(Router(task.controller, task.operator), INITIAL)
     if len(loaded) == task.partitions:
-        log.warning("%s already has its initial state, ignoring the rows of initial_state=", task.operator)
+        log.warning("operator %s already has its initial state, ignoring the rows of initial_state=", task.operator)
     else:
         task = replace(
             task,
@@ -566,9 +582,9 @@ def _micros(lateness: timedelta) -> int:
 
 
 def _hashable(df: DataFrame, column: str, operator: str) -> Column:
-    """Returns the key column in the form for hashing, of the frame from :func:`_placed`.
+    """Returns a key column of the frame from :func:`_placed`, cast for hashing.
 
-    Every integral type becomes a long, so that Python and the JVM agree.
+    Every integral type becomes a long, so that Python and the JVM agree. Raises KeyColumnMissing, UnsupportedKeyType.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
@@ -592,7 +608,7 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
     ):  # Spark would hash 'A' as 'a', Python would not
         raise UnsupportedKeyType(
             f"Spark and Python hash the key column {column!r} differently: its collation is {kind.collation}",
-            remedy="cast it to string; to make 'A' and 'a' one key, normalise it first",
+            remedy="cast the column to string; to make 'A' and 'a' one key, convert its text to one case first",
             operator=operator,
         )
     if isinstance(kind, (t.ByteType, t.ShortType, t.IntegerType, t.LongType)):
@@ -602,7 +618,7 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
     if isinstance(kind, (t.StringType, t.BinaryType, t.BooleanType, t.DoubleType, t.DateType, t.TimestampType)):
         return found
     raise UnsupportedKeyType(
-        f"the key column {column!r} is {kind.simpleString()}",
+        f"the key column {column!r} is {kind.simpleString()}, which cannot be a key",
         remedy="use a string, integer, binary, boolean, double, date or timestamp column",
         operator=operator,
     )

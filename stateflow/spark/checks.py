@@ -1,9 +1,9 @@
-"""Checks that find errors before the first batch: in executors, DataFrames and their columns.
+"""Checks executors, DataFrames and their columns, so that errors are found before the first batch.
 
-:func:`check_executors` checks, before the first row, that executors on other machines have this package, may call and
-reach the cluster. A job of one short task for each executor slot checks them, once for an application. If a replica
-does not answer for the moment, tasks wait for it when rows come. So the check refuses an address only if this program
-reaches it and an executor does not, in two attempts.
+:func:`check_executors` checks that executors on other machines have this package, are allowed to call the cluster, and
+can reach it. It runs a job of one short task for each executor slot, once for each address and application. A replica
+may be down for a moment, for which tasks later wait. So the check fails only if twice in a row an executor cannot reach
+an address that this program reaches.
 
 The other checks read the schema, the plan and the session of a DataFrame, and ask replicas for a stored key.
 """
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: seconds for one address, and the number of addresses tried at a time; an address whose turn does not come within the
-#: first of these periods counts as reached
+#: time limit for one address, in seconds; an address that is not tried within this time counts as reached
 TRY_S = 3.0
+#: number of addresses tried at a time
 _AT_A_TIME = 64
 #: most executor slots that are asked; each tries all addresses
 _TASKS_MAX = 16
@@ -69,11 +69,11 @@ _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
 _ASKED: dict[str, set[str]] = {}
 #: columns that identify a row of Kafka
 KAFKA = ("topic", "partition", "offset")
-#: settings of real-time mode that are limits; the others need the very value
+#: settings of real-time mode that may be larger, or smaller, than required; the others must have the required value
 _AT_LEAST, _AT_MOST = "spark.python.udf.pipelined.queueDepth", "spark.sql.execution.pandas.udf.buffer.size"
 #: beginnings of the names of plan nodes that spread or reorder the rows of one source partition
 _SPREADING = ("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")
-#: name of a node in the text of a plan, where a line shows a node behind the lines of its branch
+#: name of a node in the text of a plan, in which characters that draw the tree precede the node of a line
 _SHOWN_NODE = re.compile(r"^[^A-Za-z\n]*([A-Za-z]+)", re.MULTILINE)
 #: prefix of the names of columns that are added to the input
 RESERVED_COLUMNS = "__stateflow_"
@@ -98,7 +98,10 @@ _STORED: dict[str, Callable[[pa.DataType], bool]] = {
 class Miss:
     """An address that an executor does not reach.
 
-    ``host``: the executor's host. ``why``: the operating system's reason.
+    Attributes:
+        host: the executor's host.
+        address: address that it does not reach.
+        why: the operating system's reason.
     """
 
     host: str
@@ -107,21 +110,22 @@ class Miss:
 
 
 Ask = Callable[[Sequence[str]], list[Miss]]
-#: addresses → those that this program does not reach
+#: addresses → address → reason, for each address that this program does not reach
 Here = Callable[[Collection[str]], Mapping[str, str]]
 
 
 def check_executors(spark: SparkSession, controller: str, owners: Iterable[ReplicaInfo], token: str = "") -> None:
     """Checks that Spark's Python workers can run an operator's tasks.
 
-    Raises OperatorNotImportable if they lack this package, Unavailable if they do not reach the controller or one of
-    the replicas that this program reaches, InsecureRefused or BadCertificate if they may not call. Workers on this
-    machine are asked only if they run another Python than this one.
+    Workers on this machine are checked only if they run another Python environment than this process.
 
     Args:
-        controller: as for ``apply_operator``.
+        controller: address of the controller, or addresses of several, as for ``apply_operator``.
         owners: owners of the operator's partitions.
-        token: the token that tasks are given.
+        token: token that tasks get.
+
+    Raises OperatorNotImportable if workers lack this package, Unavailable if they do not reach the controller or a
+    replica that this program reaches, and InsecureRefused or BadCertificate if they are not allowed to call.
     """
     if is_connect(spark):
         of = spark.session_id
@@ -152,10 +156,10 @@ def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Ma
         controllers: addresses of the controllers.
         replicas: address → name.
 
-    Raises Unavailable.
+    Raises Unavailable if they do not.
     """
     misses = ask(list(dict.fromkeys([*controllers, *replicas])))
-    # ask twice: an address may have come or gone between the two looks
+    # ask twice, because an address may have become reachable or unreachable between asking executors and trying here
     if _blocked(misses, here, controllers, replicas):
         misses = ask([*controllers, *sorted({miss.address for miss in misses} & set(replicas))])
         if blocked := _blocked(misses, here, controllers, replicas):
@@ -163,7 +167,10 @@ def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Ma
 
 
 def _blocked(misses: Sequence[Miss], here: Here, controllers: Sequence[str], replicas: Mapping[str, str]) -> list[Miss]:
-    """Returns the misses of addresses that this program reaches. One controller is enough for each host."""
+    """Returns the misses of addresses that this program reaches.
+
+    A host that reaches one of the controllers need not reach the others.
+    """
     if not misses:
         return []
     gone = here({miss.address for miss in misses})
@@ -182,8 +189,8 @@ def _refusal(blocked: Sequence[Miss], replicas: Mapping[str, str]) -> Unavailabl
     return Unavailable(
         f"executors on {first.host} cannot reach {name or 'the controller'} at {first.address}, "
         f"but this program can: {first.why}",
-        remedy=f"start {'the replica' if name else 'it'} with --advertise and a name or address that the executors' "
-        "machines can reach, and open its port to them",
+        remedy=f"start {'the replica' if name else 'the controller'} with --advertise and a name or address that the "
+        "executors' machines can reach, and open its port to them",
         host=first.host,
         replica=name,
         address=first.address,
@@ -211,7 +218,7 @@ def _asked(spark: SparkSession, trying: Trying) -> list[Miss]:
 def _same_environment(python: str) -> bool:
     """Tells whether ``python`` is in the same environment as this process's.
 
-    The paths are not resolved: in virtual environments they lead to the same interpreter.
+    The paths are not resolved, because links in different virtual environments may lead to the same interpreter.
     """
     found = shutil.which(python)
     return found is not None and Path(found).absolute().parent == Path(sys.executable).parent
@@ -223,9 +230,9 @@ def not_importable(said: str) -> OperatorNotImportable | None:
         return None
     return OperatorNotImportable(
         f"the executors' Python lacks what the operator's tasks need: {missing[-1]}",
-        remedy="install stateflow-streams[spark] there, or ship it when Spark is started: spark-submit "
+        remedy="install stateflow-streams[spark] on the executors, or ship it when Spark is started: spark-submit "
         "--py-files with a zip of `stateflow spark package`, or --archives with an environment; select another Python "
-        "with PYSPARK_PYTHON=… or --conf spark.pyspark.python=… (a session's own setting comes too late)",
+        "with PYSPARK_PYTHON=… or --conf spark.pyspark.python=… (a setting of a running session has no effect)",
     )
 
 
@@ -236,10 +243,10 @@ def not_importable(said: str) -> OperatorNotImportable | None:
 class Trying:
     """Check that ``mapInArrow`` runs in each executor.
 
-    Yields a row for each address that is not reached from there, or one row for a fault that keeps the executor from
-    calling.
+    Yields a row for each address that the executor does not reach, or one row for an error because of which it is not
+    allowed to call.
 
-    It is pickled by name, so that a worker must import the same modules as for an operator's task.
+    This class is pickled by name, so that a worker must import the same modules as for an operator's task.
     """
 
     addresses: tuple[str, ...]
@@ -273,7 +280,7 @@ class Trying:
 
 
 def own_host(towards: Iterable[str]) -> str:
-    """Returns this machine's name, and its address on the way to the first of ``towards`` that resolves."""
+    """Returns this machine's name, with its address on the route to the first address in ``towards`` that resolves."""
     name = socket.gethostname()
     for address in towards:
         try:
@@ -287,7 +294,7 @@ def own_host(towards: Iterable[str]) -> str:
 
 
 def unreached(addresses: Collection[str], timeout_s: float = TRY_S) -> dict[str, str]:
-    """Returns address → reason for each address to which no connection can be made from here.
+    """Returns address → reason for each address to which this machine cannot connect.
 
     Takes at most twice ``timeout_s``, even if a name server does not answer.
     """
@@ -315,7 +322,7 @@ def unreached(addresses: Collection[str], timeout_s: float = TRY_S) -> dict[str,
 
 
 def _tried(address: str, timeout_s: float) -> str:
-    """Returns why an address is not reached; empty if it is."""
+    """Returns the reason why an address is not reached, or an empty text if it is reached."""
     try:
         with socket.create_connection(_parts(address), timeout_s):
             return ""
@@ -331,7 +338,7 @@ def _parts(address: str) -> tuple[str, int]:
 
 
 def check_frame(frame: Any) -> None:
-    """Checks that this is a DataFrame of a running session. Raises InvalidArgument."""
+    """Checks that ``frame`` is a DataFrame of a running session. Raises InvalidArgument."""
     session = getattr(frame, "sparkSession", None)
     if is_connect(frame):
         _check_may_ask(frame)
@@ -341,7 +348,7 @@ def check_frame(frame: Any) -> None:
 
 
 def _check_may_ask(frame: Any) -> None:
-    """Checks that this is not called within a query function of a declarative pipeline. Raises InvalidArgument."""
+    """Checks that the caller is not a query function of a declarative pipeline. Raises InvalidArgument."""
     try:
         _ = frame.isStreaming
     except Exception as error:
@@ -349,7 +356,7 @@ def _check_may_ask(frame: Any) -> None:
             raise
         raise InvalidArgument(
             "Spark does not analyse DataFrames within a pipeline's query function",
-            remedy="apply the operator outside of it, at module level, and return the result",
+            remedy="apply the operator at module level, and return its result from the query function",
         ) from None
 
 
@@ -357,7 +364,7 @@ def check_running(spark: SparkSession) -> None:
     """Checks that the session was not stopped. Raises InvalidArgument."""
     if spark.is_stopped if is_connect(spark) else spark.sparkContext._jsc is None:
         raise InvalidArgument(
-            "the Spark session was stopped", remedy="create a new one, and the DataFrame with it: local_session(…)"
+            "the Spark session was stopped", remedy="create a new session, and the DataFrame again in that session"
         )
 
 
@@ -365,8 +372,8 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
     """Checks that stored keys have the type of the key column. Raises SchemaMismatch, because keys of different types
     never match.
 
-    Checks operators with one key column only, because one stored key shows its type. Does not wait for replicas that do
-    not answer.
+    Only operators with one key column are checked, by the type of one stored key. Replicas that do not answer are
+    skipped.
     """
     owners = controller.deployment(name).owners
     key = operator.key if isinstance(operator.key, str) else operator.key[0] if len(operator.key) == 1 else None
@@ -386,10 +393,10 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
 
 
 def check_columns(df: DataFrame) -> None:
-    """Checks that Python can take the columns.
+    """Checks that the columns can be passed to Python.
 
-    Raises InvalidArgument for a column of a type that Python's Arrow lacks, or of a reserved name, and for times in a
-    zone that Python lacks.
+    Raises InvalidArgument if Python's Arrow lacks the type of a column, a column has a reserved name, or there are
+    times and Python lacks the session's time zone.
     """
     from pyspark.sql import types as t
 
@@ -423,7 +430,7 @@ def check_columns(df: DataFrame) -> None:
 
 
 def types_in(kind: Any) -> Iterator[Any]:
-    """Yields the type, and all types within it."""
+    """Yields ``kind`` and all types nested in it."""
     yield kind
     inner = [getattr(kind, name) for name in ("elementType", "keyType", "valueType") if hasattr(kind, name)]
     for each in [*inner, *(each.dataType for each in getattr(kind, "fields", ()))]:
@@ -469,7 +476,7 @@ def check_order(df: DataFrame, column: str | None, *, by_arrow: bool) -> None:
 def site_column(df: DataFrame, column: str | None) -> str:
     """Returns the name of the site column; empty for None.
 
-    Raises InvalidArgument for a column that is missing or no string.
+    Raises InvalidArgument if the column is missing, or is not a string.
     """
     if column is None:
         return ""
@@ -485,11 +492,10 @@ def site_column(df: DataFrame, column: str | None) -> str:
 
 
 def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the columns that identify a row in real-time mode.
+    """Returns the columns that identify a row in real-time mode: columns of the source partition, then the offset's.
 
-    They are those of the source partition, then that of the offset.
-
-    Raises InvalidArgument, also if the session or its Spark lacks something.
+    Raises InvalidArgument if ``position``, the DataFrame, the session's settings or Spark's version do not allow
+    real-time mode.
     """
     require(REAL_TIME, df.sparkSession)
     if not df.isStreaming:
@@ -515,7 +521,7 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
         check_once(df, name, "the position")
     if set(KAFKA) <= set(df.columns) and set(names) == {"partition", "offset"}:
         raise InvalidArgument(
-            f"position={names!r} would take partitions of different topics for one",
+            f"position={names!r} cannot tell apart equal partition numbers of different topics",
             remedy='use position=("topic", "partition", "offset"), or drop the column topic if there is only one topic',
         )
     offset = df.schema[names[-1]].dataType.simpleString()
@@ -538,15 +544,15 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
         )
     if speculates(df.sparkSession.conf, get("spark.master", "") or ""):
         log.warning(
-            "%s=true: in real-time mode a second attempt of a task takes over from the first, which then fails, and so "
-            "does the query: set it to false",
+            "%s=true: in real-time mode a second attempt of a task takes over from the first, which makes the first "
+            "attempt and the query fail; set it to false",
             SPECULATION,
         )
     return names
 
 
 def _serves(key: str, found: str, wanted: str) -> bool:
-    """Tells whether the value of a setting serves real-time mode, for which ``wanted`` is enough."""
+    """Tells whether the value ``found`` of a setting meets real-time mode's requirement ``wanted``."""
     found = found.strip().lower()
     if key in (_AT_LEAST, _AT_MOST) and found.isdigit() and int(found):
         return int(found) >= int(wanted) if key == _AT_LEAST else int(found) <= int(wanted)
@@ -554,10 +560,7 @@ def _serves(key: str, found: str, wanted: str) -> bool:
 
 
 def _shuffle_in(df: DataFrame) -> str | None:
-    """Returns the name of a plan node that spreads or reorders the rows of one source partition.
-
-    None: there is none.
-    """
+    """Returns the name of a plan node that spreads or reorders the rows of one source partition, or None."""
     if is_connect(df):
         frame: Any = df
         spark = frame.sparkSession
@@ -584,7 +587,7 @@ def check_initial_keys(rows: DataFrame, df: DataFrame, key: tuple[str, ...], ope
         if _STORED.get(first) is not _STORED.get(later):
             raise SchemaMismatch(
                 f"the key column {column!r} is {first} in initial_state, {later} in the input",
-                remedy="cast one of them",
+                remedy="cast one of the two columns to the type of the other",
                 operator=operator,
             )
 
@@ -598,7 +601,7 @@ def _stored_key(by_owner: dict[str, list[int]], operator: type[Operator], name: 
                 table = next((table for table in tables if table.num_rows), None)
             except UnknownState:  # the state is new in this class
                 break
-            except (NotOwner, Unavailable):  # the other replicas have keys, too
+            except (NotOwner, Unavailable):  # a key of another replica will do
                 continue
             if table is not None:
                 found: pa.DataType = table.schema.field("key").type

@@ -1,23 +1,23 @@
-"""Certificates and tokens of a cluster inside Spark, from an authority on the driver.
+"""Issues certificates and tokens for a cluster inside Spark, from an authority on the driver.
 
-The authority lives as long as the application, or as its directory. The controller has a certificate, and each replica
-has one with the replica's name. The driver's process is an administrator while the cluster runs. Tasks get tokens that
-allow less: those of queries one with the role ``data`` for their operator, those that read state see
-:func:`read_token`.
+The authority exists as long as its directory; a temporary directory is deleted when the cluster stops. The controller
+and each replica have a certificate with their name. The driver's process is an administrator while the cluster runs.
+Spark tasks get tokens that allow less: tasks of queries get a token with the role ``data`` for their operator, and
+tasks that read state get one from :func:`read_token`.
 
-The machines of replicas in Spark's tasks are not known before the tasks run. So a task enrols its replica:
+The machines on which Spark runs replicas are not known in advance. So each task enrols its replica:
 
 1. A task carries, within its function, the authority's certificate and a secret of the application, see
    :class:`Enrolment`.
-2. The task makes its replica's key where it runs. It asks an enrolment desk beside the driver, over TLS, for the
-   certificate, see :class:`Desk`.
-3. The desk issues one for the replica's name and for the address from which the question came, see :class:`Register`.
-   For a name that already has a certificate for one address, the desk refuses any other address.
+2. The task makes its replica's key on its own machine. It requests the certificate, over TLS, from an enrolment desk in
+   the driver's process, see :class:`Desk`.
+3. The desk issues a certificate for the replica's name and the address from which the request came, see
+   :class:`Register`. If a name already has a certificate for one address, the desk refuses any other address.
 
 So a process with the secret can impersonate only a replica that has not enrolled yet, or one on its own machine.
 
-A question is one line of JSON with ``secret``, ``name`` and ``request``. The answer is one line with ``cert``, or with
-``refused``, an error.
+A request is one line of JSON with the fields ``secret``, ``name`` and ``request``. The answer is one line of JSON with
+the field ``cert``, or with ``refused``, which contains an error.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from stateflow.security.roles import Identity, Role
 from stateflow.types import NAME
 
 log = logging.getLogger(__name__)
-#: seconds within which a question and its answer must come
+#: time limit for receiving a request or an answer, in seconds
 ASK_S = 10.0
-#: longest question or answer, in bytes; a request has some 400 characters
+#: longest request or answer, in bytes; a certificate request has some 400 characters
 ANSWER_LONGEST = 16 << 10
-#: questions answered at a time; others wait
+#: number of requests that are answered at a time; others wait
 PLACES = 32
 AGAIN_S = 1.0
-#: seconds between renewals of certificates and of the administrator's token, which are valid for longer
+#: seconds between renewals of certificates and of the administrator's token, less than their lifetime
 RENEW_S = timedelta(days=7).total_seconds()
-#: lifetime of a token for reads of state; half of it or more is left when Spark plans a read
+#: lifetime of a token for reads of state; when Spark plans a read, at least half of the lifetime is left
 READ_FOR = timedelta(days=1)
 _AUTHORITY = "authority"
 _SPARK = "spark"  # name of the controller, and of tasks
@@ -68,8 +68,13 @@ _SECRET, _NAME, _REQUEST, _CERT, _REFUSED = "secret", "name", "request", "cert",
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """Access to the enrolment desk, for tasks. ``address``: the desk's address. ``ca``: its authority's certificate,
-    PEM."""
+    """Access to the enrolment desk, for tasks.
+
+    Attributes:
+        address: address of the desk.
+        ca: certificate of the desk's authority, PEM.
+        secret: the application's secret, which the desk demands.
+    """
 
     address: str
     ca: bytes
@@ -78,7 +83,8 @@ class Enrolment:
     def enrol(self, name: str, out: Path) -> None:
         """Writes a key, its certificate and the authority's certificate to ``out``.
 
-        Raises NotAllowed, Unavailable; OSError if ``out`` cannot be written.
+        Raises NotAllowed if the desk refuses, Unavailable if it does not answer, or OSError if ``out`` cannot be
+        written.
         """
         key, request = own_request()
         said = {_SECRET: self.secret, _NAME: name, _REQUEST: request.decode()}
@@ -87,7 +93,7 @@ class Enrolment:
         except (OSError, ValueError) as error:
             raise Unavailable(
                 f"no certificate received from the driver: {error}",
-                remedy="let executors reach the driver at its controller's address, on any port",
+                remedy="allow connections from executors to the controller's host on the driver, on all ports",
                 address=self.address,
             ) from error
         if _REFUSED in answer:
@@ -108,10 +114,13 @@ class Enrolment:
 
 
 class Register:
-    """Decides who gets a certificate. Thread-safe.
+    """Decides which tasks get a certificate. Thread-safe.
 
     Args:
-        base: prefix of replica names. A number below ``replicas`` follows, and for a replacement another number.
+        base: prefix of replica names. In a name, a number below ``replicas`` follows, and in that of a replacement a
+            second number.
+        replicas: number of replicas.
+        secret: secret that each request must contain.
         certify: (name, host, request) → certificate, PEM.
     """
 
@@ -122,7 +131,7 @@ class Register:
         self._lock = threading.Lock()
 
     def answer(self, said: bytes, host: str) -> bytes:
-        """Returns the answer, one line, to a question from ``host``."""
+        """Returns the answer, one line, to the request ``said`` from ``host``."""
         answer: dict[str, Any]
         try:
             name, request = self._checked(said, host)
@@ -132,7 +141,7 @@ class Register:
         return json.dumps(answer).encode() + b"\n"
 
     def _checked(self, said: bytes, host: str) -> tuple[str, bytes]:
-        """Returns (name, request) of a valid question. Raises NotAllowed."""
+        """Returns (name, certificate request) of a valid request. Raises NotAllowed if the request is not valid."""
         try:
             asked = json.loads(said)
             name, secret, request = str(asked[_NAME]), str(asked[_SECRET]).encode(), str(asked[_REQUEST]).encode()
@@ -141,7 +150,7 @@ class Register:
         if not hmac.compare_digest(secret, self._secret.encode()):
             raise NotAllowed(
                 "the request does not come from a task of this application",
-                remedy="enrol only tasks of this application",
+                remedy="enrol only tasks that the driver of this application started",
             )
         found = self._wanted.fullmatch(name)
         if found is None or not NAME.holds(name) or int(found[1]) >= self._replicas:
@@ -157,12 +166,13 @@ class Register:
 
 
 class Desk:
-    """Server that listens on ``host``, with the certificate in ``files``, until :meth:`close`.
+    """Server for certificate requests, which listens on ``host`` until :meth:`close`.
 
     Args:
-        answer: (line, address it came from) → answer.
+        files: directory with the server's certificate and key.
+        answer: (line, address from which the line came) → answer.
 
-    Raises OSError if it cannot listen there.
+    Raises OSError if the server cannot listen on ``host``.
     """
 
     def __init__(self, host: str, files: Path, answer: Callable[[bytes, str], bytes]) -> None:
@@ -201,14 +211,14 @@ class Desk:
             plain.settimeout(ASK_S)
             with plain, self._context.wrap_socket(plain, server_side=True) as way:
                 way.sendall(self._answer(_line(way), host))
-        except OSError:  # a stranger, or a client that has gone
+        except OSError:  # not a task of this application, or the client has closed the connection
             pass
         finally:
             self._places.release()
 
 
 def _line(way: ssl.SSLSocket) -> bytes:
-    """Reads to the end of the line. Raises OSError, also if that takes too long or the line is too long."""
+    """Reads one line. Raises OSError if the connection breaks, the line is too long, or it takes too long to arrive."""
     until, said = SYSTEM_CLOCK.monotonic() + ASK_S, b""
     while not said.endswith(b"\n"):
         left = until - SYSTEM_CLOCK.monotonic()
@@ -228,8 +238,13 @@ def _line(way: ssl.SSLSocket) -> bytes:
 class Credentials:
     """Authority, enrolment desk and tokens of one cluster.
 
-    ``directory`` is made. ``host`` is the driver's address for others. ``base`` and ``replicas``: see
-    :class:`Register`. Raises BadCertificate, OSError.
+    Args:
+        directory: directory for all files; made if it does not exist.
+        host: address at which other machines reach the driver.
+        base: see :class:`Register`.
+        replicas: see :class:`Register`.
+
+    Raises BadCertificate if the authority in ``directory`` cannot be used, or OSError.
     """
 
     def __init__(self, directory: Path, host: str, base: str, replicas: int) -> None:
@@ -238,7 +253,7 @@ class Credentials:
         place = directory / _AUTHORITY
         self._authority = Authority(place) if (place / KEY).exists() else Authority.init(place, "stateflow in Spark")
         self._host, self._controller = host, directory / "controller"
-        #: an administrator's token for commands on this machine: STATEFLOW_TOKEN_FILE
+        #: file with an administrator's token for commands on this machine, to be named by STATEFLOW_TOKEN_FILE
         self.token_file = directory / "token"
         self._own = contextlib.ExitStack()
         self._issue()
@@ -256,15 +271,15 @@ class Credentials:
         write_private(self.token_file, token.encode())
 
     def renew(self) -> None:
-        """Issues new files; called every :data:`RENEW_S`. Processes reread their files by themselves.
+        """Issues new certificates and a new token. Call it every :data:`RENEW_S`.
 
-        Raises BadCertificate, OSError.
+        Processes reread their files by themselves. Raises BadCertificate, OSError.
         """
         self._issue()
         self._desk.use(self._controller)
 
     def task_token(self, operator: str) -> str:
-        """Returns a token for the tasks that send one query's rows to an operator, as long as the query runs.
+        """Returns a token for the tasks that send one query's rows to an operator, valid for the longest possible time.
 
         Raises InvalidArgument, BadCertificate.
         """
@@ -278,29 +293,30 @@ class Credentials:
     def begin(self) -> None:
         """Gives this process the certificate of an administrator of this cluster until :meth:`end`.
 
-        Meanwhile the process cannot talk to another cluster, and what it hands to tasks are tokens that allow less.
+        Until then the process cannot call other clusters, and it passes to tasks only tokens that allow less.
         """
         given = dict.fromkeys(self.of_controller, "") | {"STATEFLOW_TOKEN_FILE": str(self.token_file)}
         self._own.enter_context(environment(given))
         self._own.enter_context(issuing(self))
 
     def end(self) -> None:
-        """Stops giving certificates, and ends the administrator's role of this process."""
+        """Stops issuing certificates, and ends the administrator's role of this process."""
         self._desk.close()
         self._own.close()
 
 
 def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SYSTEM_CLOCK) -> str:
-    """Returns a token for tasks that read from a cluster inside Spark, as Spark plans the read.
+    """Returns a token for tasks that read from a cluster inside Spark.
 
-    Spark plans reads in a process on the driver's machine, which has the driver's user but not its environment. The
-    token is kept beside the authority and returned again while half of its time is left. So a read leaves no
-    certificate of its own among those that the authority has issued.
+    Spark plans reads in a process on the driver's machine, which runs as the driver's user but without its environment.
+    That process calls this function. The token is stored beside the authority and returned again while at least half of
+    its lifetime is left, so that the authority does not issue a certificate for each read.
 
     Args:
-        directory: that of the cluster's :class:`Credentials`.
-        state: True: the token may read the operator's state, for which the role ``data`` is needed. False: it may only
-            look at the cluster, with the role ``read``.
+        directory: directory of the cluster's :class:`Credentials`.
+        operator: operator that the token is for.
+        state: True for a token that may read the operator's state, which needs the role ``data``. False for one that
+            may only read descriptions of the cluster, with the role ``read``.
 
     Raises InvalidArgument, or BadCertificate if the authority cannot be used.
     """
@@ -314,7 +330,7 @@ def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SY
         token, _ = Authority(directory / _AUTHORITY, clock).token(who, READ_FOR)
         with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as written:  # only its owner can read it
             written.write(token)
-        Path(written.name).replace(file)  # another process may do the same at this moment
+        Path(written.name).replace(file)  # atomic, because another process may write a token at the same time
     except (BadCertificate, OSError) as error:
         raise BadCertificate(
             f"no token for this read: {error.what if isinstance(error, BadCertificate) else error}",

@@ -1,18 +1,19 @@
-"""Replicas inside a Spark application: a controller beside its driver, and replicas as tasks that run as long as the
-application.
+"""Runs a cluster inside a Spark application, with a controller in the driver and replicas in long-running tasks.
 
-The tasks belong to one job. They are not a barrier stage, because that would restart all of its tasks when one fails.
-Each task runs a replica in a process of its own, which ends with the task. Spark tries a failed task again. On the
-executor that has its data, the replica resumes with all its partitions. On another executor it is a new replica without
-any; the partitions of the former one go to a standby, or come from the newest checkpoint.
+All tasks belong to one job. They are not a barrier stage, because Spark restarts all tasks of a barrier stage when one
+fails. Each task runs a replica in a separate process, which ends with the task. Spark retries a failed task. If the
+retry runs on the same executor, the replica finds its data and resumes with all its partitions. On another executor the
+task starts a new replica without partitions. The partitions of the former replica go to a standby, or are restored from
+the newest checkpoint.
 
-An executor that Spark decommissions waits for its tasks to end. Spark does not tell the tasks. It tells the driver,
-which this module asks by ``TaskScheduler.getExecutorDecommissionState``, because Spark has no listener event for it.
-Each look takes the next step for each task there, see :class:`Departures`:
+An executor that Spark decommissions waits for its tasks to end, but Spark does not notify the tasks. The driver polls
+``TaskScheduler.getExecutorDecommissionState``, because Spark has no listener event for decommissioning. Each poll takes
+the next step for each task on such an executor, see :class:`Departures`:
 
-1. If its replica owns partitions, the driver has the cluster move them away, and again after :data:`EMPTY_AGAIN_S`.
+1. If the task's replica owns partitions, the driver asks the cluster to move them away, and asks again after
+   :data:`EMPTY_AGAIN_S`.
 2. While a partition is moving away, or waits to move, the driver waits.
-3. Once the replica owns nothing, the driver kills its task. Spark starts the task again elsewhere, as another replica.
+3. Once the replica owns nothing, the driver kills the task. Spark starts the task elsewhere, as another replica.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ log = logging.getLogger(__name__)
 SITE = "spark"
 #: file in a replica's directory with the replica's name
 _NAME = "REPLICA"
-#: variables with which a process may talk to Spark's executors and to the daemon that starts Python workers
+#: environment variables with secrets for calling Spark's executors and the daemon that starts Python workers
 _SECRETS_OF_SPARK = frozenset({"_SPARK_AUTH_SECRET", "PYTHON_WORKER_FACTORY_SECRET"})
 
 
@@ -71,10 +72,16 @@ def base_of(group: str) -> str:
 class ReplicaTask:
     """Function for ``mapInArrow`` that runs a replica.
 
-    Yields no rows; runs until killed, and raises if its replica ends.
+    It yields no rows, runs until it is killed, and raises Unavailable if its replica ends.
 
-    ``enrolment``: access to a certificate. None: the replica talks plain text, to other machines only if ``insecure``.
-    ``again``: a task of an earlier job may have used this task's name.
+    Attributes:
+        controller: address of the controller.
+        application: Spark's id of the application.
+        group: random id of the cluster, which is part of replica names.
+        checkpoints: URL of the checkpoint store; empty if there is none.
+        insecure: True allows plain text between machines.
+        enrolment: access to certificates; None if the replica uses plain text.
+        again: True if a task of an earlier job may have used this task's replica name.
     """
 
     controller: str
@@ -115,28 +122,32 @@ class ReplicaTask:
             replica.kill()
         last = (folder / "replica.log").read_text(errors="replace").strip().splitlines()[-1:]
         raise Unavailable(
-            f"the replica {name} exited with status {status}: {''.join(last)}", remedy="see its log", log=folder
+            f"the replica {name} exited with status {status}: {''.join(last)}",
+            remedy="Spark retries the task; replica.log in this directory on the executor has the whole error",
+            log=folder,
         )
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment of a replica, without its identity, in that of a Python worker.
+        """Returns the environment of a replica, without its identity, derived from that of a Python worker.
 
-        Spark's own secrets are left out, because the code of operators would have them.
+        Spark's own secrets are left out, because the code of operators could read them.
         """
         found = {name: value for name, value in given.items() if name not in _SECRETS_OF_SPARK}
         found["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         return found | ({"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {})
 
     def _folder(self, number: int) -> Path:
-        """Returns the task's directory on this executor's local disk, which is gone with the executor."""
+        """Returns the task's directory on this executor's local disk, which Spark deletes with the executor."""
         local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
         return Path(local) / f"stateflow-{self.application}-{self.group}" / str(number)
 
     def name(self, folder: Path, number: int, attempt: int | None) -> str:
-        """Returns the name of the replica whose directory this is. For a new directory, chooses a name.
+        """Returns the name that is recorded in the replica's directory. In a new directory, chooses and records a name.
 
         Args:
-            attempt: number that no other task of the application has; None: first attempt.
+            folder: the replica's directory.
+            number: number of the task's Spark partition.
+            attempt: number of the attempt, unique in the application; None for the first attempt.
         """
         file = folder / _NAME
         if not file.exists():
@@ -144,7 +155,10 @@ class ReplicaTask:
         return file.read_text()
 
     def _enrolled(self, folder: Path, name: str) -> Mapping[str, str]:
-        """Returns the environment variables of the replica's identity. Raises NotAllowed, Unavailable, OSError."""
+        """Enrols the replica, and returns the environment variables of its identity.
+
+        Raises NotAllowed, Unavailable, OSError.
+        """
         if self.enrolment is None:
             return {}
         self.enrolment.enrol(name, folder / "tls")
@@ -152,9 +166,9 @@ class ReplicaTask:
         return variables_of(folder / "tls") | NO_TOKEN_VARIABLES | {"STATEFLOW_TLS_CRL": ""}
 
     def _ended(self, replica: subprocess.Popen[bytes], folder: Path, name: str) -> int:
-        """Waits for the replica to end, and returns its status.
+        """Waits for the replica to end, and returns its exit status. Renews its certificate while it runs.
 
-        Renews the certificate meanwhile; the replica rereads its files by itself.
+        The replica rereads the renewed files by itself.
         """
         while True:
             try:
@@ -163,7 +177,7 @@ class ReplicaTask:
                 try:
                     self._enrolled(folder, name)
                 except (StateflowError, OSError) as error:
-                    log.warning("certificate of %s not renewed, will retry: %s", name, error)
+                    log.warning("certificate of replica %s not renewed, will retry: %s", name, error)
 
     def _command(self, folder: Path, name: str) -> list[str]:
         command = [sys.executable, "-m", "stateflow", "replica", "--name", name, "--site", SITE]
@@ -180,7 +194,7 @@ class ReplicaTask:
 
 
 def _host_towards(controller: str) -> str:
-    """Returns this machine's address on the way to the controller."""
+    """Returns this machine's address on the route to the controller."""
     host, _, port = controller.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:  # nothing is sent
         way.connect((host, int(port)))
@@ -188,9 +202,9 @@ def _host_towards(controller: str) -> str:
 
 
 def _wait_for_former(state: Path) -> None:
-    """Waits until no former replica uses this directory: a replica's process may outlive its killed task.
+    """Waits until no replica uses the directory ``state``, because a replica's process may outlive its killed task.
 
-    Raises DataDirLocked if it still does after the stop timeout.
+    Raises DataDirLocked if a replica still uses the directory after the stop timeout.
     """
     if state.is_dir():
         with nobody_in(state, ReplicaSettings().stop_timeout_s):
@@ -198,20 +212,20 @@ def _wait_for_former(state: Path) -> None:
 
 
 LOOK_S = 1.0
-#: seconds until a replica that still owns partitions is asked again to give them away
+#: seconds after which the driver asks again for partitions to be moved away from a replica
 EMPTY_AGAIN_S = 10.0
-#: seconds for which an ending replica receives no partitions; after that it is gone
+#: seconds for which a replica on a decommissioned executor receives no partitions; it ends before they are over
 MAINTENANCE_S = 3600.0
 _TASKS_MAX = 1 << 20
 WHY = "its executor is decommissioned, and its replica owns no partitions"
-#: seconds between the end of a job of replicas, one of whose tasks failed too often, and the next job
+#: seconds between a job of replicas that ended because a task failed too often, and the next job
 AGAIN_S = 5.0
-#: seconds to wait for all replicas: executors may have to start, and Python in them
+#: seconds to wait for all replicas, long enough for executors and their Python to start
 START_S = 180.0
 #: most jobs that may end while the driver waits for replicas
 ATTEMPTS = 3
-#: Spark counts the failures of a task until the task succeeds, which a replica's never does: below this number, a
-#: replica that is killed now and then soon ends the job, and all replicas with it
+#: Lowest good value of ``spark.task.maxFailures``. Spark counts the failures of a task until the task succeeds, but a
+#: replica's task never succeeds. With a lower value, occasional failures of one replica end the job and all replicas.
 FAILURES_LOW = 100
 THRESHOLD = "spark.speculation.task.duration.threshold"
 #: seconds to wait until executors with enough slots have registered
@@ -226,7 +240,9 @@ _LOOK_S = 0.5
 class Leaving:
     """A task on an executor that is decommissioned.
 
-    ``task``: its id, unique in the application. ``number``: number of its Spark partition.
+    Attributes:
+        task: id of the task, unique in the application.
+        number: number of the task's Spark partition.
     """
 
     task: int
@@ -235,9 +251,11 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Next steps for tasks that leave.
+    """Next steps for tasks on decommissioned executors.
 
-    ``empty``: replicas whose partitions must be moved away. ``end``: tasks whose replicas own nothing.
+    Attributes:
+        empty: replicas from which all partitions must be moved away.
+        end: tasks to kill, because their replicas own nothing.
     """
 
     empty: tuple[str, ...] = ()
@@ -245,10 +263,11 @@ class Steps:
 
 
 class Departures:
-    """Decides, look by look, what to do for tasks that leave.
+    """Decides at each poll what to do for tasks on decommissioned executors.
 
     Args:
-        base: prefix of replica names; a task's number follows, and for a replacement another number.
+        base: prefix of replica names. In a name, the number of a task follows, and in that of a replacement a second
+            number.
     """
 
     def __init__(self, base: str) -> None:
@@ -258,7 +277,7 @@ class Departures:
     def look(
         self, leaving: Collection[Leaving], replicas: Sequence[ReplicaStatus], moving: Collection[str], now: float
     ) -> Steps:
-        """Returns the steps for the tasks that leave.
+        """Returns the next steps for the tasks on decommissioned executors.
 
         Args:
             leaving: tasks on decommissioned executors.
@@ -280,9 +299,9 @@ class Departures:
         return Steps(tuple(empty), tuple(end))
 
     def _of(self, number: int, replicas: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:
-        """Returns the replicas of a task's number that answer.
+        """Returns the live replicas of the task number ``number``.
 
-        If none answers, returns all replicas that this number ever had, because a replica may be silent for a moment.
+        If none is alive, returns all known replicas of that number, because a replica may be silent for a moment.
         """
         named = re.compile(rf"{re.escape(self._base)}-{number}(-\d+)?")
         known = [replica for replica in replicas if named.fullmatch(replica.name)]
@@ -290,7 +309,7 @@ class Departures:
 
 
 class Decommissioning(threading.Thread):
-    """Thread that looks for decommissioned executors until ``over`` is set.
+    """Thread that polls for decommissioned executors until ``over`` is set.
 
     Args:
         group: Spark's job group of the replicas.
@@ -309,7 +328,7 @@ class Decommissioning(threading.Thread):
         while not self._over.wait(LOOK_S):
             try:
                 self._look()
-            except StateflowError as error:  # e.g. the controller is away
+            except StateflowError as error:  # e.g. the controller does not answer
                 self._say_once(str(error), "decommissioned executors not checked, will retry: %s", error)
             except Py4JError as error:
                 if not self._over.is_set():
@@ -323,19 +342,19 @@ class Decommissioning(threading.Thread):
         status = self._cluster.status()
         steps = self._departures.look(leaving, status.replicas, sources_of(status), SYSTEM_CLOCK.monotonic())
         for name in steps.empty:
-            log.warning("%s: executor decommissioned, moving its partitions away", name)
+            log.warning("replica %s: executor decommissioned, moving its partitions away", name)
             try:
                 self._empty(name)
             except StateflowError as error:
-                self._say_once(name, "%s: partitions not moved away, will retry: %s", name, error)
+                self._say_once(name, "replica %s: partitions not moved away, will retry: %s", name, error)
         for task in steps.end:
             self._context._jsc.sc().killTaskAttempt(task, True, WHY)
 
     def _empty(self, name: str) -> None:
-        """Moves all partitions of a replica away. Raises StateflowError if no other replica can take them."""
+        """Moves all partitions of a replica away. Raises StateflowError if no other replica can receive them."""
         try:
             self._cluster.maintain(name, for_s=MAINTENANCE_S)
-        except Unavailable:  # also if a standby would lose its place; this replica ends anyway
+        except Unavailable:  # for example if a standby would be lost, but this replica ends in any case
             try:
                 self._cluster.drain(name)
             except AlreadyThere:
@@ -348,7 +367,7 @@ class Decommissioning(threading.Thread):
 
 
 def sources_of(status: ClusterStatus) -> set[str]:
-    """Returns the replicas from which partitions are moving away, or will move."""
+    """Returns the replicas from which partitions are moving away, or wait to move."""
     under_way = [move for each in status.reconfigurations if not each.over for move in each.moves]
     return {move.source for move in under_way if move.stands in ("waiting", "in_progress")}
 
@@ -389,8 +408,11 @@ def _stages(spark: SparkContext, group: str) -> list[tuple[int, int]]:
 
 
 class SparkCluster:
-    """A running cluster, made by :func:`start_cluster`. ``address``: its controller's address. ``cluster``: a client of
-    it.
+    """A running cluster, made by :func:`start_cluster`.
+
+    Attributes:
+        address: address of the controller.
+        cluster: client of the cluster.
 
     Example: ``cluster.stop(savepoint="before-the-upgrade")``
     """
@@ -464,10 +486,10 @@ class SparkCluster:
         while not self._stopping.is_set():
             try:
                 rows.mapInArrow(task, "id long").write.format("noop").mode("overwrite").save()
-            except Exception as error:  # noqa: BLE001 - one task has failed too often; or Spark has stopped
+            except Exception as error:  # noqa: BLE001 - one task has failed too often, or Spark has stopped
                 self._ended.append(str(error).strip().splitlines()[0])
             if not self._stopping.wait(AGAIN_S):
-                log.warning("restarting replicas in %s: %s", self._group, self._ended[-1:])
+                log.warning("restarting all replicas of job group %s: %s", self._group, self._ended[-1:])
             task = replace(task, again=True)
 
     def _renew(self) -> None:
@@ -476,18 +498,21 @@ class SparkCluster:
             try:
                 self._credentials.renew()
             except (BadCertificate, OSError) as error:
-                log.warning("certificates not renewed, will retry: %s", error)
+                log.warning("certificates of the controller and the driver not renewed, will retry: %s", error)
 
     @property
     def token_file(self) -> Path | None:
-        """File with an administrator's token, for commands on this machine: ``STATEFLOW_TOKEN_FILE``.
+        """File with an administrator's token, which commands on this machine read if ``STATEFLOW_TOKEN_FILE`` names it.
 
-        None: the cluster talks plain text, and needs no token.
+        None if the cluster uses plain text, and so needs no token.
         """
         return None if self._credentials is None else self._credentials.token_file
 
     def wait(self, timeout_s: float = START_S) -> SparkCluster:
-        """Waits until all requested replicas are alive. Raises Unavailable."""
+        """Waits until all requested replicas are alive.
+
+        Raises Unavailable after ``timeout_s``, or when the job of the replicas has failed several times.
+        """
         deadline = SYSTEM_CLOCK.monotonic() + timeout_s
         while SYSTEM_CLOCK.monotonic() < deadline and len(self._ended) < ATTEMPTS:
             with contextlib.suppress(Unavailable):
@@ -497,7 +522,7 @@ class SparkCluster:
         why = self._ended[0] if self._ended else f"timed out after {timeout_s:.0f} s"
         raise Unavailable(
             f"not all {self._replicas} replicas came up: {why}",
-            remedy="check that Spark has a slot for each besides those of queries, and see the executors' logs",
+            remedy="check that Spark has a slot for each replica besides those of queries, and see the executors' logs",
         )
 
     def deploy(
@@ -505,8 +530,8 @@ class SparkCluster:
     ) -> None:
         """Deploys an operator as :meth:`~stateflow.client.Cluster.deploy` does, with this cluster's number of standbys.
 
-        The package of a class in a module is sent to the executors, see :func:`~stateflow.client.packing.pack`,
-        unless it is ``installed`` there.
+        The package of a class in a module is sent to the executors, see :func:`~stateflow.client.packing.pack`, unless
+        ``installed`` says that the executors already have it.
         """
         if (
             not installed
@@ -523,7 +548,7 @@ class SparkCluster:
         """Ends the replicas and the controller.
 
         Args:
-            savepoint: name under which all state is saved first; empty: none.
+            savepoint: name of a savepoint to take first; empty takes none.
         """
         try:
             if savepoint:
@@ -564,22 +589,23 @@ def start_cluster(
 ) -> SparkCluster:
     """Starts a cluster inside a Spark application.
 
-    The controller runs beside the driver, and the replicas in tasks of one long job.
+    The controller runs on the driver's machine, and the replicas run in tasks of one long job.
 
     Args:
-        replicas: number of replicas. Each takes an executor slot as long as the cluster lives; queries need further
+        replicas: number of replicas. Each occupies an executor slot as long as the cluster runs; queries need further
             slots.
-        standbys: standbys of each partition, for operators that :meth:`SparkCluster.deploy` deploys.
-        checkpoints: URL of a store that all executors reach. Empty: the state on an executor is lost with it, unless
-            there are standbys.
-        directory: directory of the controller's ledger, on the driver; None: a temporary one.
-        tls: True: an authority of the cluster's own gives each replica a certificate, and the tasks of queries tokens;
-            this process is an administrator of the cluster while it runs, and can talk to no other cluster. None: as
-            True if other machines reach the driver, or it has certificates or a token itself, unless ``insecure``.
+        standbys: number of standbys of each partition, for operators that :meth:`SparkCluster.deploy` deploys.
+        checkpoints: URL of a store that all executors can reach. Without a store, the loss of an executor loses the
+            state of its partitions that have no standby.
+        directory: directory of the controller's ledger, on the driver's machine; None makes a temporary directory.
+        tls: True makes an authority for the cluster, which issues a certificate to each replica and tokens to the tasks
+            of queries. While the cluster runs, this process is its administrator and cannot call other clusters. None
+            means True if other machines can reach the driver's address, or this process has certificates, unless
+            ``insecure`` is True.
         insecure: True allows plain text between machines, as ``--insecure`` does.
 
-    Raises InvalidArgument if the master does not try tasks again, or has too few slots, or for Spark Connect;
-    Unavailable where the replicas do not come up.
+    Raises InvalidArgument for a session of Spark Connect, or if the master does not retry failed tasks or has too few
+    slots. Raises Unavailable if the replicas do not start.
 
     Example: ``cluster = start_cluster(spark, replicas=2, standbys=1, checkpoints="s3://bucket/checkpoints")``
     """
@@ -587,8 +613,8 @@ def start_cluster(
         raise InvalidArgument("tls=True and insecure=True exclude each other", remedy="pass only one of them")
     if is_connect(spark):
         raise InvalidArgument(
-            "over Spark Connect this process has no driver to start a controller beside",
-            remedy="start the cluster in the server's driver, or a controller and replicas beside Spark",
+            "over Spark Connect this process is not the driver, so it cannot start a controller there",
+            remedy="start the cluster in the server's driver, or start a controller and replicas outside of Spark",
         )
     check_running(spark)
     _check_master(spark, replicas, standbys)
@@ -621,7 +647,7 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
     if failures < FAILURES_LOW and not local:
         log.warning(
             "spark.task.maxFailures=%d: when one replica's task has failed that often, no matter over how long a time, "
-            "Spark ends all replicas at once: set it to %d or more",
+            "Spark ends all replicas at once; set it to %d or more",
             failures,
             FAILURES_LOW,
         )
@@ -629,8 +655,8 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
     threshold = context.getConf().get(THRESHOLD, "")
     if speculates(context.getConf(), context.master) and threshold:
         log.warning(
-            "%s=%s: Spark may start each replica a second time, on another host, where it takes a slot as long as the "
-            "cluster lives: leave the setting out, or set %s=false",
+            "%s=%s: Spark may start each replica a second time on another host, where it occupies a slot as long as "
+            "the cluster runs; remove the setting, or set %s=false",
             THRESHOLD,
             threshold,
             SPECULATION,
@@ -648,8 +674,9 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
 def slots_of(spark: SparkContext) -> int:
     """Returns the number of tasks that the registered executors, or a local master, run at once.
 
-    The JVM counts cores, ``spark.task.cpus`` and other resources of the executors. ``defaultParallelism`` does not: it
-    is ``spark.default.parallelism`` where that is set, and 2 or more before any executor has registered.
+    The JVM's count considers cores, ``spark.task.cpus`` and other resources of the executors. ``defaultParallelism``
+    does not: if ``spark.default.parallelism`` is set, it is that value, and otherwise at least 2 even before any
+    executor has registered.
     """
     context = spark._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))

@@ -1,13 +1,13 @@
-"""NATS JetStream as a streaming source that can be replayed: ``spark.readStream.format("jetstream")``.
+"""Streaming source ``spark.readStream.format("jetstream")``, which reads NATS JetStream and can replay batches.
 
-An offset is a sequence number of the stream, with all that defines the batch::
+An offset is a sequence number of the stream, with everything that defines the batch::
 
     {"seq": 5000, "after": 4000, "held": 998, "created": "2026-01-01T…"}
 
-The batch consists of the messages with after < sequence ≤ seq, of which the stream held ``held`` when Spark wrote the
-offset into its log. A replay that finds fewer of them, or another stream under the name, is not the same batch: the
-source refuses it as ``source_gap``. With ``after``, a replay of the first batch starts where the query began then, not
-where it would begin today.
+The batch consists of the messages with after < sequence ≤ seq. The stream held ``held`` of them when Spark wrote the
+offset to its log. If a replay finds fewer messages, or another stream under the same name (by ``created``), the batch
+would not be the same, and the source refuses it as ``source_gap``. Because of ``after``, a replay of the first batch
+starts where the query originally began, not where a new query would begin.
 
 The driver counts the messages when it divides a batch into slices, and each task counts again when it has read its
 slice. With ``on_gap=skip`` the source skips messages that are missing, but never accepts another stream.
@@ -47,13 +47,13 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
 RETRY_INTERVAL_S = 0.25
-#: messages requested at once; a message is at most a few MB, mostly far less
+#: number of messages requested at once; a message has at most a few MB, mostly far less
 CHUNK = 512
-#: seconds after which the server forgets a consumer whose reader has died
+#: seconds after which the server removes a consumer without requests, for example after its reader has died
 INACTIVE_S = 60
-#: fewer messages than this are not worth a task of their own
+#: least number of messages for which an additional task is used
 SLICE_MIN = 1_000
-#: columns without ``value_schema``: the unchanged message
+#: columns of an unchanged message, which are used without ``value_schema``
 MESSAGE = "seq long, time timestamp, subject string, headers map<string,string>, data binary"
 _UTC = pa.timestamp("us", tz="UTC")
 _NO_STREAM = 10059
@@ -64,7 +64,14 @@ _NO_STREAM = 10059
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Servers and name of a stream. ``subject``: the wanted subjects; None: all. ``domain``: JetStream domain."""
+    """Servers and name of a stream.
+
+    Attributes:
+        servers: URLs of servers, of which the first that answers is used.
+        stream: name of the stream.
+        subject: subject of the messages to read, possibly with wildcards; None reads all subjects.
+        domain: JetStream domain; None if the server's own is used.
+    """
 
     servers: tuple[str, ...]
     stream: str
@@ -74,7 +81,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. ``time_us``: when the server stored it, µs since 1970."""
+    """One message. ``time_us`` is the time at which the server stored it, in µs since 1970."""
 
     seq: int
     time_us: int
@@ -87,8 +94,8 @@ class Message:
 class StreamFacts:
     """Facts about a stream.
 
-    The stream holds the sequences ``first``…``last`` except ``deleted`` (ascending); in an empty stream ``last`` is
-    less than ``first``. ``created`` distinguishes two streams of one name.
+    The stream holds messages with the sequence numbers from ``first`` to ``last`` except ``deleted``, which is sorted.
+    In an empty stream ``last`` is less than ``first``. ``created`` distinguishes streams of the same name.
     """
 
     created: str
@@ -104,12 +111,13 @@ class StreamFacts:
 
 
 class Connection:
-    """Connection to the first server that answers: facts about a stream, and the messages of a range of it.
+    """Connection to the first server that answers. It returns facts about a stream, and a range of its messages.
 
-    Its calls block, and it lasts only for one request, because Spark reads from short-lived processes. It speaks
-    JetStream's JSON API directly: for the few requests needed here that is clearer than a client library's wrappers.
+    Its calls block, and each connection is used for one request only, because Spark reads from short-lived processes.
+    It uses JetStream's JSON API directly, which for a few requests is clearer than the wrappers of a client library.
 
-    Raises Unavailable for temporary errors, InvalidArgument and SourceMissing for others.
+    Raises Unavailable if the server does not answer, SourceMissing if there is no such stream, and InvalidArgument if
+    the server refuses a request.
     """
 
     def __init__(self, place: Place) -> None:
@@ -147,7 +155,7 @@ class Connection:
         )
 
     def check_subject(self) -> None:
-        """Checks that the stream can hold the wanted subject. Raises InvalidArgument."""
+        """Checks that the stream can contain messages of the wanted subject. Raises InvalidArgument."""
         self._delete_consumer(self._new_consumer(1)[0])
 
     def messages(self, first: int, last: int) -> Iterator[list[Message]]:
@@ -166,14 +174,14 @@ class Connection:
             if found:
                 yield found
             if not whole:
-                raise self._unavailable("it stopped sending")
+                raise self._unavailable("it stopped sending messages")
             if len(found) < len(got):
                 break
             first = found[-1].seq + 1 if found else first
         self._delete_consumer(name)
 
     async def _pull(self, name: str, inbox: str, arriving: Any, count: int) -> tuple[list[Msg], bool]:
-        """Returns the next messages, at most ``count``, and whether these were the last."""
+        """Returns at most ``count`` next messages, and False if the server stopped sending before it said why."""
         request = json.dumps({"batch": count, "no_wait": True}).encode()
         await self._nc.publish(f"{self._api_prefix}.CONSUMER.MSG.NEXT.{self._place.stream}.{name}", request, inbox)
         got: list[Msg] = []
@@ -181,7 +189,7 @@ class Connection:
             while len(got) < count:
                 message = await arriving.next_msg(timeout=REQUEST_TIMEOUT_S)
                 if message.headers and "Status" in message.headers and not message.reply:
-                    # nothing is left: messages that were counted as pending have been deleted since
+                    # no messages are left, because some that were counted as pending have been deleted since
                     return got, message.headers["Status"] in ("404", "408")
                 got.append(message)
         except (OSError, TimeoutError, NatsError):
@@ -189,7 +197,7 @@ class Connection:
         return got, True
 
     def _new_consumer(self, first: int) -> tuple[str, int]:
-        """Makes an ephemeral consumer that keeps nothing on the server's disk; returns (name, messages pending)."""
+        """Makes an ephemeral consumer in the server's memory. Returns (name, number of pending messages)."""
         place = self._place
         config: dict[str, Any] = {
             "deliver_policy": "by_start_sequence",
@@ -253,7 +261,8 @@ class Connection:
 async def connect(servers: Sequence[str]) -> Any:
     """Returns a client of the first server that answers.
 
-    Raises OSError, TimeoutError or nats errors; InvalidArgument for wrong credentials.
+    Raises InvalidArgument if a server refuses the credentials. If no server answers, raises the last OSError,
+    TimeoutError or error of nats.
     """
     failed: Exception | None = None
     for server in servers:
@@ -261,7 +270,7 @@ async def connect(servers: Sequence[str]) -> Any:
             return await nats.connect(
                 server,
                 name="stateflow",
-                allow_reconnect=False,  # a consumer would not survive it; the reader starts a new one
+                allow_reconnect=False,  # a consumer is lost with its connection, and the reader starts a new one
                 max_reconnect_attempts=1,  # by default nats tries an address without a listener for two minutes
                 reconnect_time_wait=0,
                 connect_timeout=int(CONNECT_TIMEOUT_S),
@@ -281,7 +290,7 @@ async def connect(servers: Sequence[str]) -> Any:
 
 
 def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) -> T:
-    """Returns the answer, repeating the question for at most ``timeout_s`` while the server does not answer."""
+    """Returns the result of ``ask``, which is repeated for at most ``timeout_s`` while the server does not answer."""
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while True:
         try:
@@ -294,9 +303,9 @@ def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) ->
 
 
 def read_range(place: Place, first: int, last: int, timeout_s: float) -> Iterator[list[Message]]:
-    """Yields messages as :meth:`Connection.messages` does, and resumes after the last one following an outage.
+    """Yields messages as :meth:`Connection.messages` does. After an outage it resumes after the last message.
 
-    Raises Unavailable if nothing arrives for ``timeout_s``.
+    Raises Unavailable if no message arrives for ``timeout_s``.
     """
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while first <= last:
@@ -314,9 +323,9 @@ def read_range(place: Place, first: int, last: int, timeout_s: float) -> Iterato
 
 
 def _message(message: Msg) -> tuple[Message, int]:
-    """Returns a message, and the number of messages after it.
+    """Returns a message, and the number of pending messages after it.
 
-    The reply subject has both. Its parts are counted from the end:
+    The reply subject contains the sequence, the time and the number pending:
     ``$JS.ACK.[domain.account.]stream.consumer.delivered.sequence.number.time.pending[.token]``.
     """
     parts = message.reply.split(".")
@@ -332,10 +341,7 @@ def _message(message: Msg) -> tuple[Message, int]:
 
 
 def _credentials() -> dict[str, Any]:
-    """Returns the credentials from this process's settings.
-
-    Options of a source contain none, because Spark displays options.
-    """
+    """Returns the credentials from this process's settings. They are not options, because Spark displays options."""
     said = NatsSettings()
     values = {
         "user": said.user,
@@ -369,7 +375,7 @@ def check_schema(schema: pa.Schema) -> None:
         name = field.name if raw else field.name[1:]
         if (raw or (field.name.startswith("_") and name in _FIELDS)) and not _same(field.type, _FIELDS[name][0]):
             raise InvalidArgument(
-                f"the column {field.name!r} is {field.type}, but in messages {_FIELDS[name][0]}",
+                f"the column {field.name!r} is declared as {field.type}, but in messages it is {_FIELDS[name][0]}",
                 remedy=f"declare it as in: {MESSAGE}",
             )
     payload = _payload(schema)
@@ -385,7 +391,7 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def record_batch(messages: Sequence[Message], schema: pa.Schema) -> pa.RecordBatch:
-    """Converts messages to rows. Raises DecodeError, naming the first message that is not JSON of this schema."""
+    """Converts messages to rows. Raises DecodeError, which names the first message that does not fit ``schema``."""
     if tuple(schema.names) == RAW:
         columns = {name: _column(messages, name, schema.field(name).type) for name in RAW}
     else:
@@ -398,7 +404,7 @@ def record_batch(messages: Sequence[Message], schema: pa.Schema) -> pa.RecordBat
 
 
 def _payload(schema: pa.Schema) -> pa.Schema:
-    """Returns the columns that come from the message's JSON: all except ``_seq``, ``_time``, …"""
+    """Returns the columns that are read from the message's JSON, which are all except ``_seq``, ``_time``, …"""
     return pa.schema([f for f in schema if not (f.name.startswith("_") and f.name[1:] in _FIELDS)])
 
 
@@ -452,7 +458,7 @@ def _decoded(payloads: Sequence[bytes], schema: pa.Schema) -> pa.Table:
 
 
 class JetStreamOptions(BaseModel):
-    """Options of the source. They include no credentials: see the environment variables ``STATEFLOW_NATS_*``."""
+    """Options of the source. Credentials are not among them, but are read from ``STATEFLOW_NATS_*``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -473,7 +479,7 @@ class JetStreamOptions(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> JetStreamOptions:
-        """Validates the options. Raises InvalidArgument, naming the option."""
+        """Validates the options. Raises InvalidArgument, which names the option, if one is not valid."""
         try:
             return cls.model_validate({key: options[key] for key in options})
         except ValidationError as error:
@@ -523,7 +529,7 @@ class JetStreamSource(DataSource):
 
 
 class Slice(InputPartition):
-    """Messages with after < sequence ≤ last. ``held``: their number, whatever their subjects."""
+    """Messages with after < sequence ≤ last. ``held`` is the number of messages of all subjects in that range."""
 
     def __init__(self, after: int, last: int, held: int) -> None:
         super().__init__((after, last))
@@ -533,7 +539,7 @@ class Slice(InputPartition):
 class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of the stream.
 
-    Each of the driver's calls asks the server anew; ``read`` runs in tasks, on a pickled copy.
+    On the driver, each call asks the server anew. ``read`` runs in tasks, on a pickled copy of the reader.
     """
 
     def __init__(self, options: JetStreamOptions, schema: Any) -> None:
@@ -556,7 +562,7 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not facts.first - 1 <= seq <= facts.last:
                 raise SourceGap(
                     f"the stream holds {facts.first} to {facts.last}, but the option start is {start}",
-                    remedy="use earliest, latest or a sequence that it holds",
+                    remedy="use earliest, latest or a sequence that the stream holds",
                     stream=self._options.stream,
                 )
         return {"seq": seq, "created": facts.created}
@@ -599,9 +605,9 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Slice(a, b, facts.held(a, b)) for a, b in itertools.pairwise(bounds)]
 
     def _facts(self) -> StreamFacts:
-        """Asks the server for facts of the stream.
+        """Asks the server for facts about the stream.
 
-        The first call fails if the server does not answer; later calls wait for it.
+        The first call fails at once if the server does not answer; later calls wait for the server.
         """
         options = self._options
         wait_s = options.unavailable_timeout if self._reached else 0
@@ -615,7 +621,7 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if facts.retention != "limits":
                 raise InvalidArgument(
                     f"the stream has retention {facts.retention!r}: messages cannot be read again",
-                    remedy="create the stream with retention limits, or read a mirror of it that has such retention",
+                    remedy="create the stream with retention 'limits', or read a mirror of it that has this retention",
                     stream=self._options.stream,
                 )
             connection.check_subject()
@@ -630,7 +636,9 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else "the stream was deleted and recreated since the query began"
         )
         raise SourceGap(
-            what, remedy="restore it, or start afresh with a new checkpoint location", stream=self._options.stream
+            what,
+            remedy="restore the stream, or start the query from the beginning with a new checkpoint location",
+            stream=self._options.stream,
         )
 
     def _check_goes_on(self, start: dict[str, Any], facts: StreamFacts) -> None:
@@ -649,7 +657,7 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             count += len(messages)
             yield record_batch(messages, self._schema)
         held = count
-        if options.subject is not None:  # the messages that came do not show how many of other subjects are still there
+        if options.subject is not None:  # messages of other subjects were not received, so ask how many are still held
             facts = patiently(options.place, Connection.facts, options.unavailable_timeout)
             held = facts.held(partition.after, partition.last)
         if held < partition.held:
@@ -667,4 +675,4 @@ def _gap(options: JetStreamOptions, what: str) -> None:
             remedy="retain messages longer in the stream, or skip them with on_gap=skip",
             stream=options.stream,
         )
-    log.warning("source_gap: %s (stream=%s): skipped because of on_gap=skip", what, options.stream)
+    log.warning("source_gap: %s, skipping them because of on_gap=skip: stream=%s", what, options.stream)

@@ -1,14 +1,14 @@
-"""Metrics of the operators of queries: counts and times, aggregated from their tasks' reports.
+"""Aggregates counts and times of queries' operators from their tasks' reports.
 
-Each pass of a task over its rows gives a :class:`TaskReport`. Reports reach the driver in one of two ways:
+Each pass of a task over its rows makes a :class:`TaskReport`. Reports reach the driver in one of two ways:
 
-* By an accumulator. Spark adds its update when a task succeeds, before the job that waits for the task goes on: when a
-  micro-batch is done, all its reports have arrived.
-* Over Spark Connect, which has no accumulators, as Spark's observed metrics. A task's last row has its report in a
-  column of its own and nothing else. Spark collects that column as an observed metric, part of a micro-batch's progress
-  or of a batch's answer, from where the client reads it. The row itself is filtered out.
+* By an accumulator. Spark adds a task's update when the task succeeds, before the job that waits for the task
+  continues. So when a micro-batch is done, all its reports have arrived.
+* As Spark's observed metrics over Spark Connect, which has no accumulators. A task's last row contains only its report,
+  in a separate column. Spark collects that column as an observed metric, which the client reads in the progress of a
+  micro-batch or the answer to a batch query. The row itself is filtered out.
 
-:class:`Tally` aggregates reports, and Spark's own figures of micro-batches, without I/O. :func:`query_metrics` gives
+:class:`Tally` aggregates reports and Spark's own figures of micro-batches, without I/O. :func:`query_metrics` returns
 the result.
 """
 
@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 
-#: newest micro-batches of each query that are kept in detail; the totals include all
+#: number of newest micro-batches of each query that are kept in detail; the totals include all micro-batches
 BATCHES_KEPT = 100
-#: queries that are kept: those that reported last
+#: number of queries that are kept, those that reported last
 QUERIES_KEPT = 100
-#: most spans kept of one micro-batch; where a frame is evaluated again and again there are more, and the first are
-#: added up
+#: most spans kept of one micro-batch; if a frame is evaluated many times and has more spans, earlier ones are added up
 SPANS_KEPT = 4096
 REPORT_COLUMN = "__stateflow_report"
 _NAMED, _REPORTS = "stateflow:", "reports"
@@ -53,12 +52,14 @@ _NOT_NULL = re.compile(r"\s+not\s+null\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Time spent, by activity, in seconds.
+    """Time spent on each activity, in seconds.
 
-    ``spark``: tasks waited for their rows; for a micro-batch also all of Spark's other work. ``routing``: sorting,
-    slicing and encoding rows in the tasks, and decoding outputs. ``rpc``: round trips to replicas, less their time in
-    the next two: network, queues, moves, standbys. ``operator``: time in the operator, including timers and watermark.
-    ``commit``: collecting the changed state, and writing it.
+    Attributes:
+        spark: time for which tasks waited for their rows; in a micro-batch also all of Spark's other work.
+        routing: sorting, slicing and encoding rows in the tasks, and decoding outputs.
+        rpc: round trips to replicas, without ``operator`` and ``commit``: network, queues, moves, standbys.
+        operator: time in the operator, including timers and watermarks.
+        commit: collecting and writing the changed state.
 
     >>> Seconds(operator=0.25).operator
     0.25
@@ -105,14 +106,21 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class OperatorMetrics:
-    """Metrics of one operator of a query, in one micro-batch or in all. ``source``: as given to ``apply_operator``.
+    """Metrics of one operator of a query, in one micro-batch or in all.
 
-    ``rows``: input rows. ``tasks``: Spark tasks. ``visits``: partitions that those tasks sent to, with rows or without.
-    These three do not rise when Spark runs a task or a micro-batch again; such tasks are counted as ``repeated``.
-    ``replayed``: visits that were answered with the stored output, of all tasks including repeated ones. ``seconds``:
-    sum over all tasks, including repeated ones, so two tasks in parallel spend two seconds in one. A task's seconds add
-    up to its duration until its first output; their ``operator`` and ``commit`` are those of the slowest replica of the
-    task, because replicas work in parallel.
+    ``rows``, ``tasks`` and ``visits`` do not rise when Spark runs a task or a micro-batch again; ``repeated`` counts
+    such tasks. ``replayed`` and ``seconds`` include repeated tasks.
+
+    Attributes:
+        source: the argument ``source`` of ``apply_operator``.
+        rows: number of input rows.
+        tasks: number of Spark tasks.
+        visits: number of partitions to which the tasks sent the batch, with or without rows.
+        repeated: number of tasks that ran again.
+        replayed: number of visits that were answered with the stored output.
+        seconds: sum over all tasks, so two tasks that run in parallel for one second count as two. A task's seconds add
+            up to its duration until its first output. As replicas work in parallel, ``operator`` and ``commit`` are
+            those of the task's slowest replica.
 
     Example: ``[(each.operator, each.rows) for each in query_metrics(query).operators]``
     """
@@ -158,14 +166,16 @@ class OperatorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class BatchMetrics:
-    """Metrics of one micro-batch. ``operators``: in the order in which they first reported.
+    """Metrics of one micro-batch.
 
-    ``input_rows``: rows of the query's sources. ``trigger_s``: seconds from trigger to commit. Both are Spark's
-    figures, and None until Spark reports them, or when it has forgotten them.
-
-    ``seconds``: the time by activity, which adds up to ``trigger_s``. The time in which the operators' tasks ran is
-    divided among the activities in proportion to what the tasks measured; the rest counts as Spark's. If ``trigger_s``
-    is None, that rest is missing. For a micro-batch that ran again, ``seconds`` are of the newest run.
+    Attributes:
+        input_rows: rows of the query's sources. Spark's figure; None until Spark reports it, or after Spark dropped it.
+        trigger_s: seconds from trigger to commit. None like ``input_rows``.
+        seconds: elapsed time by activity, in the newest run of the micro-batch. The elapsed time in which operators'
+            tasks ran is divided among the activities in proportion to the times that the tasks measured. All other time
+            until ``trigger_s`` is added to ``spark``, so that the activities add up to ``trigger_s``. If ``trigger_s``
+            is None, only the time in which the tasks ran is included.
+        operators: metrics of the operators, in the order in which they first reported.
 
     Example: ``query_metrics(query).batches[-1].seconds.operator``
     """
@@ -178,7 +188,7 @@ class BatchMetrics:
 
     @property
     def rows(self) -> int:
-        """Sum over all operators: a row that passes two operators counts twice."""
+        """Input rows of all operators. A row that passes two operators counts twice."""
         return sum(operator.rows for operator in self.operators)
 
     @property
@@ -190,8 +200,9 @@ class BatchMetrics:
 class QueryMetrics:
     """Metrics of one query, since this driver started.
 
-    ``id``: Spark's query id; for a batch DataFrame the ``source`` of ``apply_operator``, or a generated id.
-    ``batches``: the newest 100, oldest first. ``batches_total``, ``operators`` and ``seconds`` cover all batches.
+    ``batches_total``, ``seconds`` and ``operators`` cover all micro-batches.
+    ``id`` is Spark's query id; for a batch DataFrame it is the ``source`` of ``apply_operator``, or a generated id.
+    ``batches`` contains the newest 100 micro-batches, oldest first.
 
     Example: ``query_metrics(query).batches_total``
     """
@@ -205,7 +216,7 @@ class QueryMetrics:
 
     @property
     def rows(self) -> int:
-        """Sum over all operators: a row that passes two operators counts twice."""
+        """Input rows of all operators. A row that passes two operators counts twice."""
         return sum(operator.rows for operator in self.operators)
 
     @property
@@ -218,12 +229,12 @@ class QueryMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One pass of one task over its rows.
+    """Report about one pass of one task over its rows.
 
-    ``run``: the run of the query, in which each task number is unique. Empty for a batch DataFrame, whose task numbers
-    are unique in ``use``, one call of ``apply_operator``.
-
-    ``began_us``: its begin by its machine's wall clock; ``seconds.total`` counts from then on.
+    Attributes:
+        run: the run of a streaming query, in which each task number is unique; empty for a batch DataFrame.
+        use: the call of ``apply_operator``, in which task numbers of a batch DataFrame are unique.
+        began_us: begin of the pass by the wall clock of the task's machine; ``seconds.total`` counts from then on.
     """
 
     query: str
@@ -257,7 +268,10 @@ class Trigger:
 
 @dataclass(slots=True)
 class _Use:
-    """One operator in one batch. ``of``: newest call. ``tasks``: task → (rows, visits), of the newest run and call."""
+    """One operator in one batch.
+
+    ``of`` is the newest call of ``apply_operator``. ``tasks`` maps a task of the newest run and call to (rows, visits).
+    """
 
     of: str = ""
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -268,7 +282,7 @@ class _Use:
 
 @dataclass(slots=True)
 class _Batch:
-    """One batch. ``covered``, ``spans`` and ``spent``, like the trigger, are of the newest run."""
+    """One batch. All attributes except ``uses`` are those of the newest run."""
 
     run: str
     uses: dict[tuple[str, str | None], _Use] = field(default_factory=dict)
@@ -342,7 +356,7 @@ class _Query:
 
 
 class Tally:
-    """Aggregates reports of tasks to metrics; of bounded size. Thread-safe."""
+    """Aggregates reports of tasks to metrics, in bounded memory. Thread-safe."""
 
     def __init__(self, batches_kept: int = BATCHES_KEPT, queries_kept: int = QUERIES_KEPT) -> None:
         self._batches_kept = batches_kept
@@ -363,8 +377,8 @@ class Tally:
                     self._queries.popitem(last=False)
 
     def observed(self, run: str, batch: int, reports: Iterable[TaskReport]) -> None:
-        """Adds the reports of a run's micro-batch, but only once: batches of a run arrive in order, and may arrive
-        again."""
+        """Adds the reports of a micro-batch of a run once. Batches of a run arrive in order, and may arrive
+        repeatedly."""
         with self._lock:
             if self._observed.get(run, -1) >= batch:
                 return
@@ -398,9 +412,9 @@ class Tally:
             return use is not None and sum(visits for _, visits in use.tasks.values()) == partitions
 
     def query(self, named: str) -> QueryMetrics | None:
-        """Returns the metrics of a query by its id or name. None: no task has reported.
+        """Returns the metrics of a query by its id or name, or None if none of its tasks has reported.
 
-        By name, the query of that name that reported last.
+        If several queries have the name, returns the metrics of the query that reported last.
         """
         with self._lock:
             if named in self._queries:
@@ -411,7 +425,7 @@ class Tally:
             return None
 
     def batch(self, query: str, number: int) -> BatchMetrics | None:
-        """Returns the metrics of one batch; None: it is not, or no longer, known."""
+        """Returns the metrics of one batch, or None if the batch is unknown or no longer kept."""
         with self._lock:
             known = self._queries.get(query)
             batch = None if known is None else known.batches.get(number)
@@ -419,7 +433,7 @@ class Tally:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Returns the seconds in which at least one of the (begin, end) spans was under way."""
+    """Returns the number of seconds that at least one of the (begin, end) spans covers."""
     seconds, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         seconds += max(0.0, end - max(begin, until))
@@ -430,8 +444,13 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 def elapsed(running_s: float, spent: Seconds, trigger_s: float | None) -> Seconds:
     """Converts the summed time of overlapping tasks to elapsed time.
 
-    The result adds up to ``trigger_s``; if that is None, to ``running_s``, the time in which any of the tasks ran.
-    Tasks use their machines' clocks, so ``running_s`` may seem longer than ``trigger_s``.
+    The result adds up to ``trigger_s``, or to ``running_s`` if ``trigger_s`` is None.
+
+    Args:
+        running_s: time in which at least one task ran, by the clocks of the tasks' machines; it may exceed
+            ``trigger_s``, because the clocks differ.
+        spent: sum of the tasks' times.
+        trigger_s: duration of the micro-batch, as measured by Spark.
     """
     if trigger_s is not None:
         running_s = min(running_s, trigger_s)
@@ -466,7 +485,11 @@ def with_report_column(schema: Any) -> Any:
 def with_report(
     outputs: Iterable[pa.RecordBatch], schema: pa.Schema, reports: list[TaskReport]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the outputs, then the content of ``reports`` at that time. ``schema``: used if there are no outputs."""
+    """Yields the outputs, and after the last one the reports that ``reports`` then contains.
+
+    Args:
+        schema: schema of the outputs, used if there are none.
+    """
     for batch in outputs:
         schema = batch.schema
         yield _joined(batch.columns, schema, pa.nulls(batch.num_rows, pa.string()))
@@ -484,7 +507,9 @@ def _joined(columns: list[pa.Array], schema: pa.Schema, reports: pa.Array) -> pa
 def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
     """Returns the tasks' outputs without reports, and for a batch DataFrame the Observation with the reports.
 
-    ``use``: name of this application, because Spark refuses two observations of one name in a query.
+    Args:
+        use: the call of ``apply_operator``. It makes the observation's name unique, because Spark refuses two
+            observations of one name in a query.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.connect.observation import Observation
@@ -497,7 +522,7 @@ def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
 
 
 def reports_of(metrics: dict[str, Any]) -> list[TaskReport]:
-    """Returns the task reports in the observed metrics of a micro-batch, found by the prefix of the metrics' names."""
+    """Returns the task reports in a micro-batch's observed metrics, from all metrics with the prefix ``stateflow:``."""
     return [
         decoded(text)
         for name, row in metrics.items()
@@ -507,7 +532,7 @@ def reports_of(metrics: dict[str, Any]) -> list[TaskReport]:
 
 
 def _said(row: Any) -> dict[str, Any]:
-    """Returns the row as a dict. Over Spark Connect the row is in Java's form, with its values and its schema."""
+    """Returns the row as a dict. Over Spark Connect the row consists of the fields ``values`` and ``schema``."""
     said: dict[str, Any] = row.asDict()
     if said.keys() != {"values", "schema"}:
         return said
@@ -515,12 +540,12 @@ def _said(row: Any) -> dict[str, Any]:
 
 
 def reports_at(observation: Any) -> list[TaskReport]:
-    """Returns the reports of the newest evaluation of a batch DataFrame; none before the first."""
+    """Returns the reports of the newest evaluation of a batch DataFrame. The list is empty before the first one."""
     return [decoded(text) for text in observation.get.get(_REPORTS) or ()]
 
 
 def encoded(report: TaskReport) -> str:
-    """Returns the report as short JSON: the progress of each micro-batch has one for each task."""
+    """Returns the report as short JSON, because the progress of each micro-batch contains one for each task."""
     return json.dumps(astuple(report), separators=(",", ":"))
 
 
@@ -538,7 +563,7 @@ TALLY = Tally()
 _ACCUMULATORS: weakref.WeakKeyDictionary[Any, Accumulator[Any]] = weakref.WeakKeyDictionary()  # by SparkContext
 #: sessions of Spark Connect
 _SESSIONS: weakref.WeakSet[SparkSession] = weakref.WeakSet()
-#: frame → query that its tasks report as, and over Spark Connect its Observation
+#: frame → (name of the query in its tasks' reports, its Observation over Spark Connect)
 _FRAMES: weakref.WeakKeyDictionary[DataFrame, tuple[str, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
@@ -557,10 +582,10 @@ class _Reports:
 
 
 def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
-    """Returns the accumulator for tasks' reports, one for each Spark context, because Spark never forgets an
-    accumulator.
+    """Returns the accumulator for tasks' reports. All queries of a Spark context share one, because Spark never drops
+    an accumulator.
 
-    Returns None for sessions of Spark Connect, whose queries can be found by name from now on.
+    For a session of Spark Connect, returns None and remembers the session, so that its queries can be found by name.
     """
     if is_connect(spark):
         _SESSIONS.add(spark)
@@ -575,7 +600,8 @@ def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
 def remember(frame: DataFrame, query: str, observation: Any = None) -> None:
     """Remembers a batch DataFrame of ``apply_operator`` and the query name in its tasks' reports.
 
-    ``observation``: holds the reports over Spark Connect; None: they arrive by accumulator.
+    Args:
+        observation: contains the reports over Spark Connect; None if the reports arrive by accumulator.
     """
     _FRAMES[frame] = query, observation
 
@@ -583,18 +609,20 @@ def remember(frame: DataFrame, query: str, observation: Any = None) -> None:
 def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
     """Returns the metrics of a query's operators so far: rows, micro-batches, and time by activity.
 
-    They are complete up to the last micro-batch that has ended, and include the known figures of one under way. This
-    driver's process keeps them for its 100 newest queries; a query that continues in another driver begins anew. Over
-    Spark Connect, they cover the micro-batches that Spark still reported at the time of a call (the newest 100), and
-    none under way; those of a batch DataFrame are of its newest evaluation, and found by the DataFrame only.
+    The metrics are complete up to the last finished micro-batch, and include the known figures of a running one. Before
+    the first micro-batch has finished, ``batches`` may be empty. This driver's process keeps metrics of the 100 queries
+    that reported last; a query that continues in another driver starts at zero.
+
+    Over Spark Connect, the metrics cover only finished micro-batches that were among the newest 100 at the time of a
+    call. Metrics of a batch DataFrame are those of its newest evaluation, and must be requested with the DataFrame.
 
     Args:
-        query: a streaming query, running or ended; its id or name; or the batch DataFrame that ``apply_operator``
-            returned, or its ``source`` argument. Spark's own figures of an ended query can be read from the query
-            object only; by name or id, those read earlier are returned.
+        query: a streaming query (running or ended), its id or its name; or the batch DataFrame that ``apply_operator``
+            returned, or its ``source`` argument. For an ended query pass the query itself: by id or name, the metrics
+            contain only those of Spark's own figures that were read earlier.
 
-    Returns metrics without batches for a query that has not finished its first. Raises NoMetrics if the query is not
-    known, or finished a micro-batch without any operator, and InvalidArgument for a streaming DataFrame.
+    Raises NoMetrics if the query is not known, or has finished a micro-batch without any operator. Raises
+    InvalidArgument for a streaming DataFrame.
 
     Example: ``query_metrics(query).seconds.to_dict()``
     """
@@ -609,7 +637,7 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
         if query not in _FRAMES:
             raise NoMetrics(
                 "this DataFrame was not returned by apply_operator",
-                remedy="pass the returned one, not one derived from it",
+                remedy="pass the DataFrame that apply_operator returned, not one derived from it",
             )
         named, observation = _FRAMES[query]
         tally = TALLY
@@ -622,7 +650,7 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
 
 
 def note(progresses: Sequence[Any]) -> bool:
-    """Adds Spark's figures of micro-batches to the tally, oldest first. Returns whether there was a batch with rows."""
+    """Adds Spark's figures of micro-batches, oldest first, to the tally. Returns whether any micro-batch had rows."""
     done = [each for each in progresses if "addBatch" in each["durationMs"]]  # otherwise Spark found no rows
     for each in done:
         TALLY.observed(str(each["runId"]), int(each["batchId"]), reports_of(each["observedMetrics"] or {}))
@@ -642,7 +670,7 @@ def note(progresses: Sequence[Any]) -> bool:
 
 
 def _input_rows(progress: Any) -> int:
-    """Returns the number of rows from all sources. Over Spark Connect it sums the sources: there is no total."""
+    """Returns the number of rows from all sources. Over Spark Connect there is no total, so the sources are summed."""
     rows = progress["numInputRows"]
     return int(sum(source["numInputRows"] for source in progress["sources"]) if rows is None else rows)
 
@@ -650,7 +678,7 @@ def _input_rows(progress: Any) -> int:
 def _running(named: str) -> StreamingQuery | None:
     from pyspark.sql import SparkSession
 
-    own = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active one
+    own = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active session
     sessions = [*([] if own is None else [own]), *_SESSIONS]
     active = (query for spark in sessions for query in spark.streams.active)
     return next((query for query in active if named in (str(query.id), query.name)), None)

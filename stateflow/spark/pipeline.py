@@ -1,10 +1,10 @@
-"""``pipeline.yml``: a declared pipeline (source → operators → sink), and its run by Spark. Reading it starts no Spark.
+"""Reads ``pipeline.yml``, which declares a pipeline (source → operators → sink), and runs the pipeline in Spark.
 
-::
+Reading the file does not start Spark. An example::
 
     name: tallies
-    cluster: localhost:7070                # else it has one of its own, in stateflow-data/
-    parameters: {day: "2024-01-01"}        # --set day=2024-01-02; one without a default must be set
+    cluster: localhost:7070                # default: a cluster of its own, in stateflow-data/
+    parameters: {day: "2024-01-01"}        # --set day=2024-01-02; parameters without a default must be set
     connections:
       warehouse: {url: "jdbc:postgresql://db/flights", user: "${env.DB_USER}", password: "${env.DB_PASSWORD}"}
     source: {format: parquet, path: "flights/${param.day}", schema: "k string, v long"}
@@ -54,8 +54,9 @@ _REFERENCE = re.compile(r"\$\{(ENV:|env\.|param\.|)([A-Za-z_][A-Za-z0-9_]*)\}")
 #: text that was probably meant as a reference
 _LIKE_A_REFERENCE = re.compile(r"\$\{\s*(?:env|param)s?\s*[.:][^}]*\}", re.IGNORECASE)
 Option = str | int | float | bool
-#: sections with values of any type that Spark takes, and fields elsewhere that are not text
+#: sections in which values may have any type that Spark accepts
 _FREE = frozenset({"options", "settings", "parameters", "connections"})
+#: fields of other sections that are not text
 _TYPED = frozenset({"streaming", "each_batch", "tasks", "allowed_lateness", "unavailable_timeout"})
 
 
@@ -67,7 +68,7 @@ class _Section(BaseModel):
 
 
 class Reading(_Section):
-    """A source, or rows of initial state: any format that Spark can read."""
+    """Rows to read, as a source or as initial state, in any format that Spark can read."""
 
     format: str
     path: str | None = None
@@ -84,7 +85,7 @@ class Source(Reading):
 
 
 class Step(_Section):
-    """One operator; its arguments are those of ``apply_operator``."""
+    """One operator, with arguments of ``apply_operator``."""
 
     operator: str = Field(description="package.module:Class or file.py:Class")
     cluster: str | None = Field(default=None, description="host:port of the controller; default: the pipeline's")
@@ -150,8 +151,11 @@ class Secrets:
 class PipelineFile:
     """A loaded pipeline file.
 
-    ``name``: file name. ``shown``: the effective configuration without secrets. ``state_manager``: opens the ledger,
-    which must exist.
+    Attributes:
+        name: file name.
+        config: the effective configuration, with secrets.
+        shown: the effective configuration, with masked secrets.
+        state_manager: opens the ledger, which must exist; returns None if the file declares none.
     """
 
     name: str
@@ -162,7 +166,7 @@ class PipelineFile:
 
 
 def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[str, str]) -> PipelineFile:
-    """Loads a pipeline file. Raises InvalidArgument, naming the YAML path.
+    """Loads a pipeline file. Raises InvalidArgument, which names the YAML path, if the file is not valid.
 
     Args:
         settings: values of parameters, as given by ``--set``.
@@ -203,7 +207,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _may_be_text(place: Place) -> bool:
-    """Tells whether a value at this place is, or may be, text. Fields outside the free sections have known types."""
+    """Tells whether the value at ``place`` may be text. Fields outside the sections ``_FREE`` have known types."""
     return not _FREE.isdisjoint(place) or (bool(place) and place[-1] not in _TYPED)
 
 
@@ -222,7 +226,8 @@ def _filled(
 def _parameters(
     document: Mapping[str, Any], settings: Mapping[str, str], secret: Callable[[str, str], str]
 ) -> dict[str, Any]:
-    """Returns the parameters. A value that is set is taken literally; a default may refer to the environment only."""
+    """Returns the parameters. Values from ``settings`` are literal; defaults may contain references to the environment
+    only."""
     declared = document.get("parameters") or {}
     if not isinstance(declared, Mapping):
         raise InvalidArgument("parameters must map names to defaults", remedy="write name: default", at="parameters")
@@ -242,7 +247,7 @@ def _parameters(
 
 
 def _typed(name: str, text: str, default: Any) -> Any:
-    """Converts text to the type of the default; without a default it stays text."""
+    """Converts text to the type of the default. Without a bool or number as default, the text is returned."""
     if not isinstance(default, (bool, int, float)):
         return text
     try:
@@ -258,8 +263,8 @@ def _typed(name: str, text: str, default: Any) -> Any:
 
 
 def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, str], str], at: str = "") -> Any:
-    """Returns ``value`` with every reference replaced; a text that consists of one parameter only keeps that
-    parameter's type."""
+    """Returns ``value`` with every reference replaced. A text that is nothing but one reference gets the type of the
+    parameter."""
     if isinstance(value, Mapping):
         for key in value:
             if isinstance(key, str) and _REFERENCE.search(key):
@@ -298,7 +303,7 @@ def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, 
 
 
 def _without_secrets(value: Any, key: str = "") -> Any:
-    """Masks secrets, also those written in the file: values whose keys name a secret, and passwords in URLs."""
+    """Masks secrets that are written in the file: values under keys that name a secret, and passwords in URLs."""
     if isinstance(value, dict):
         return {name: _without_secrets(each, str(name)) for name, each in value.items()}
     if isinstance(value, list):
@@ -402,7 +407,10 @@ def _check_real_time(config: PipelineConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One micro-batch, and totals of this run up to it. ``metrics``: None without operators."""
+    """One micro-batch, and the totals of this run up to that micro-batch.
+
+    ``metrics`` is None if no operator has reported for the micro-batch.
+    """
 
     batch: int
     rows: int
@@ -420,10 +428,12 @@ class Progress:
 class Outcome:
     """Result of a run.
 
-    ``stopped``: the run was told to stop before its end. ``rows`` and ``batches``: None for a batch pipeline.
-    ``done_before``: according to the ledger, an earlier run completed the pipeline, so nothing ran.
-
-    ``operators``: metrics of this run, in the order in which the operators first reported.
+    Attributes:
+        stopped: True if ``stop`` ended the run before its end.
+        rows: input rows; None for a batch pipeline.
+        batches: micro-batches with rows; None for a batch pipeline.
+        operators: metrics of this run, in the order in which the operators first reported.
+        done_before: True if the ledger says that an earlier run completed the pipeline, so nothing ran.
     """
 
     stopped: bool
@@ -441,15 +451,16 @@ def run_pipeline(
     tell: Callable[[Progress], None],
     started: Callable[[], None],
 ) -> Outcome:
-    """Runs a pipeline until its end, until it fails, or until ``stop`` is set; then ends Spark.
+    """Runs a pipeline until its end, until it fails, or until ``stop`` is set, and then ends Spark.
 
-    A pipeline has an end with ``once``, or with a batch source.
+    A streaming pipeline has an end only with ``once``; a batch pipeline always has one.
 
     Args:
+        once: True: a streaming pipeline processes the rows that are available now, and ends.
         tell: called after each micro-batch.
-        started: called when Spark is up, before anything runs.
+        started: called when Spark has started, before the pipeline runs.
 
-    Raises StateflowErrors only, without a secret in them.
+    Raises only StateflowErrors, with secrets masked.
     """
     config = file.config
     try:
@@ -466,7 +477,7 @@ def run_pipeline(
             started()
             return _run(spark, file, manager, once=once, stop=stop, tell=tell)
         finally:
-            spark.stop()  # delivers what its listeners have not seen yet
+            spark.stop()  # delivers the events that its listeners have not received yet
             if manager is not None:
                 manager.ledger.close()
     except StateflowError as error:
@@ -495,7 +506,7 @@ def _run(
 
 
 def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | None) -> Outcome:
-    """Runs a batch pipeline. With a state manager, it is one stage, which is done only once."""
+    """Runs a batch pipeline. With a state manager, the run is one stage, which is not repeated once it is done."""
     config = file.config
     applied: list[DataFrame] = []
     pushed = False
@@ -525,10 +536,10 @@ def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | 
 
 
 def end_of(config: PipelineConfig, end: Reading | Sink) -> End:
-    """Describes a source or a sink for its stages.
+    """Describes a source or a sink for the records of stages.
 
-    The name is the connection, or else the format; the entity is the table or path there; the filter is the
-    ``where`` condition of a source.
+    The name is the connection, or the format if there is no connection. The entity is the table or path. The filter is
+    the ``where`` condition of a source.
     """
     options = config.options(end)
     named = (options[each] for each in ("dbtable", "query", "table", "stream", "topic", "subscribe") if each in options)
@@ -537,7 +548,7 @@ def end_of(config: PipelineConfig, end: Reading | Sink) -> End:
 
 
 def _check_jetstream(config: PipelineConfig) -> None:
-    """Reports errors of a stream in one line, before Spark starts."""
+    """Checks the options and the stream of a JetStream source before Spark starts, so that errors take one line."""
     if config.source.format != "jetstream":
         return
     try:
@@ -608,7 +619,7 @@ def _save(rows: DataFrame, config: PipelineConfig) -> None:
 def _start(rows: DataFrame, config: PipelineConfig, *, once: bool) -> StreamingQuery:
     sink = config.sink
     if sink.checkpoint is not None and (left := take_out_left(sink.checkpoint)):
-        log.warning("%s: moved aside files left by a killed Spark: %s", sink.checkpoint, ", ".join(left))
+        log.warning("checkpoint %s: moved aside files left by a killed Spark: %s", sink.checkpoint, ", ".join(left))
     writer = rows.writeStream.queryName(config.name).option("checkpointLocation", sink.checkpoint)
     if config.real_time is not None:
         writer = writer.trigger(realTime=config.real_time)
@@ -648,14 +659,14 @@ def _follow(query: StreamingQuery, stop: threading.Event, tell: Callable[[Progre
         if not stopped:
             query.awaitTermination()  # raises the query's error
     finally:
-        query.stop()  # the next run repeats an interrupted batch, once
+        query.stop()  # the next run repeats an interrupted batch, whose rows are still applied only once
         look()
     metrics = TALLY.query(identity)
     return Outcome(stopped, rows, batches, () if metrics is None else metrics.operators)
 
 
 def failure_of(error: BaseException) -> StateflowError:
-    """Converts an exception of Spark to the error that a task raised, if it contains one."""
+    """Converts an exception of Spark to the error that a task raised, or to PipelineFailed if no task did."""
     text = str(error)
     line, code, _ = raised_in(text) or (text.partition("\n")[0], text.partition(":")[0], "")
     if code in StateflowError.registry and line.startswith(f"{code}: "):

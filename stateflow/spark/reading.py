@@ -1,4 +1,4 @@
-"""State as a DataFrame."""
+"""Reads state as a DataFrame."""
 
 from __future__ import annotations
 
@@ -32,28 +32,39 @@ def read_state(
     directory: str | Path | None = None,
     savepoint: str = "",
 ) -> DataFrame:
-    """Reads every entry of one state: columns key, map_key (null for a value), value, partition.
+    """Reads every entry of one state, with the columns key, map_key (null for a value), value and partition.
 
-    A state addressed at run time is read by the name of its tag. Three more columns follow the key: window_start,
-    window_end and namespace, see :class:`~stateflow.partition.entries.StateColumns`.
+    The columns have the types that the state declares, see :mod:`stateflow.state.arrays`. A key of several columns is a
+    struct. For a state that is addressed at run time, three more columns follow the key, see
+    :class:`~stateflow.partition.entries.StateColumns`: ``window_start``, ``window_end`` and ``namespace``.
 
-    Column types are those that the state declares, see :mod:`stateflow.state.arrays`; several key columns are a struct.
-    Entries come from a live ``cluster``, or without any cluster from a ``checkpoint`` store (its newest checkpoint, or
-    a ``savepoint``), or else from this program's own cluster in ``directory`` or ``./stateflow-data``. Reading does not
-    stop processing. The entries are those of this moment, and pass through the driver: call it again for newer ones.
-    Expired entries are left out: those of a cluster that have expired by now, those of a checkpoint that had expired
-    when it was taken.
+    All entries are read now and pass through the driver; call ``read_state`` again for newer entries. Reading does not
+    stop processing. Expired entries are left out: for a cluster those that have expired by now, for a checkpoint those
+    that had expired when it was taken.
 
-    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument if more than one of these is named, for a
-    directory that never had a cluster, or if several tags have the name; CheckpointMissing or CheckpointCorrupt for a
-    checkpoint.
+    Args:
+        operator: name of the deployed operator.
+        state: name of the state's attribute, or of the tag of a state that is addressed at run time.
+        cluster: running cluster to read from.
+        checkpoint: checkpoint store, or its URL, to read from without a cluster.
+        directory: directory of this program's own cluster, which is read if neither ``cluster`` nor ``checkpoint`` is
+            given; by default ``./stateflow-data``.
+        savepoint: savepoint in the checkpoint store; by default the newest checkpoint is read.
+
+    Raises:
+        OperatorNotDeployed: the cluster does not have the operator.
+        UnknownState: the operator has no such state.
+        Unavailable: the cluster does not answer.
+        InvalidArgument: more than one of ``cluster``, ``checkpoint`` and ``directory`` is given, the directory never
+            had a cluster, or several tags have the name.
+        CheckpointMissing, CheckpointCorrupt: the checkpoint does not exist, or cannot be read.
 
     Example: ``read_state(spark, operator="DelayByAircraft", state="flights").where("value > 9").show()``
     """
     check_running(spark)
     if sum(each is not None for each in (cluster, checkpoint, directory)) > 1:
         raise InvalidArgument(
-            "more than one place to read state from", remedy="pass one of cluster=, directory= and checkpoint="
+            "more than one place to read state from is given", remedy="pass one of cluster=, directory= and checkpoint="
         )
     if savepoint and checkpoint is None:
         raise InvalidArgument("savepoint= needs a checkpoint store", remedy="pass checkpoint= as well")

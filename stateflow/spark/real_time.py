@@ -1,28 +1,27 @@
-"""Operators in queries of Spark's real-time mode, which apply rows as they arrive, within epochs of seconds or minutes.
+"""Runs operators in Spark's real-time mode, in which rows are applied as they arrive, in epochs of seconds or minutes.
 
-At an epoch's end Spark records the offset that each source partition has reached. An epoch that runs again may end
-elsewhere, so rows that were applied within it may come as rows of the next one. Therefore a row is identified by its
-offset in its source partition, and its output follows the row:
+At an epoch's end Spark records the offset that each source partition has reached. If an epoch runs again, it may end at
+other offsets, so that rows which were applied in the epoch arrive in the next epoch. Therefore a row is identified by
+its offset in its source partition, and its output is emitted with the row:
 
-* A task sends the rows that have arrived as a batch of their own, to a sparse source for each source partition. The
-  batch's number is the offset of its last row plus one. Partitions of the state skip rows up to the number that they
-  contain.
-* Partitions keep the outputs of each batch. When Spark delivers rows again that a partition contains, the task emits a
-  batch's stored outputs once the batch's last row has arrived. So an output is emitted in every epoch in which Spark
+* A task sends the rows that have arrived as one batch for each source partition, which is a sparse source of its own.
+  The batch's number is the offset of its last row plus one. A partition of the state skips rows with offsets below the
+  newest batch number that it contains.
+* Partitions keep the outputs of each batch. If Spark delivers rows again that a partition contains, the task emits the
+  stored outputs of a batch once the batch's last row has arrived. So an output is emitted in every epoch in which Spark
   delivers its row, and in no other.
-* The first row of a source partition in an epoch shows where earlier epochs have ended for good. Outputs up to there
-  are no longer needed, and are dropped.
-* An attempt of a task is the newest client of its sources. From then on partitions refuse earlier attempts, whatever
-  they still send.
-* Outputs that are due to time and not to a row, such as those of timers, belong to a separate source for each task. The
-  numbers of its batches begin with the epoch's, and the kept outputs of an epoch are emitted again when the epoch is
-  opened again.
+* The first row of a source partition in an epoch shows where earlier epochs have finally ended. Outputs up to that
+  offset are no longer needed, and are dropped.
+* Each attempt of a task opens its sources as their newest client. From then on partitions refuse everything that
+  earlier attempts send.
+* Outputs that are caused by time and not by a row, such as those of timers, belong to a separate source for each task.
+  The epoch's number is part of the numbers of that source's batches. The kept outputs of an epoch are emitted again if
+  the epoch is opened again.
 
 :class:`Feed` sends the rows of one source partition to an operator's partitions, by their offsets. :class:`Visits`
 visits partitions without rows. :class:`Epoch`, one task of one epoch, decides which rows go to which source, and when
 partitions are visited. All three are sans-io, like :mod:`stateflow.client.delivery`: they yield steps.
-:class:`RealTimeTask`, the Spark task, performs the steps: it sends rows to the owners of partitions as they arrive, and
-returns outputs.
+:class:`RealTimeTask`, the function of the Spark task, performs the steps.
 """
 
 from __future__ import annotations
@@ -62,17 +61,17 @@ T = TypeVar("T")
 Outputs: TypeAlias = dict[int, bytes]
 #: most visits in one epoch
 _VISITS_MAX = 1 << 20
-#: seconds after which an advanced watermark is sent, at the latest
+#: longest delay until an advanced watermark is sent, in seconds
 TELL_EVERY_S = 0.1
-#: seconds by which processing-time timers are late, at most
+#: longest delay of processing-time timers, in seconds
 LOOK_EVERY_S = 1.0
-#: longest text of a source partition in a source's name, which is limited; longer ones are hashed
+#: longest text of a source partition in a source's name, in characters; longer texts are hashed
 _TEXT_MAX = 128
-#: column with 1 in the copy that follows each row
+#: column that contains 0 in a row, and 1 in the copy (tick) that follows the row
 TICK_COLUMN = "__stateflow_tick"
-#: bytes of rows of one source partition that a task keeps after sending them in its epoch, in case partitions lose them
+#: bytes of sent rows of one source partition that a task keeps during its epoch, in case partitions lose them
 KEPT_BYTES = 16 << 20
-#: messages that have arrived but were not taken; each is a row or a tick. Spark itself holds as many before it waits
+#: most messages that are kept until they are taken, each of which is a row or a tick; beyond it, Spark has to wait
 MESSAGES_MAX = 4096
 _LOOK_S = 0.1
 
@@ -82,7 +81,10 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Step that asks for the kept outputs of batches after ``after``: partition → (batch, output), in order."""
+    """Step that asks for the kept outputs of batches after ``after``.
+
+    Its result maps each partition to its (batch, output) in order.
+    """
 
     after: int
 
@@ -109,7 +111,7 @@ class _Source:
     def _open(self) -> FeedSteps[deque[tuple[int, int, bytes]]]:
         """Opens the source. Returns (batch, partition, output) of the kept outputs, by batch."""
         yield from self._delivery.open()
-        if self._history.incomplete:  # losses of this epoch come again; Visits detects losses of others
+        if self._history.incomplete:  # Spark delivers lost rows of this epoch again; Visits detects other losses
             yield from self._delivery.accept_loss()
         kept: dict[int, list[tuple[int, bytes]]] = yield Kept(self._settled)
         return deque(sorted((batch, p, output) for p, found in kept.items() for batch, output in found))
@@ -117,7 +119,7 @@ class _Source:
     def verify(self) -> Steps[None]:
         """Sends rows of this attempt again that partitions have lost.
 
-        Raises PositionGap if they are no longer kept; then another attempt must send them.
+        Raises PositionGap if the rows are no longer kept, so that another attempt must send them.
         """
         return self._delivery.verify()
 
@@ -139,10 +141,10 @@ class Feed(_Source):
         self._first = self._next = first
         self._kept: deque[tuple[int, int, bytes]] = deque()
         self._contained = np.zeros(0, np.int64)
-        self._ahead = 0  # newest batch that any partition has from earlier attempts
+        self._ahead = 0  # newest batch of earlier attempts in any partition
 
     def open(self) -> FeedSteps[None]:
-        """Opens the source. Raises SourceRetired."""
+        """Opens the source. Raises SourceRetired if it was retired."""
         self._kept = yield from self._open()
         self._contained = np.array(self._history.contained, np.int64)
         self._ahead = int(self._contained.max())
@@ -150,9 +152,13 @@ class Feed(_Source):
     def apply(
         self, offsets: np.ndarray[Any, Any], partitions: np.ndarray[Any, Any], rows: pa.Table
     ) -> FeedSteps[list[Outputs]]:
-        """Sends the next rows, with the offset and the partition of each.
+        """Sends the next rows, and returns outputs in the order in which to emit them.
 
-        Returns outputs in the order in which to emit them. Raises InvalidArgument for offsets that do not rise.
+        Args:
+            offsets: offset of each row.
+            partitions: partition of each row.
+
+        Raises InvalidArgument if the offsets do not rise.
         """
         if int(offsets[0]) < self._next or np.any(offsets[1:] <= offsets[:-1]):
             raise InvalidArgument(
@@ -176,10 +182,10 @@ class Feed(_Source):
 
 
 class Visits(_Source):
-    """Visits of all partitions by one task: for timers and watermarks, and to mark the end of an epoch.
+    """Visits all partitions for one task, for timers and watermarks and to mark the end of an epoch.
 
-    A partition with an epoch's mark contains all of the epoch's rows. An older copy that replaced a newer one lacks the
-    mark.
+    A partition with an epoch's mark contains all of the epoch's rows. If an older copy replaced a newer copy of a
+    partition, the mark is missing.
     """
 
     def __init__(
@@ -197,18 +203,18 @@ class Visits(_Source):
 
     @property
     def marked(self) -> int:
-        """Batch number of the previous epoch's mark; -1: none."""
+        """Batch number of the previous epoch's mark, or -1 in the first epoch."""
         return self._settled
 
     @property
     def unmarked(self) -> list[int]:
-        """Partitions without that mark."""
+        """Partitions without the previous epoch's mark."""
         return [number for number, batch in enumerate(self._history.contained) if batch < self._settled]
 
     def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Visits all partitions, and returns their outputs.
 
-        Does nothing once an attempt has begun to mark the epoch's end, because the mark has the epoch's last number.
+        Does nothing once an attempt has begun to mark the epoch's end, because the mark uses the epoch's last number.
         """
         if self._number > self._last:
             return []
@@ -253,9 +259,12 @@ EpochSteps: TypeAlias = Generator[Of, Any, T]
 class Plan:
     """Facts that are the same for all tasks and epochs of a query.
 
-    ``prefix``: prefix of the names of its sources. ``position``: columns of the source partition, then that of the
-    offset in it. ``watermark``: a timestamp column; None: there is no watermark. ``visits``: the operator reacts to
-    time alone. ``bytes_max``: bytes of rows of one source partition that a task keeps in case partitions lose them.
+    Attributes:
+        prefix: prefix of the names of the query's sources.
+        position: columns that identify the source partition, followed by the column with the offset.
+        watermark: a timestamp column; None if there is no watermark.
+        visits: True if the operator also reacts to time, so that partitions must be visited without rows.
+        bytes_max: bytes of rows of one source partition that a task keeps in case partitions lose them.
     """
 
     operator: str
@@ -281,7 +290,7 @@ class Plan:
 
     @property
     def times(self) -> str:
-        """Prefix of the sources for timers and watermarks."""
+        """Prefix of the names of sources for timers and watermarks."""
         return f"{self.prefix}:task:"
 
 
@@ -291,8 +300,8 @@ class Epoch:
     Args:
         number: Spark's number of the epoch.
         task: number of the task in its stage.
-        session: should be newer than that of every earlier attempt; if a partition reports that it is not, a newer one
-            is used.
+        session: session of this attempt, which should be newer than that of every earlier attempt. If a partition
+            reports a newer session, a still newer one is used.
     """
 
     def __init__(self, plan: Plan, number: int, task: int, session: Session) -> None:
@@ -302,20 +311,20 @@ class Epoch:
         self._time_source = f"{plan.times}{task}"
         self._visits = Visits(plan.operator, self._time_source, plan.partitions, session, number, plan.bytes_max)
         self._promised_us: int | None = None  # by the last visit
-        self._promises = False  # whether the watermark of rows read is promised within the epoch
+        self._promises = False  # whether the watermark of the rows read so far is promised before the epoch ends
         self._newest_us: int | None = None  # event time
         self._visited_at = -math.inf
 
     def open(self, watermarks_us: Mapping[str, int], now: float) -> EpochSteps[list[Outputs]]:
-        """Opens the epoch. Returns the outputs due to time from an earlier attempt at it.
-
-        Raises PositionGap if rows of earlier epochs are lost.
+        """Opens the epoch. Returns outputs of an earlier attempt at this epoch that were caused by time.
 
         Args:
-            watermarks_us: watermark of each source, as a partition knows them. A task that is not among them promises
-                its first watermark only at the end of its epoch: partitions consider only sources that have promised
-                one, and would not wait for this task's rows.
+            watermarks_us: watermark of each source, as one partition knows them. A task without a watermark there
+                promises its first one only at the end of its epoch, because until a task has promised one, partitions
+                do not wait for its rows.
             now: monotonic seconds.
+
+        Raises PositionGap if rows of earlier epochs are lost.
         """
         self._promised_us = watermarks_us.get(self._time_source)
         self._promises = self._promised_us is not None
@@ -334,8 +343,8 @@ class Epoch:
         if unmarked:
             raise PositionGap(
                 f"{len(unmarked)} partitions lack rows of epochs before {self._number}",
-                remedy="they are older copies, or were deployed anew: rewind the query to an epoch that they "
-                "contain (stateflow spark rewind), or start it with a new checkpointLocation",
+                remedy="older copies were restored, or the operator was deployed anew: rewind the query to an epoch "
+                "that these partitions contain (stateflow spark rewind), or start it with a new checkpointLocation",
                 operator=self._plan.operator,
                 source=self._time_source,
                 partitions=",".join(map(str, unmarked[:20])),
@@ -389,7 +398,7 @@ class Epoch:
     # -- time ---------------------------------------------------------------------------------------------
 
     def due_in(self, now: float) -> float | None:
-        """Returns the seconds until partitions must be visited; None: never."""
+        """Returns the seconds until partitions must be visited, or None if they need no visits."""
         if not self._plan.visits:
             return None
         every = TELL_EVERY_S if self._watermark_us != self._promised_us else LOOK_EVERY_S
@@ -397,7 +406,7 @@ class Epoch:
 
     @property
     def _watermark_us(self) -> int | None:
-        """Watermark to be promised now; None: none yet."""
+        """Watermark to be promised now, or None if no watermark is known yet."""
         if not self._promises or self._newest_us is None:
             return self._promised_us
         return _later(self._newest_us - self._plan.lateness_us, self._promised_us)
@@ -412,7 +421,7 @@ class Epoch:
     def end(self, watermarks_us: Mapping[str, int]) -> EpochSteps[list[Outputs]]:
         """Ends the epoch.
 
-        Every task then promises the watermark of all tasks, as with Spark's own watermarks.
+        Every task then promises the newest watermark of all tasks, as with Spark's own watermarks.
         """
         watermark_us = None if self._newest_us is None else self._newest_us - self._plan.lateness_us
         for source, promised_us in watermarks_us.items():
@@ -420,7 +429,7 @@ class Epoch:
                 watermark_us = _later(promised_us, watermark_us)
         yield from self._verify()
         outputs = yield from _of(self._time_source, self._visits.end(watermark_us))
-        yield from self._verify()  # a copy that replaced another one meanwhile may have been marked
+        yield from self._verify()  # the mark may have gone to an older copy that replaced another since the first check
         return outputs
 
     def _verify(self) -> EpochSteps[None]:
@@ -448,7 +457,8 @@ def _later(one: int, other: int | None) -> int:
 
 
 def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
-    """Returns (values of the columns, indices of the rows with these values); indices None: all rows."""
+    """Returns (values of the columns, indices of the rows with these values). The indices are None if all rows have
+    the same values."""
     names = list(zip(*(table[column].to_pylist() for column in columns), strict=True))
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, name in enumerate(names):
@@ -463,12 +473,15 @@ def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[An
 
 @dataclass(frozen=True, slots=True)
 class RealTimeTask:
-    """Function for ``mapInArrow``.
+    """Function that ``mapInArrow`` runs in each Spark task.
 
-    Each row is followed by a tick, a copy with 1 in :data:`TICK_COLUMN`, which the task drops: Spark passes a row on to
-    Python only when it has seen the next one.
+    Each row is followed by a tick, a copy with 1 in :data:`TICK_COLUMN`, which the task drops. Ticks are needed because
+    Spark passes a row on to Python only when it has read the next row.
 
-    ``position``, ``visits``: see :class:`Plan`. ``slots``: how many tasks run at once; None: unknown.
+    Attributes:
+        position: see :class:`Plan`.
+        visits: True if the operator has timers or hears watermarks.
+        slots: number of tasks that Spark can run at once; None if unknown.
     """
 
     base: OperatorTask
@@ -509,14 +522,14 @@ class RealTimeTask:
                 inbox.close()
 
     def check_slot(self, task: int) -> None:
-        """Checks that a task did not have to wait for another one's slot. Raises InvalidArgument.
+        """Checks that a task did not have to wait for the slot of another task. Raises InvalidArgument.
 
-        Spark does not check it: the task would begin when the epoch of the other one has ended, and the rows of its
-        source partition would wait for it each time.
+        Spark does not check this. In every epoch the task would begin only when another task has ended, and the rows of
+        its source partition would wait until then.
         """
         if self.slots is not None and task >= self.slots:
             raise InvalidArgument(
-                "the task had to wait for another one's slot, but in real-time mode all tasks must run at once",
+                "the task had to wait for another task's slot, but in real-time mode all tasks must run at once",
                 remedy="give the session as many cores as the source has partitions: local[N]; nothing is lost, the "
                 "query resumes with this epoch",
                 operator=self.base.operator,
@@ -571,7 +584,7 @@ class RealTimeTask:
     def _refuse_micro_batches(self, query: str, router: Router) -> None:
         """Checks that a query has not run in micro-batches. Raises InvalidArgument.
 
-        A micro-batch that was begun is in some partitions already, and has other rows than the epoch with its number.
+        Some partitions may already contain a micro-batch that was begun, with other rows than the epoch of that number.
         """
         source = self.base.query_source(query)
         if source in _CHECKED:
@@ -622,11 +635,9 @@ def _promised(plan: Plan, router: Router) -> dict[str, int]:
 
 
 class Inbox:
-    """Input of a task, read by a thread of its own.
+    """Input of a task, read by a separate thread, so that rows which arrive while others are applied form one batch.
 
-    Rows that arrive while others are applied become one batch.
-
-    Holds at most ``messages_max`` messages; the thread waits when it is full.
+    It contains at most ``messages_max`` messages. When it is full, the thread waits.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], messages_max: int = MESSAGES_MAX) -> None:
@@ -654,8 +665,10 @@ class Inbox:
         return False
 
     def take(self, timeout_s: float | None) -> list[pa.RecordBatch]:
-        """Waits for a message, and returns all that have arrived; none after ``timeout_s``. Raises the error of
-        reading."""
+        """Waits for a message, and returns all messages that have arrived, or an empty list after ``timeout_s``.
+
+        Raises the error with which reading the input failed.
+        """
         found: list[pa.RecordBatch] = []
         try:
             came = self._arrived.get(timeout=timeout_s)
@@ -672,5 +685,5 @@ class Inbox:
         return found
 
     def close(self) -> None:
-        """Stops the reading thread; nothing takes messages any more."""
+        """Stops the reading thread. Call it when no more messages will be taken."""
         self._closed.set()

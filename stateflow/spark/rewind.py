@@ -1,21 +1,23 @@
-"""Puts the checkpoint of a stopped Spark query back to a batch, so that it sends that batch next.
+"""Rewinds the checkpoint of a stopped Spark query to a batch, so that the query sends that batch next.
 
 When Spark starts, it reads three folders of the checkpoint. The newest entry of ``offsets/`` is the last planned batch,
-the newest entry of ``commits/`` is the last finished batch, and ``state/`` has a version per finished batch. Rewinding
-to batch N keeps ``offsets`` up to N, so that N has the same rows as before, ``commits`` below N, and state
-versions up to N. Batches after N are planned anew and may contain other rows. A file sink's entries for those batches
-have to go too, or Spark would take the batches for written: name the sink's directory as ``sink``.
+the newest entry of ``commits/`` is the last finished batch, and ``state/`` has a version for each finished batch.
+Rewinding to batch N keeps ``offsets`` up to N, so that N has the same rows as before, ``commits`` below N, and state
+versions up to N. Batches after N are planned anew and may contain other rows. The log of a file sink must not list
+batches from N on, because Spark would skip them as already written; pass the sink's directory as ``sink`` to remove
+its entries, too.
 
-If Spark is killed while it writes one of these entries, the temporary file that it was about to rename stays. While the
-logs hold no batch, Spark refuses to start beside such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), whichever of
-its checkpoint file managers wrote it; later Spark ignores it. Another ``checkpointLocation`` would be another query,
-which in real-time mode would begin anew with rows that were applied. So a rewind takes these files out.
+If Spark is killed while it writes one of these entries, the temporary file that it was about to rename remains. While
+the logs contain no batch, Spark refuses to start with such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY),
+whichever of its checkpoint file managers wrote it; afterwards Spark ignores the file. A new ``checkpointLocation`` is
+no remedy, because it makes another query, which in real-time mode would start from the beginning with rows that were
+already applied. So a rewind removes these files.
 
-A machine that loses its power may leave an entry of these logs without bytes, at which Spark refuses to start
-("Incomplete log file"). A rewind to that batch takes the entry out, and Spark plans the batch anew.
+After a power failure, an entry of ``offsets/`` or ``commits/`` may be an empty file, with which Spark refuses to start
+("Incomplete log file"). A rewind to that batch removes the entry, and Spark plans the batch anew.
 
-A rewind deletes nothing. Files that it takes out go to ``_rewound/<time>/`` in the same directory, in an order in which
-an interrupted rewind can be done again.
+A rewind deletes nothing. It moves the files that it removes to ``_rewound/<time>/`` in the same directory, in an order
+in which an interrupted rewind can be repeated.
 """
 
 from __future__ import annotations
@@ -43,7 +45,13 @@ _VERSION = re.compile(r"\.?(\d+)(?:_[0-9a-f\-]+)*\.(?:delta|snapshot|zip|changel
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Files that a rewind takes out. ``moved``: relative to the checkpoint. ``sink_moved``: relative to the sink's log.
+    """Files that a rewind moves out of a checkpoint.
+
+    Attributes:
+        to_batch: the batch that the query sends next.
+        last_batch: the last planned batch; -1 if there is none.
+        moved: files, relative to the checkpoint.
+        sink_moved: files, relative to the sink's log.
 
     Example: ``rewind("checkpoint/", 41).moved``
     """
@@ -65,15 +73,16 @@ class Rewind:
 def plan_rewind(
     files: Iterable[str], to_batch: int, sink_log: Iterable[str] = (), empty: Collection[str] = ()
 ) -> Rewind:
-    """Plans which files a rewind takes out.
+    """Plans which files a rewind moves out of a checkpoint.
 
     Args:
-        files: files of the checkpoint directory, relative, with ``/``.
+        files: paths of the files in the checkpoint directory, relative to it, with ``/``.
         to_batch: the batch that the query must send next.
-        sink_log: names in the sink's ``_spark_metadata``.
-        empty: those of ``files`` without bytes; such log entries are taken out.
+        sink_log: names of the files in the sink's ``_spark_metadata``.
+        empty: the empty files among ``files``; empty log entries are moved out.
 
-    Raises InvalidArgument if this is not a checkpoint of a query, or the query cannot go back to that batch.
+    Raises InvalidArgument if ``files`` are not those of a query's checkpoint, or the query cannot go back to
+    ``to_batch``.
     """
     names = set(files)
     said = names.difference(empty)
@@ -117,8 +126,8 @@ def _crc(name: str) -> str:
 def _sink(names: set[str], to_batch: int) -> list[str]:
     """Returns the entries of the sink's log from ``to_batch`` on.
 
-    Compact entries include all entries before them. If one is taken out, the single entries before ``to_batch`` must
-    exist; otherwise it raises InvalidArgument.
+    A compact entry includes all entries before it. Raises InvalidArgument if a compact entry has to be moved out, but
+    single entries for the batches before ``to_batch`` are missing.
     """
     plain = {int(name): name for name in names if _BATCH.match(name)}
     compact = {int(name[: -len(".compact")]): name for name in names if re.fullmatch(r"\d+\.compact", name)}
@@ -143,16 +152,16 @@ def rewind(
     apply: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Rewind:
-    """Plans a rewind of a stopped query, and with ``apply`` carries it out.
+    """Plans a rewind of a stopped query, and carries it out if ``apply`` is True.
 
     Args:
         directory: the query's checkpointLocation, on a file system of this machine.
         to_batch: the batch that the query must send next, as named by a PositionGap.
-        sink: directory of a file sink that the query writes to. None: no file sink.
-        apply: False only plans.
-        clock: gives the time for the name of the folder of removed files.
+        sink: directory of the file sink that the query writes to; None if it writes to another sink.
+        apply: False only plans, and moves nothing.
+        clock: clock for the name of the folder of removed files.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument if a directory is not what it should be, or the query cannot go back to ``to_batch``.
 
     Example: ``rewind("checkpoint/", to_batch=41, apply=True)``
     """
@@ -177,11 +186,10 @@ def rewind(
 
 
 def take_out_left(directory: str | Path) -> tuple[str, ...]:
-    """Takes out the files that keep Spark from starting a query, and returns their names.
+    """Moves the files that keep Spark from starting a query out of its checkpoint, and returns their names.
 
-    Call it when the query is about to start.
-
-    Returns an empty tuple for a directory that is not on this machine, or if the logs hold batches.
+    Call it before the query starts. It moves nothing, and returns an empty tuple, if ``directory`` is not on this
+    machine, or the logs contain batches.
     """
     try:
         root = _local(directory)
@@ -197,8 +205,8 @@ def take_out_left(directory: str | Path) -> tuple[str, ...]:
 def ran_in_micro_batches(directory: str | Path) -> bool:
     """Tells whether the last finished batch of a query's checkpoint is a micro-batch.
 
-    Real-time mode writes another format of the log of finished batches. Returns False for a directory that is not on
-    this machine or holds no finished batch.
+    In real-time mode Spark writes the log of finished batches in another format. Returns False if ``directory`` is not
+    on this machine or contains no finished batch.
     """
     try:
         root = _local(directory)
@@ -217,10 +225,7 @@ def _files(root: Path) -> list[str]:
 
 
 def _empty(root: Path) -> set[str]:
-    """Returns the logs' entries without bytes, because of which Spark refuses to start.
-
-    A machine that loses power leaves them.
-    """
+    """Returns the empty entries of the logs, with which Spark refuses to start. A power failure may leave them."""
     entries = (path for folder in ("offsets", "commits") for path in (root / folder).glob("*") if path.is_file())
     return {path.relative_to(root).as_posix() for path in entries if not path.stat().st_size}
 

@@ -1,15 +1,17 @@
-"""Spark sessions: features of PySpark's versions, brief errors, Spark Connect, sessions on this machine, and this
-package for executors.
+"""Makes Spark sessions and adapts to their differences.
+
+Checks which features a version of PySpark has, shortens Spark's errors, reads facts from classic and Spark Connect
+sessions, and packs this package for executors.
 
 If a caller asks for a feature that the installed PySpark lacks, :func:`require` refuses it by name. Otherwise Spark or
 Python would raise an error about some internal part.
 
-The driver of a Spark Connect session is in a server, which may be on another machine, and this process has none of its
-objects. What this package asks a classic session through the JVM, it asks a Connect session by running a plan, or
-cannot ask.
+The driver of a Spark Connect session runs in a server, which may be on another machine, and this process has none of
+its objects. Facts that this package reads from a classic session through the JVM, it gets from a Connect session by
+running a plan, or not at all.
 
-This package is packed as a zip that Spark sends to executors: modules only, each with its compiled code. With source
-text alone, a Python worker would compile it at every start.
+The zip that Spark sends to executors contains only modules, each with its compiled code. From source text alone, a
+Python worker would compile every module at each start.
 """
 
 from __future__ import annotations
@@ -42,17 +44,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 JAVA_MIN = 17
-#: When the shuffle of a micro-batch is done, Spark plans the rest anew, in a job of its own. That takes 30 ms, and
-#: gains nothing where the partitions are given.
+#: Turns off adaptive execution. With it, Spark plans the rest of a micro-batch anew after its shuffle, in a job of its
+#: own. That takes 30 ms, and gains nothing because the number of tasks is fixed.
 PLAN_ONCE = {"spark.sql.adaptive.streaming.stateless.enabled": "false"}
-#: The largest value that Spark takes, which means no limit. For any other value Spark adds up, at every row, the bytes
-#: of its batch so far, 35 ms of a micro-batch of 100,000 rows. Spark limits batches to ``maxRecordsPerBatch`` rows in
-#: any case, and a task of a micro-batch has all of its rows in memory before it sends the first.
+#: The largest value that Spark accepts, which means no limit. With any other value Spark adds up the bytes of an Arrow
+#: batch at every row, which takes 35 ms of a micro-batch of 100,000 rows. Spark limits Arrow batches to
+#: ``maxRecordsPerBatch`` rows in any case, and a task of a micro-batch holds all of its rows before it sends the first.
 BATCHES_BY_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": "2147483647"}
-#: For checkpoints on a local disk. Hadoop has two interfaces to the same files, both of which write a temporary file
-#: and rename it. Without Hadoop's native library, which PySpark does not include, the interface that Spark prefers runs
-#: 10 commands per file of the log (``readlink``, ``chmod``), this one 2. That saves 65 ms in a micro-batch, which
-#: writes two or three files.
+#: Setting for checkpoints on a local disk. Hadoop has two interfaces to the same files, both of which write a temporary
+#: file and rename it. PySpark does not include Hadoop's native library. Without it the interface that Spark prefers
+#: runs 10 commands (``readlink``, ``chmod``) for each file of the log; the interface set here runs 2. That saves 65 ms
+#: in a micro-batch, which writes two or three files.
 LOG_ON_LOCAL_DISK = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -71,7 +73,7 @@ _REAL_TIME = {
     # over TCP a row takes 80 ms more: each side waits for the other's acknowledgement
     "spark.python.unix.domain.socket.enabled": "true",
 }
-#: Spark gives filters to Python sources only with this setting, and refuses a source that takes filters without it
+#: Spark passes filters to Python sources only with this setting; without it, it refuses sources that accept filters
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 SPECULATION = "spark.speculation"
 #: log settings with which a failed task takes one line instead of two hundred
@@ -81,11 +83,11 @@ _REMEDY = (
     "macOS: brew install openjdk@17), or set JAVA_HOME to one"
 )
 _NUMBERS = re.compile(r"(\d+)\.(\d+)")
-#: an error raised by a task, or one that was shortened before and passed through a function in foreachBatch
+#: an error raised by a task, or an error that was already shortened and passed through a function in foreachBatch
 _RAISED = re.compile(r"(?:stateflow\.errors|pyspark\.errors\.exceptions\.captured)\.\w+: ((\w+): .+)")
 #: lines that follow the operator's traceback in Spark's text
 _NOT_OURS = re.compile(r"^\s*(at \S+\(|SQLSTATE: |=== |\.\.\. \d+ more|Driver stacktrace:|Caused by: |\[|$)")
-#: a master whose tasks run in the driver, with the number of its cores, and of failures that a task may have
+#: a master with tasks that run in the driver, with its number of cores and the number of failures allowed for a task
 LOCAL = re.compile(r"local(?:\[\s*(?P<cores>\d+|\*)\s*(?:,\s*(?P<failures>\d+)\s*)?\])?\Z")
 #: rows of a range that Spark splits into its default number of parts
 _RANGE = 1 << 12
@@ -100,7 +102,9 @@ _PARALLELISM: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary() 
 class Feature:
     """A feature that needs a newer PySpark.
 
-    ``what``: its name for users. ``since``: first version of PySpark, and of Spark, that supports it.
+    Attributes:
+        what: name of the feature, as users read it.
+        since: first version of PySpark, and of Spark, that supports the feature.
     """
 
     what: str
@@ -119,7 +123,8 @@ class Feature:
         return f"{self.what} needs PySpark {_dotted(self.since)} or newer"
 
 
-#: needs Python workers that give a row's outputs before they have the next row (``spark.python.udf.pipelined.enabled``)
+#: needs Python workers that return a row's outputs before they get the next row, see
+#: ``spark.python.udf.pipelined.enabled``
 REAL_TIME = Feature("real-time mode", (4, 3))
 #: needs Python sources that are given a micro-batch's start, and its limit of rows (``ReadLimit``)
 JETSTREAM = Feature("the JetStream source", (4, 2))
@@ -128,7 +133,7 @@ JETSTREAM = Feature("the JetStream source", (4, 2))
 def require(feature: Feature, spark: SparkSession | None = None) -> None:
     """Checks that PySpark and the Spark of a session have a feature; over Spark Connect their versions may differ.
 
-    Raises InvalidArgument if one is too old, ImportError without PySpark.
+    Raises InvalidArgument if one of them is too old, ImportError if PySpark is not installed.
     """
     import pyspark
 
@@ -137,12 +142,13 @@ def require(feature: Feature, spark: SparkSession | None = None) -> None:
         raise InvalidArgument(f"{feature.needs()}, but this is {pyspark.__version__}", remedy=remedy)
     if spark is not None and not feature.is_in(spark.version):
         raise InvalidArgument(
-            f"{feature.needs()}, but the session's Spark is {spark.version}", remedy=f"where it runs: {remedy}"
+            f"{feature.needs()}, but the session's Spark is {spark.version}",
+            remedy=f"run on the Spark server: {remedy}",
         )
 
 
 def metadata_of(planned: Any, version: str) -> Any:
-    """Returns the metadata that Spark recorded of a batch beside its offsets.
+    """Returns the metadata that Spark recorded for a batch with its offsets.
 
     Args:
         planned: the JVM's entry of the offset log.
@@ -175,7 +181,7 @@ def _dotted(version: tuple[int, int]) -> str:
 def raised_in(text: str) -> tuple[str, str, str] | None:
     """Returns (line, code, the operator's traceback or an empty text) of the last stateflow error in a text.
 
-    Returns None if there is none.
+    Returns None if the text contains no stateflow error.
     """
     found = [match for match in _RAISED.finditer(text) if match[2] in StateflowError.registry]
     if not found:
@@ -192,7 +198,7 @@ def raised_in(text: str) -> tuple[str, str, str] | None:
 
 
 def told(text: str) -> str | None:
-    """Returns the shortened text, with the error's line first and last. None: the text has no error of stateflow."""
+    """Returns the shortened text, with the error's line first and last, or None if it contains no stateflow error."""
     found = raised_in(text)
     if found is None:
         return None
@@ -203,8 +209,8 @@ def told(text: str) -> str | None:
 def tell_briefly() -> None:
     """Makes PySpark shorten its exceptions in this process, from now on.
 
-    Spark wraps an error in an operator's task in three tracebacks: the Python worker's, its own and Java's, and for a
-    streaming query three times over. The shortened text has the error's line first and last, and in between the
+    Spark adds three tracebacks to an error in an operator's task (the Python worker's, Spark's and Java's), and repeats
+    them three times for a streaming query. The shortened text has the error's line first and last, and in between the
     operator's own traceback, if the operator failed. ``STATEFLOW_TRACEBACKS=1`` shows everything. Errors that are not
     stateflow's stay as they are.
     """
@@ -248,8 +254,7 @@ def _tell_briefly_in_classic() -> None:
         said = None if tracebacks_wanted() else told(_all_said(made))
         if said is None:
             return made
-        # PySpark raises UnknownException as Py4J has it, with all of Java's frames; PythonException makes its text from
-        # Java's again
+        # an UnknownException is raised with all of Java's frames, and a PythonException makes its text from Java's
         if isinstance(made, (captured.UnknownException, captured.PythonException)):
             return captured.PythonException(desc=said, stackTrace="")
         made._desc, made._stackTrace, made._cause = said, "", None
@@ -271,15 +276,16 @@ def _all_said(error: Any) -> str:
 
 
 def is_connect(frame_or_session: Any) -> bool:
-    """Tells whether this is a frame or a session of Spark Connect.
+    """Tells whether ``frame_or_session`` belongs to Spark Connect.
 
-    It goes by the name of the class's module, because a classic session does not need Connect's packages.
+    It compares the name of the class's module, because Connect's packages need not be installed for a classic session.
     """
     return type(frame_or_session).__module__.startswith("pyspark.sql.connect")
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """Returns the number of tasks that Spark makes by default. For a Connect session, a query determines it once."""
+    """Returns the number of tasks that Spark makes by default. For a Connect session, one query determines the number,
+    which is then cached."""
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
     if spark not in _PARALLELISM:
@@ -305,7 +311,10 @@ def is_here(spark: Any) -> bool:
 
 
 def local_slots(spark: SparkSession) -> int | None:
-    """Returns the number of tasks that run at once under a ``local`` master; None: unknown, as for any other master."""
+    """Returns the number of tasks that run at once under a ``local`` master, or None if the number is unknown.
+
+    It is always unknown for other masters.
+    """
     get = spark.conf.get
     match = LOCAL.match(get("spark.master", "") or "")
     if match is None:
@@ -328,7 +337,7 @@ def speculates(conf: Any, master: str) -> bool:
 
 
 def analyzed_plan(spark: Any, plan: Any) -> str:
-    """Returns a plan of a Connect session as its server has analyzed it: one line for each node, the last one first."""
+    """Returns a plan as a Connect session's server has analyzed it, with one line for each node, the last one first."""
     text = str(spark.client.explain_string(plan, explain_mode="extended"))
     _, _, text = text.rpartition("== Analyzed Logical Plan ==\n")
     text, _, _ = text.partition("\n== Optimized Logical Plan ==")
@@ -346,7 +355,7 @@ def in_micro_batch(df: DataFrame) -> bool:
 
 
 def require_java() -> int:
-    """Returns the major version of the Java that Spark will use. Raises JavaMissing if there is none new enough.
+    """Returns the major version of the Java that Spark will use. Raises JavaMissing if it is missing or too old.
 
     Example: ``require_java() >= 17``
     """
@@ -368,7 +377,7 @@ def require_java() -> int:
 def quick_settings(master: str) -> dict[str, str]:
     """Returns Spark settings that shorten every micro-batch.
 
-    With a ``local`` master they include one for checkpoints on this machine's disk.
+    For a ``local`` master they include a setting for checkpoints on this machine's disk.
     """
     settings = PLAN_ONCE | BATCHES_BY_ROWS
     if master.startswith("local"):
@@ -379,8 +388,8 @@ def quick_settings(master: str) -> dict[str, str]:
 def real_time_settings() -> dict[str, str]:
     """Returns the Spark settings that an operator in real-time mode requires.
 
-    Pass them to ``SparkSession.builder.config(map=…)`` or ``spark-submit --conf``, in sessions for real-time queries
-    only: they make other Python functions slow. Real-time mode needs PySpark 4.3 or newer.
+    Pass them to ``SparkSession.builder.config(map=…)`` or ``spark-submit --conf``. Use them only in sessions for
+    real-time queries, because they make other Python functions slow. Real-time mode needs PySpark 4.3 or newer.
 
     Example: ``SparkSession.builder.config(map=real_time_settings())``
     """
@@ -388,13 +397,16 @@ def real_time_settings() -> dict[str, str]:
 
 
 def local_session(name: str, master: str = "local[2]", *, real_time: bool = False, **settings: str) -> SparkSession:
-    """Makes a quiet Spark session on this machine whose Python workers run this interpreter.
+    """Makes a quiet Spark session on this machine. Its Python workers run this interpreter.
 
     Args:
+        name: name of the Spark application.
+        master: Spark's master URL.
         real_time: True for queries in real-time mode, see :func:`real_time_settings`.
         settings: Spark settings with ``__`` for the dots, e.g. ``spark__sql__shuffle__partitions="4"``.
 
-    Raises JavaMissing, ExtraMissing without PySpark, or InvalidArgument if it is too old for real-time mode.
+    Raises JavaMissing if Java is missing or too old, ExtraMissing if PySpark is not installed, or InvalidArgument if
+    PySpark is too old for real-time mode.
 
     Example: ``spark = local_session("flights", spark__sql__shuffle__partitions="4")``
     """
@@ -427,10 +439,12 @@ def register_state(spark: SparkSession) -> None:
     """Registers ``spark.read.format("stateflow")`` with a session.
 
     Executors read the state of a cluster, checkpoint or savepoint, the changes between two savepoints, or a description
-    of what can be read. Options: docs/spark.md. Sets ``spark.sql.python.filterPushdown.enabled`` in the session, which
-    Spark requires of a source that takes filters. If this process has a token, reads of the session use the token as it
-    is now: register the source again when there is a newer one. With a cluster inside Spark, call this after
-    ``start_cluster``: each read then gets a token of its own, for the operator that it reads.
+    of what can be read. docs/spark.md lists the options.
+
+    Spark requires ``spark.sql.python.filterPushdown.enabled`` for sources that accept filters, so this function sets it
+    in the session. If this process has a token, reads of the session use the token as it is now. Register the source
+    again when the token was renewed. With a cluster inside Spark, call this function after ``start_cluster``, so that
+    each read gets a token of its own, for the operator that it reads.
 
     Raises BadCertificate if the token cannot be read.
 
@@ -451,7 +465,8 @@ def register_state(spark: SparkSession) -> None:
 def register_jetstream(spark: SparkSession) -> None:
     """Registers ``spark.readStream.format("jetstream")`` with a session.
 
-    Raises ExtraMissing, or InvalidArgument if PySpark is older than 4.2.
+    Raises ExtraMissing if the packages of the extra ``jetstream`` are not installed, or InvalidArgument if PySpark is
+    older than 4.2.
 
     Example: ``register_jetstream(spark)``
     """
@@ -475,10 +490,14 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A zip that was written.
+    """The zip of this package that :func:`write_package` wrote.
 
-    ``python``: the version whose compiled code it has; other versions compile the text. ``requires``: requirements that
-    are not in the zip, in pip's form.
+    Attributes:
+        file: path of the zip.
+        version: version of this package.
+        python: version of Python for which the zip contains compiled code; other versions compile the source text.
+        modules: number of modules.
+        requires: requirements that are not in the zip, in pip's form.
     """
 
     file: Path
@@ -492,7 +511,10 @@ class Written:
 
 
 def write_package(out: Path) -> Written:
-    """Writes the zip. Raises InvalidArgument if the zip cannot be written, or if this package is in a zip itself."""
+    """Writes this package to a zip.
+
+    Raises InvalidArgument if ``out`` cannot be written, or if this package is in a zip itself.
+    """
     modules = 0
     try:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -509,7 +531,7 @@ def write_package(out: Path) -> Written:
 def _modules() -> Iterator[tuple[str, bytes, bytes]]:
     """Yields (path in the zip, text, compiled code) of each module.
 
-    The compiled code holds no time of its source file, so Python does not look for that file.
+    The compiled code does not record the time of its source file, so Python does not look for that file.
     """
     with tempfile.TemporaryDirectory(prefix="stateflow-package-") as folder:
         compiled = Path(folder) / "compiled"
@@ -529,14 +551,16 @@ def _root(package: str) -> Path:
     if root is None or not root.is_dir():
         raise InvalidArgument(
             f"{package} is not installed as plain files",
-            remedy="build the zip where it is: pip install stateflow-streams",
+            remedy="build the zip in an environment that has it installed: pip install stateflow-streams",
         )
     return root
 
 
 def _requires() -> tuple[str, ...]:
-    """Returns the requirements of the distribution and its extra ``spark``; empty: it is on the path but not
-    installed."""
+    """Returns the requirements of the distribution and its extra ``spark``.
+
+    Returns an empty tuple if the package is on the path but not installed.
+    """
     try:
         required = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

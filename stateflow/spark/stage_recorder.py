@@ -1,16 +1,16 @@
-"""Records the stages of Spark pipelines: a listener records streaming queries, a wrapper function batch pipelines.
+"""Records what streaming queries and batch pipelines do as stages of a ledger.
 
 ``record_queries(spark, manager)`` records each micro-batch of each streaming query of a session as one stage. The
-stage's ``state_id`` consists of the query's id and the batch's, so a batch that is replayed after a restart from its
-checkpoint is the same stage, not a second one.
+stage's ``state_id`` consists of the ids of query and batch. So if a query replays a batch after a restart from its
+checkpoint, the batch does not get a second stage.
 
-Spark reports a batch after it has committed it, to listeners of the same process. So a committed batch may have no
-stage if a driver was killed or its ledger was unavailable. Each run of a query looks once for such batches in the
-query's checkpoint. It counts their rows again if the source still knows them: a file source keeps the names of a
-batch's files.
+Spark reports a batch after committing it, and only to listeners in its own process. So a committed batch may have no
+stage if the driver was killed or the ledger was unavailable. Each run of a query looks once for such batches in the
+query's checkpoint. Their rows are counted again if the source still knows them, as a file source does, which records
+the names of a batch's files.
 
-``run_stage`` runs one batch pipeline, from a source to a sink. It records the stage before and after each step, does
-not run a completed stage again, and after a crash runs a stage again from its last success.
+``run_stage`` runs one batch pipeline from a source to a sink, and records the stage before and after each step. It does
+not run a completed stage again. After a crash, the next call runs the stage again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TEXT_MAX = 255
-#: most stages that are kept while the ledger is away
+#: most stages that are kept in memory while the ledger is unavailable
 WAITING_MAX = 10_000
-#: plan nodes that pass on the rows of their child
+#: plan nodes that pass on all rows of their child
 _HANDED_ON = frozenset({"Project", "SubqueryAlias", "EventTimeWatermark", "View"})
 
 
@@ -78,7 +78,13 @@ def filter_of(execution: Any) -> str | None:
 class Swallowed:
     """A committed batch without a stage.
 
-    ``rows``: None: the source no longer knows. ``first``, ``last``: offsets of its sources, JSON or None.
+    Attributes:
+        batch: Spark's number of the batch.
+        planned_ms: when Spark planned the batch, in milliseconds since 1970.
+        rows: number of rows; None if the sources no longer know it.
+        first: offset at which the batch starts, for each source, as JSON or None.
+        last: offset at which the batch ends, for each source, as JSON or None.
+        sources: Spark's descriptions of the sources.
     """
 
     batch: int
@@ -91,13 +97,18 @@ class Swallowed:
 
 
 def execution_of(spark: SparkSession, query: str) -> Any:
-    """Returns the JVM's object of a query that is starting; the object outlives the query. None if there is none."""
+    """Returns the JVM's object of a running query, or None if the query is not running. The object outlives the
+    query."""
     found = spark.streams.get(query)
     return None if found is None else found._jsq.streamingQuery()
 
 
 def committed(execution: Any, before: int | None) -> list[int]:
-    """Returns the committed batches in the checkpoint, newest first: as many as Spark retains."""
+    """Returns the committed batches that Spark retains in the checkpoint, newest first.
+
+    Args:
+        before: returns only batches with smaller numbers; None returns all.
+    """
     newest = execution.commitLog().getLatestBatchId()
     number = int(newest.get()) if newest.isDefined() else -1
     if before is not None:
@@ -110,7 +121,7 @@ def committed(execution: Any, before: int | None) -> list[int]:
 
 
 def swallowed(spark: SparkSession, execution: Any, batches: Collection[int]) -> Iterator[Swallowed]:
-    """Yields those of the batches that had rows, oldest first."""
+    """Yields, oldest first, those of ``batches`` for which the offsets of a source advanced."""
     for batch in sorted(batches):
         planned = execution.offsetLog().get(batch)
         if not planned.isDefined():
@@ -125,7 +136,7 @@ def swallowed(spark: SparkSession, execution: Any, batches: Collection[int]) -> 
         counts = [_rows(spark, *each) for each in zip(sources, starts, offsets, strict=False)]
         rows = None if None in counts or len(counts) != len(offsets) else sum(filter(None, counts))
         if rows is None:
-            log.warning("row count of batch %d is no longer known", batch)
+            log.warning("stage of batch %d recorded without its row count, which its source no longer knows", batch)
         names = tuple(str(source.toString()) for source in sources)
         yield Swallowed(
             batch, int(metadata_of(planned.get(), spark.version).batchTimestampMs()), rows, first, last, names
@@ -146,7 +157,7 @@ def _json(offset: Any) -> str | None:
 
 
 def _rows(spark: SparkSession, source: Any, start: Any, end: Any) -> int | None:
-    """Counts the rows of a file source's batch by reading its files again; None for other sources."""
+    """Counts the rows of a file source's batch by reading its files again. Returns None for other sources."""
     from py4j.protocol import Py4JError
 
     if _json(start) == _json(end):
@@ -193,19 +204,22 @@ def record_queries(
     sink: End | None = None,
     manifest: str | None = None,
 ) -> StreamingQueryListener:
-    """Records each micro-batch with rows, and each failure, of the session's queries as a stage, from now on.
+    """Records each micro-batch with rows, and each failure, of the session's queries as a stage.
+
+    Recording begins when this function is called. An unavailable ledger never stops a query. Stages that could not be
+    recorded are recorded with the next ones, and the next run of a query records those that a killed driver missed, see
+    :func:`swallowed`. Calling this function twice does no harm, because existing stages are not changed.
+
+    Over Spark Connect, this client records as long as it runs. Batches that the server commits without this client have
+    no stage, and filters of sources are not recorded.
 
     Args:
-        job_id: job of every query; None: the query's name, or else its id.
-        source: the source of the queries; None: Spark's description of it.
-        sink: their sink; None: Spark's description of it.
-        manifest: the file that declares the pipeline.
+        job_id: job of every query; by default the query's name, or its id if it has no name.
+        source: source of the queries; by default Spark's description of it.
+        sink: sink of the queries; by default Spark's description of it.
+        manifest: name of the file that declares the pipeline.
 
-    Returns the listener, for ``spark.streams.removeListener``. A second listener changes nothing: an existing stage
-    stays unchanged. An unavailable ledger never stops a query. Stages that could not be recorded are recorded with the
-    next ones, and the query's next run records those that a killed driver missed, see :func:`swallowed`. Over Spark
-    Connect this client records, as long as it lives: batches that the server commits without it have no stage, and the
-    source's filters are not known.
+    Returns the listener, for ``spark.streams.removeListener``.
 
     Example: ``record_queries(spark, StateManager(ledger), job_id="tallies")``
     """
@@ -234,10 +248,10 @@ def record_queries(
 
 
 def _heard_at_exit(spark: SparkSession, listener: StreamingQueryListener) -> None:
-    """Removes the listener at the program's end, after recording all events received by then.
+    """Removes the listener when the program ends, after all events received by then have been recorded.
 
-    Over Spark Connect a thread listens for events. A process waits for this thread when it ends: for ever, unless its
-    session was stopped.
+    Over Spark Connect a thread listens for events. When a process ends, it waits for this thread, which without this
+    function would never end unless the session was stopped.
     """
 
     def end() -> None:
@@ -252,8 +266,10 @@ def _heard_at_exit(spark: SparkSession, listener: StreamingQueryListener) -> Non
 class _Run:
     """One run of a query.
 
-    ``filter``: the conditions on its source. ``execution``: the JVM's object; None after batches of earlier runs were
-    looked for.
+    Attributes:
+        job: job of the query.
+        filter: conditions on the query's source.
+        execution: the JVM's object of the query; None once batches of earlier runs have been looked for.
     """
 
     job: str
@@ -262,7 +278,7 @@ class _Run:
 
 
 class _Recorder:
-    """Records stages. A single thread calls it, that of Spark's listeners."""
+    """Records stages. Only the thread of Spark's listeners calls it."""
 
     def __init__(
         self,
@@ -318,9 +334,9 @@ class _Recorder:
             )
 
     def _declared(self, run: _Run | None) -> dict[str, Any]:
-        """Returns the columns that the query gives, overridden by those that the caller declared.
+        """Returns the columns known from the query, overridden by those that the caller of ``record_queries`` declared.
 
-        A declaration of None is ignored.
+        Declared columns with the value None are ignored.
         """
         given: dict[str, Any] = {"manifest_name": self._manifest, "source_filter": run.filter if run else None}
         given |= {} if self._source is None else self._source.columns("source")
@@ -328,8 +344,7 @@ class _Recorder:
         return {name: value for name, value in given.items() if value is not None}
 
     def _record(self, *stages: dict[str, Any]) -> None:
-        """Records the waiting stages, then these, each once. Stages that the ledger cannot take now are kept
-        waiting."""
+        """Records the waiting stages, then ``stages``, each once. While the ledger is unavailable, stages wait."""
         self._waiting.extend(stages)
         try:
             while self._waiting:
@@ -338,7 +353,7 @@ class _Recorder:
                     self._insert(stage)
                 self._waiting.popleft()
         except (Unavailable, LedgerReadOnly, LedgerReplaced) as error:
-            log.error("%d stages waiting to be recorded: %s", len(self._waiting), error)
+            log.error("%d stages wait to be recorded in the ledger: %s", len(self._waiting), error)
         except StateflowError as error:
             log.error("stage %s not recorded: %s", self._waiting[0]["state_id"], error)
             self._waiting.popleft()
@@ -350,9 +365,9 @@ class _Recorder:
         self._manager.insert_state(**columns)
 
     def _look_back(self, query: str, run: _Run, before: int | None) -> None:
-        """Records committed batches that have no stage, once in each run.
+        """Records committed batches without a stage, once in each run of a query.
 
-        Batches before the first recorded one date from before the recording began, and are left out.
+        Batches before the first recorded batch are left out, because they were committed before the recording began.
         """
         execution = run.execution
         if execution is None:
@@ -365,10 +380,10 @@ class _Recorder:
             missing = [number for name, number in done.items() if name not in known and number > oldest]
             found = list(swallowed(self._spark, execution, missing)) if missing else []
         except StateflowError as error:
-            log.error("search for unrecorded batches of an earlier run postponed until the ledger answers: %s", error)
+            log.error("unrecorded batches of job %s not searched until the ledger answers: %s", run.job, error)
             return
         except failures as error:
-            log.error("search for unrecorded batches of an earlier run abandoned: %s", error)
+            log.error("unrecorded batches of job %s not recorded: %s", run.job, error)
             found = []
         run.execution = None
         self._record(*(stage_of_swallowed(query, each) | self._declared(run) | {"job_id": run.job} for each in found))
@@ -379,7 +394,7 @@ def batch_state_id(query_id: str, batch_id: int) -> str:
 
 
 def end_of(description: str) -> End:
-    """Parses Spark's description of a source or a sink: ``FileSink[file:/tmp/out]``."""
+    """Parses Spark's description of a source or a sink, such as ``FileSink[file:/tmp/out]``."""
     match = re.fullmatch(r"([\w.$]+)\[(.*)\]", description, re.DOTALL)
     kind = (match[1] if match else description).partition("@")[0].rpartition(".")[2].rstrip("$")
     entity = match[2] if match and rules.is_item_id(match[2]) else None
@@ -387,7 +402,7 @@ def end_of(description: str) -> End:
 
 
 def _ends(descriptions: Iterable[str]) -> End:
-    """Joins several descriptions to one."""
+    """Returns one source for Spark's descriptions of one or several sources."""
     ends = [end_of(each) for each in descriptions]
     if len(ends) == 1:
         return ends[0]
@@ -395,7 +410,7 @@ def _ends(descriptions: Iterable[str]) -> End:
 
 
 def stage_of(progress: Any) -> dict[str, Any]:
-    """Returns the columns of a micro-batch's stage. ``before``: the id of the preceding batch's stage."""
+    """Returns the columns of a micro-batch's stage, and as ``before`` the id of the preceding batch's stage."""
     query, batch = str(progress.id), progress.batchId
     started = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
     took = progress.durationMs
@@ -442,7 +457,7 @@ def _joined(offsets: Iterable[Any]) -> str | None:
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
-    """Returns what a failing call of Spark raises."""
+    """Returns the types of exceptions that failed calls of Spark raise."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -463,19 +478,18 @@ def run_stage(
     record: str | None = None,
     manifest: str | None = None,
 ) -> dict[str, Any]:
-    """Pulls from a source and pushes to a sink, once for this job, source and sink.
+    """Pulls rows from a source and pushes them to a sink, once for each job, source and sink.
 
-    A completed stage does not run again.
+    If the stage is already complete, ``run_stage`` only returns it.
 
     Args:
-        pull: called with the last stage that pulled this entity and pushed it successfully, or None; returns a
-            DataFrame.
-        push: writes the DataFrame, such that writing it again does no harm (``mode("overwrite")``, a merge); may return
-            the row count. After a crash between the write and its record, the next run pushes again.
-        record: column that orders records: an id, a time. Its least and greatest value are recorded as the first and
-            last record pulled, from which a later ``pull`` may continue. Rows beyond them, which arrive meanwhile, are
-            not pushed; rows without a value are. Costs a pass over the pulled rows.
-        manifest: the file that declares the pipeline.
+        pull: called with the last stage that successfully pushed rows of this entity, or None; returns a DataFrame.
+        push: writes the DataFrame; may return the row count. After a crash between the write and its record, the next
+            run pushes again, so a repeated write must do no harm (``mode("overwrite")``, a merge).
+        record: column that orders records, such as an id or a time. Its least and greatest values are recorded as the
+            first and last record pulled, from which a later ``pull`` may continue. Rows with greater values, which have
+            arrived since, are not pushed; rows with null are pushed. Needs an additional pass over the pulled rows.
+        manifest: name of the file that declares the pipeline.
 
     Returns the stage. An exception of ``pull`` or ``push`` is recorded as a failure, and raised again.
 
@@ -541,7 +555,10 @@ def _failed(manager: StateManager, state_id: str, error: BaseException, **column
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Least and greatest value of the column that orders records; None if there is none."""
+    """Least and greatest value of the column that orders records, and the number of rows.
+
+    Values are None if there is no such column or no value in it.
+    """
 
     first: Any = None
     last: Any = None
@@ -549,7 +566,8 @@ class Pulled:
 
 
 def measured(frame: DataFrame, record: str) -> Pulled:
-    """Measures the column that orders records, and counts the rows. Raises InvalidArgument for a missing column."""
+    """Finds the least and greatest value of a column, and counts the rows. Raises InvalidArgument if the column is
+    missing."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if record not in frame.columns:
@@ -561,13 +579,13 @@ def measured(frame: DataFrame, record: str) -> Pulled:
     assert row is not None
     first, last, rows = row
     if first is not None and frame.schema[record].dataType.typeName() == "timestamp":
-        # Spark gives it in this process's zone, without the zone
+        # Spark returns times in this process's zone, without naming the zone
         first, last = first.astimezone(UTC), last.astimezone(UTC)
     return Pulled(first, last, rows)
 
 
 def as_text(value: Any) -> str | None:
-    """Returns the value in stored form: times as ISO text."""
+    """Returns the value as text for the ledger, with dates and times in ISO format."""
     return value.isoformat() if isinstance(value, date) else None if value is None else str(value)
 
 

@@ -1,13 +1,13 @@
-"""State as a data source of Spark, read by executors: ``spark.read.format("stateflow")``.
+"""Data source ``spark.read.format("stateflow")``, with which executors read state.
 
 Each Spark partition covers the partitions that one replica owns, or one partition of a checkpoint. Filters on ``key``
-and ``partition`` are pushed down: executors read only the partitions that may have such keys, and from replicas only
-these keys. Spark evaluates filters on windows, because the address of a session's cells does not tell its bounds. Spark
-refuses a source that takes filters unless ``spark.sql.python.filterPushdown.enabled`` is true, so
+and ``partition`` are pushed down: executors read only the partitions that may contain the wanted keys, and replicas
+send only those keys. Filters on windows are left to Spark, because the address of a session's cells does not tell its
+bounds. Spark refuses sources that accept filters unless ``spark.sql.python.filterPushdown.enabled`` is true, so
 :func:`~stateflow.spark.session.register_state` sets it.
 
-With ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a description of the
-readable states.
+With the option ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a
+description of the readable states or the partitions.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ class StateOptions(BaseModel):
     state: str | None = Field(default=None, description="name of the state's attribute or tag")
     cluster: str | None = Field(default=None, description="host:port of the controller, or of several")
     directory: str | None = Field(
-        default=None, description="directory of a program's own cluster that runs on this machine"
+        default=None, description="directory of a program's own cluster that runs on the driver's machine"
     )
     checkpoint: str | None = Field(default=None, description="URL of a checkpoint store, read without a cluster")
-    savepoint: str = Field(default="", description="savepoint in that store; default: its newest checkpoints")
-    since: str = Field(default="", description="older savepoint in that store, to read changes since")
+    savepoint: str = Field(default="", description="savepoint in the checkpoint store; default: the newest checkpoints")
+    since: str = Field(default="", description="older savepoint in the store; reads the changes made after it")
     describe: Literal["", "states", "partitions"] = Field(
-        default="", description="read a description of the contents instead"
+        default="", description="reads a description of the states or partitions instead of entries"
     )
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StateOptions:
-        """Validates the options. Raises InvalidArgument, naming the option."""
+        """Validates the options. Raises InvalidArgument, which names the option, if one is not valid."""
         try:
             return cls.model_validate({key: options[key] for key in options})
         except ValidationError as error:
@@ -116,11 +116,13 @@ class StateOptions(BaseModel):
 class StateSource(DataSource):
     """Spark's data source, see :func:`stateflow.spark.register_state`.
 
-    Spark plans a read in a Python worker of its own, which has the environment of the JVM, not that of the caller.
+    Spark plans each read in a separate Python worker on the driver's machine, with the environment of the JVM instead
+    of the caller's.
 
-    ``token``: token of the caller; empty: the worker's own environment counts.
-    ``issuer``: directory of the caller's own authority, on the driver's machine, where Spark plans reads. The worker
-    that plans a read gets a token for it there, and only this token goes to executors. Empty: there is none.
+    Attributes:
+        token: token of the caller; if empty, the worker uses the credentials in its own environment.
+        issuer: directory of the caller's own authority; empty if it has none. The worker that plans a read gets a token
+            for that read there, and only this token goes to executors.
     """
 
     token = ""
@@ -128,7 +130,7 @@ class StateSource(DataSource):
 
     @classmethod
     def bound(cls, token: str = "", issuer: str = "") -> type[StateSource]:
-        """Returns the source with the caller's token, which Spark pickles as a part of the class, as it does tasks."""
+        """Returns the source with the caller's token. Spark pickles the token with the class, so no plan shows it."""
         return type(cls.__name__, (cls,), {"token": token, "issuer": issuer})
 
     @classmethod
@@ -142,14 +144,15 @@ class StateSource(DataSource):
 
     def reader(self, schema: Any) -> StateReader:
         options = self._begun()
-        self.__class__ = StateSource  # Spark sends this object to executors beside the reader, which has their token
+        # Spark sends this object to executors besides the reader, which has the token for them
+        self.__class__ = StateSource
         if options.checkpoint is not None:
             return StateReader(options, schema, "")
         options = options.model_copy(update={"cluster": options.address(), "directory": None})
         return StateReader(options, schema, own_token())
 
     def _begun(self) -> StateOptions:
-        """Returns the options, once this worker uses the token for such a read. A checkpoint is read without one.
+        """Validates the options, and makes this worker use the token for such a read; a checkpoint needs no token.
 
         Raises InvalidArgument, BadCertificate.
         """
@@ -165,7 +168,10 @@ class StateSource(DataSource):
 
 
 def _use(token: str) -> None:
-    """Sets the token of this worker; empty: its own environment counts. Raises BadCertificate if it has expired."""
+    """Sets the token of this worker. With an empty token, the worker uses its own environment.
+
+    Raises BadCertificate if the token has expired.
+    """
     use_token(token)
     if not token:
         return
@@ -175,14 +181,15 @@ def _use(token: str) -> None:
     if utc(SYSTEM_CLOCK) > found.not_after:
         raise BadCertificate(
             f"the token of {found.identity} for this read expired at {found.not_after:%Y-%m-%d %H:%M:%S} UTC",
-            remedy="load the DataFrame again; if that fails too, call register_state before, with a newer token",
+            remedy="load the DataFrame again; if that fails too, call register_state with a newer token first",
         )
 
 
 def _schema(options: StateOptions) -> pa.Schema:
     """Returns the source's schema.
 
-    Types come from the declaration. The key's type is that of the first stored key, or text if there is none.
+    Types are those of the state's declaration. The type of the key is that of the first stored key, or text if no key
+    is stored.
     """
     if options.describe:
         return DESCRIBED[options.describe]
@@ -196,9 +203,9 @@ def _schema(options: StateOptions) -> pa.Schema:
 
 
 def _first(options: StateOptions) -> pa.Table:
-    """Returns a few entries of the first partition that has any.
+    """Returns some entries of the first partition that has entries.
 
-    Without entries, returns an empty table with the declared types.
+    If there are no entries, returns an empty table with the declared types.
     """
     empty: list[pa.Table] = []
     for page in _of_any(options):
@@ -210,7 +217,7 @@ def _first(options: StateOptions) -> pa.Table:
 
 
 def _of_any(options: StateOptions) -> Iterator[bytes]:
-    """Yields the first page of each partition, and of a checkpoint more of a partition that has several."""
+    """Yields the first page of each partition of a cluster, or all pages of a checkpoint."""
     assert options.state is not None
     if options.checkpoint is not None:
         yield from read_checkpoint(options.store(), options.operator, options.state, savepoint=options.savepoint)
@@ -222,8 +229,8 @@ def _pages(options: StateOptions, partitions: Collection[int] | None, keys: Sequ
     """Yields pages of entries as Arrow IPC streams.
 
     Args:
-        partitions: None: all.
-        keys: empty: all. A checkpoint gives the entries of all keys.
+        partitions: partitions to read; None reads all.
+        keys: keys to read from a cluster; empty reads all. From a checkpoint, all keys are always read.
     """
     assert options.state is not None
     if options.checkpoint is not None:
@@ -238,8 +245,13 @@ def _pages(options: StateOptions, partitions: Collection[int] | None, keys: Sequ
 
 @dataclass
 class Portion(InputPartition):
-    """Partitions that one Spark task reads. ``keys``: only these keys; empty: all. ``state``: its attribute or exact
-    name, by which each partition knows the state."""
+    """Partitions that one Spark task reads.
+
+    Attributes:
+        partitions: numbers of the partitions.
+        keys: keys to read; empty reads all.
+        state: attribute or exact name of the state, by which each partition can find it.
+    """
 
     partitions: tuple[int, ...]
     keys: tuple[Any, ...] = ()
@@ -248,9 +260,14 @@ class Portion(InputPartition):
 
 @dataclass
 class StateReader(DataSourceReader):
-    """Reader of the source. ``schema``: Spark's schema. ``token``: token for executors; empty: none.
+    """Reader of the source.
 
-    ``keys``: pushed-down keys; None: all. ``numbers``: pushed-down partition numbers; None: all.
+    Attributes:
+        options: options of the source.
+        schema: Spark's schema.
+        token: token for executors; empty if they need none.
+        keys: keys in pushed-down filters; None if no filter names keys.
+        numbers: partition numbers in pushed-down filters; None if no filter names partitions.
     """
 
     options: StateOptions
@@ -260,8 +277,8 @@ class StateReader(DataSourceReader):
     numbers: frozenset[int] | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Takes note of filters on key and partition to read less. Returns all filters, because Spark must apply them
-        again."""
+        """Records filters on key and partition, which limit what is read. Returns all filters, because Spark must apply
+        them again."""
         if not self.options.describe:
             for each in filters:
                 match each:
@@ -312,7 +329,7 @@ class StateReader(DataSourceReader):
         return found or [Portion(())]
 
     def _exact_state(self) -> str:
-        """Returns the name by which each partition knows the state, so that no task looks it up in all partitions."""
+        """Returns the name by which each partition can find the state, so that tasks need not ask all partitions."""
         options, state = self.options, self.options.state
         assert state is not None
         if is_exact(state) or "window_start" not in self.schema.names:
@@ -330,13 +347,14 @@ class StateReader(DataSourceReader):
             if {each.partitions for each in before} != counts:
                 raise InvalidArgument(
                     "the two savepoints have different numbers of partitions and cannot be compared",
-                    remedy="read both, and compare them with Spark",
+                    remedy="read each savepoint without since=, and compare the two DataFrames with Spark",
                 )
 
     def _keys_as_stored(self) -> tuple[Any, ...] | None:
-        """Returns the pushed-down keys; None: read all keys.
+        """Returns the keys to read, or None to read all keys.
 
-        Keys of another type than the stored ones are not pushed down, because Spark would convert one of the two.
+        A filter's keys are not used if their type differs from that of stored keys, because Spark compares the two
+        after a conversion.
         """
         from pyspark.sql.pandas.types import from_arrow_type
 
@@ -368,7 +386,7 @@ class StateReader(DataSourceReader):
 def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]] | None:
     """Groups keys by their partition.
 
-    Returns None if no keys were named, or a key is composite, such as a struct.
+    Returns None if ``keys`` is None, there are no partitions, or a key is composite, such as a struct.
     """
     if keys is None or not count:
         return None
@@ -396,7 +414,7 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.R
 
 
 def _entries(options: StateOptions, number: int) -> dict[str, dict[str, Any]]:
-    """Returns the entries of one partition, by a text for key, window and map key, because these may be of any type."""
+    """Returns the entries of one partition, by a text of key, window and map key, which may be of any type."""
     rows = (row for page in _pages(options, (number,), ()) for row in read_table(page).to_pylist())
     return {repr([row[name] for name in row if name not in ("value", "partition")]): row for row in rows}
 

@@ -1,11 +1,11 @@
-"""One Spark task: sends the rows of some partitions to their owners, and returns their outputs.
+"""Sends the rows of one Spark task to the owners of their partitions, and returns the outputs.
 
 A task of a micro-batch sends its rows as one batch, once every partition is known to contain the batch before. A task
-of a batch DataFrame cuts its rows into pieces of a bounded size, each a batch of its own, see :func:`cut`. Partitions
-that contain a batch answer with its stored output, so an attempt may send the same rows again.
+of a batch DataFrame cuts its rows into pieces of a bounded size, see :func:`cut`, and sends each piece as a batch.
+A partition that already contains a batch answers with the stored output, so an attempt may send the same rows again.
 
-The code runs in Spark's Python workers, which Spark forks and uses again for batch after batch. Routers and channels
-are made at first use and kept.
+The code runs in Spark's Python workers, which Spark forks and reuses for later batches. Routers and channels are made
+at first use and kept.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from stateflow.spark.metrics import Seconds, TaskReport, with_report
 from stateflow.state.cells import LATEST_US
 from stateflow.tracing import tracing
 
-#: bytes of rows of a piece, in Arrow's form. Python holds a few times as much while it sends them.
+#: size of the rows of a piece in Arrow's form, in bytes. Python holds a few times as much while it sends them.
 PIECE_BYTES = 16 << 20
-#: bytes of an offset, which each value of variable length takes besides its own, also in a list
+#: bytes of an offset, which Arrow stores for each value of variable length and each list, besides their contents
 _OFFSET_BYTES = 4
 PARTITION_COLUMN = "__stateflow_partition"
-#: column of a batch DataFrame: a hash of each row; its rows are in an order that is the same whenever they are read
+#: column with a hash of each row of a batch DataFrame, whose rows are in the same order each time that they are read
 HASH_COLUMN = "__stateflow_hash"
 OUTPUT_ROWS = 10_000
-#: most bytes of rows that a task applies as a whole: no column of texts may be larger
+#: most bytes of rows that a task applies as a whole, because Arrow limits a column of texts to as many
 WHOLE_BYTES_MAX = (1 << 31) - 1
 _ROUTERS: dict[tuple[str, str, float], Router] = {}
-#: router and source → last batch that this process brought to every partition by itself, as a single task does
+#: router and source → last batch that this process sent to every partition by itself, as a single task does
 _WHOLE: dict[tuple[str, str, float, str], int] = {}
 
 
@@ -68,13 +68,13 @@ _WHOLE: dict[tuple[str, str, float, str], int] = {}
 
 
 def cut(batches: Iterable[pa.RecordBatch], bytes_max: int = PIECE_BYTES) -> Iterator[tuple[list[pa.RecordBatch], bool]]:
-    """Yields (rows, whether it is the last) of each piece; there is at least one, which may be empty.
+    """Yields (rows, whether the piece is the last) of each piece. There is at least one piece, which may be empty.
 
-    The cuts depend on the rows alone, and on their order. An attempt that sends them again cuts them as before,
-    whatever number of rows Spark then gives at a time.
+    The cuts depend only on the rows and their order. So another attempt cuts the same rows in the same places, even if
+    Spark passes them in batches of other sizes.
 
     No piece is larger than ``bytes_max``, except a piece of a single row. A piece is yielded once it is known whether
-    more rows follow. The caller owns the list and should clear it.
+    more rows follow. The caller owns the list of rows and should clear it.
     """
     piece: list[pa.RecordBatch] = []
     size = 0
@@ -104,7 +104,7 @@ def row_bytes(batch: pa.RecordBatch) -> Any:
 
 
 def _bytes_of(column: pa.Array) -> Any:
-    """Returns the bytes of each value, or one figure for all."""
+    """Returns the size of each value in bytes, as an array, or as one number if all values have the same size."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _bytes_of(column.storage)
@@ -133,9 +133,9 @@ def _lengths(found: pa.Array) -> Any:
 
 
 class _Rows(NamedTuple):
-    """Rows of a task by partition, with a digest of each partition's rows in any order.
+    """Rows of a task by partition, with a digest of each partition's rows that does not depend on their order.
 
-    ``newest_us``: their newest event time, µs. None: no watermark, or no times.
+    ``newest_us`` is the newest event time of the rows in µs, or None without a watermark column or without times.
     """
 
     batch: BatchRows
@@ -143,7 +143,7 @@ class _Rows(NamedTuple):
 
 
 class Work:
-    """Counts and times a task's steps; each method ends the step after which it is named."""
+    """Counts rows and measures times of a task's steps. Each method is called when the step that it names has ended."""
 
     def __init__(self, task: OperatorTask, query: str | None, batch: Batch, number: int, clock: Clock) -> None:
         self._task, self._clock, self._since = task, clock, clock.monotonic()
@@ -175,7 +175,7 @@ class Work:
         self._add(Seconds(rpc=rpc, operator=operator, commit=commit), visits=visits, replayed=delivery.replayed)
 
     def given(self) -> None:
-        """Ends the step of passing outputs to Spark, which counts as Spark's time."""
+        """Ends the step that passed outputs to Spark. Its time counts as Spark's."""
         self._add(Seconds(spark=self._lap()))
 
     def tell(self) -> None:
@@ -195,21 +195,20 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTask:
-    """Function for ``mapInArrow``. ``run``: one call of apply_operator. ``tasks``: the shuffle's width.
+    """Function that ``mapInArrow`` runs in each Spark task.
 
-    ``reports``: the accumulator for the task's reports. None: reports are not sent to one. ``observed``: reports are
-    emitted with the outputs. See :mod:`stateflow.spark.metrics` for both.
-
-    ``piece_bytes``: size of the pieces in which rows of a batch DataFrame are sent, in their own order. None: the rows
-    belong to a micro-batch, and are sent as a whole.
-
-    ``site``: name of the column with the site that a row comes from. Empty: no row has a site.
-
-    ``columns``: names of the input's columns, which arrive renamed by position. Empty: they arrive with their own
-    names.
-
-    ``token``: the driver's token for executors. It is part of the pickled function, and so appears in no plan, log or
-    command line.
+    Attributes:
+        tasks: number of Spark tasks, among which the partitions are divided.
+        run: identifies the call of ``apply_operator``.
+        reports: accumulator for the task's reports; ``None`` if reports are not sent to an accumulator.
+        observed: True if reports are emitted with the outputs. See :mod:`stateflow.spark.metrics`.
+        piece_bytes: size of the pieces in which rows of a batch DataFrame are sent, in their own order; ``None`` if the
+            rows belong to a micro-batch, which is sent as a whole.
+        site: name of the column with the site that a row comes from; empty if rows have no site.
+        token: the driver's token for executors. It is pickled with the function, so that it appears in no plan, log or
+            command line.
+        columns: names of the input's columns, which arrive renamed by position; empty if they arrive under their own
+            names.
     """
 
     controller: str
@@ -236,7 +235,7 @@ class OperatorTask:
 
     @property
     def __name__(self) -> str:
-        """The name that plans show, where :mod:`stateflow.spark.whole` finds it. No operator's name has a ``~``."""
+        """Name that plans show and that :mod:`stateflow.spark.whole` parses. Operators' names contain no ``~``."""
         return f"stateflow_{self.operator}{'~' if self.streaming else '_'}{self.run}"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -294,18 +293,16 @@ class OperatorTask:
     def _in_pieces(
         self, first: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, bytes_max: int
     ) -> Iterator[pa.RecordBatch]:
-        """Applies the rows of a batch DataFrame piece by piece.
+        """Applies the rows of a batch DataFrame piece by piece, and yields a piece's outputs before it reads the next.
 
-        Yields each piece's outputs before the next piece is read.
-
-        An error says which piece it is about; the pieces before it are applied.
+        An error names the piece that failed. The pieces before it have been applied.
         """
         for number, (piece, last) in enumerate(cut(self._read(batches, task), bytes_max)):
             work.read(sum(batch.num_rows for batch in piece))
             rows = self._by_partition(piece, task, digests=True)
             piece.clear()  # several frames hold this list
             work.routed()
-            watermark_us = LATEST_US if last and self.watermark is not None else None  # nothing follows
+            watermark_us = LATEST_US if last and self.watermark is not None else None  # no row follows the last piece
             try:
                 tables = self._delivered(replace(first, number=number, watermark_us=watermark_us), rows, work)
             except StateflowError as error:
@@ -340,14 +337,14 @@ class OperatorTask:
         return tables
 
     def _read_whole(self, batches: Iterator[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
-        """Reads all rows of the task. Raises InvalidArgument for more than can be one batch."""
+        """Reads all rows of the task. Raises InvalidArgument if they exceed :data:`WHOLE_BYTES_MAX`."""
         arrived: list[pa.RecordBatch] = []
         size = 0
         for batch in self._read(batches, task):
             size += batch.nbytes
             if size > WHOLE_BYTES_MAX:
                 raise InvalidArgument(
-                    f"more than {WHOLE_BYTES_MAX} bytes of rows in one task, which must be applied as a whole",
+                    f"one task has more than {WHOLE_BYTES_MAX} bytes of rows, the most that it can apply as one batch",
                     remedy="limit micro-batches with their source's options (maxFilesPerTrigger, maxOffsetsPerTrigger, "
                     "maxBytesPerTrigger), or raise tasks=",
                     operator=self.operator,
@@ -357,7 +354,7 @@ class OperatorTask:
         return arrived
 
     def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> Iterator[pa.RecordBatch]:
-        """Yields all rows of the task. Raises InputIncomplete at their end if Spark broke off the input."""
+        """Yields all rows of the task. Raises InputIncomplete after the last row if Spark closed the input early."""
         yield from (self.named(batch) for batch in batches if batch.num_rows)
         if not ended():
             raise InputIncomplete(
@@ -369,7 +366,7 @@ class OperatorTask:
             )
 
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch with the input's column names; columns added after these keep their own names."""
+        """Returns the batch with the input's column names. Columns added after the input's keep their own names."""
         fields = list(batch.schema)
         fields[: len(self.columns)] = [field.with_name(name) for field, name in zip(fields, self.columns, strict=False)]
         return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields, batch.schema.metadata))
@@ -383,7 +380,7 @@ class OperatorTask:
 
     @property
     def batch_query(self) -> str:
-        """The name in place of a query's id where there is none."""
+        """Name that replaces the query's id for a batch DataFrame."""
         return self.source or self.run
 
     def _batch(self, query: str | None, batch: str | None) -> Batch:
@@ -404,10 +401,9 @@ class OperatorTask:
         return f"{REAL_TIME}{query}" + (f":{self.source}" if self.source else "")
 
     def _refuse_real_time(self, query: str) -> None:
-        """Checks that a query's first micro-batch is not that of a query that began in real-time mode. Raises
-        InvalidArgument.
+        """Checks that a query did not run in real-time mode before its first micro-batch. Raises InvalidArgument.
 
-        An epoch that was not committed may be in some partitions already, and has other rows than the micro-batch.
+        Some partitions may already contain an epoch that was not committed, with other rows than the micro-batch.
         """
         if look(self.router(), f"{self.real_time_source(query)}:task:0"):
             raise InvalidArgument(
@@ -419,7 +415,8 @@ class OperatorTask:
     def _ask(self, batch: Batch) -> Asked | None:
         """Asks all partitions for the source's positions.
 
-        Returns None if no watermark depends on the answers and all partitions are known to contain the batch before.
+        Returns None, and asks nothing, if no watermark depends on the positions and all partitions are known to contain
+        the batch before.
         """
         if self.watermark is None and _WHOLE.get((*self._identity, batch.source), -1) == batch.number - 1:
             return None
@@ -440,10 +437,8 @@ class OperatorTask:
             return check(Asked(self.router(), batch.source, batch.number, self.unavailable_timeout_s).answers())
 
     def _watermark_us(self, batch: Batch, reached: dict[int, Reached]) -> int | None:
-        """Returns the watermark of the batch as Spark defines it.
-
-        That is the newest time before this batch, less the allowed lateness.
-        """
+        """Returns the watermark of the batch as Spark defines it: the newest time of all earlier batches, less the
+        allowed lateness."""
         newest_us = newest_event_us(reached, batch.number)
         return None if newest_us is None else newest_us - self.lateness_us
 
@@ -456,8 +451,8 @@ class OperatorTask:
         if router is None:
             settings = RouterSettings(unavailable_timeout_s=self.unavailable_timeout_s)
             router = _ROUTERS[self._identity] = Router(self.controller, self.operator, settings)
-            # Spark's worker collects garbage between tasks. A pass over all imported modules took 95 ms, a fifth of a
-            # micro-batch of 100,000 rows, on the cores that the next batch needs.
+            # Spark's worker collects garbage between tasks. Without freeze() a pass over all imported modules took
+            # 95 ms, a fifth of a micro-batch of 100,000 rows, on the cores that the next batch needs.
             gc.collect()
             gc.freeze()
             keep_buffers()
@@ -466,7 +461,7 @@ class OperatorTask:
     def _by_partition(self, arrived: list[pa.RecordBatch], task: int, *, digests: bool) -> _Rows:
         """Groups the rows by partition, in ``order_by`` order or in order of arrival.
 
-        All partitions of the task are included, with rows or without: positions advance in each of them.
+        Partitions of the task without rows are included, because the batch must advance the position in each partition.
         """
         visited = range(task, self.partitions, self.tasks)
         if not arrived:
@@ -501,7 +496,7 @@ class OperatorTask:
         return _Rows(BatchRows(schema, whole, list(visited), ends.tolist(), sums), newest_us)
 
     def tables(self, outputs: dict[int, bytes]) -> list[pa.Table]:
-        """Returns the main rows, and those of declared side outputs in the struct column of their tag."""
+        """Returns the main rows, and the rows of declared side outputs in the struct column of their tag."""
         split = [split_output(outputs[partition]) for partition in sorted(outputs)]
         main = _whole(self.output_schema, [message for message, _ in split])
         tables = [main] if main is not None else []
@@ -549,11 +544,11 @@ def record_batches(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:
 
 
 def ended() -> bool:
-    """Tells whether the worker's input, read to its end, was complete.
+    """Tells whether the worker's input was complete. Call it when the input has been read to its end.
 
-    To break off an input, Spark closes the connection between two record batches, which Arrow takes for a normal end of
-    stream. After a complete input Spark sends one more word, which marks the end; this function peeks at that word and
-    leaves it in the stream.
+    When Spark breaks off an input, it closes the connection between two record batches, which Arrow takes for a normal
+    end of the stream. After a complete input Spark sends one more word as an end mark. This function peeks at that word
+    and leaves it in the stream. Raises InputIncomplete if this PySpark has another worker.
     """
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -567,13 +562,13 @@ def ended() -> bool:
 
 
 def _newest_us(times: pa.ChunkedArray) -> int | None:
-    """Returns the newest time, microseconds since 1970; None when all are null."""
+    """Returns the newest time in microseconds since 1970, or None if all times are null."""
     newest: int | None = pc.max(times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())).as_py()
     return newest
 
 
 def with_side_columns(output: bytes, side: tuple[tuple[str, bytes], ...]) -> pa.Schema:
-    """Schema of a DataFrame with side outputs: the main columns, then one struct column for each tag."""
+    """Returns the schema of a DataFrame with side outputs: the main columns, then one struct column for each tag."""
     schema = read_schema(output)
     for tag, encoded in side:
         schema = schema.append(pa.field(tag, pa.struct(list(read_schema(encoded)))))

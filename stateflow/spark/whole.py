@@ -1,9 +1,8 @@
-"""Completes micro-batches of which a ``foreachBatch`` evaluates only a part, or nothing.
+"""Completes micro-batches of which a ``foreachBatch`` function evaluates only a part, or nothing.
 
-Spark runs the tasks that an action needs: one of four for ``batch.take(5)``, none where there is no action. All other
-sinks read everything. A function receives a query's batches from ``DataStreamWriter.foreachBatch``, and Spark has no
-hook before such a batch counts as done. So this module replaces that method, for frames that have an operator in their
-plan.
+Spark runs only the tasks that an action needs: one of four for ``batch.take(5)``, none if there is no action. All sinks
+other than ``foreachBatch`` read everything. Spark has no hook between the function's return and the commit of its
+batch. So this module replaces ``DataStreamWriter.foreachBatch``, for frames with an operator in their plan.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-#: name of an operator's application to a streaming frame in a plan; applications to batch frames do not matter here
+#: name in a plan of an operator's application to a streaming frame, with the run; applications to batch frames differ
 _NAME = re.compile(r"stateflow_[^~]+?~([0-9a-f]{32})\(")
-#: the name in a plan on its way to a server
+#: name of any application in an encoded plan, as a client sends it to a Spark Connect server
 _NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
-#: run → application to a streaming frame in this driver; the last used are kept
+#: run → application to a streaming frame in this driver; those that were used last are kept
 _TASKS: dict[str, OperatorTask] = {}
 #: run → application in real-time mode
 _REAL_TIME: dict[str, OperatorTask] = {}
-#: with this setting real-time mode may write the files of micro-batches
+#: setting that allows real-time mode to write checkpoint files in the format of micro-batches
 _OLD_FORMAT_ALLOWED = "spark.sql.streaming.realTimeMode.dangerouslyAllowCheckpointV1.enabled"
-#: maximum number of entries of each. A driver that restarts a query for years applies its operator again each time. A
-#: running query holds what it needs itself.
+#: most entries of each of these tables, because a driver may restart a query for years and apply its operator each
+#: time. Running queries do not need the tables.
 KEPT = 1000
 
 
 def complete_batches(task: OperatorTask) -> None:
-    """Makes each micro-batch of a query that applies ``task`` wait until every partition has it.
+    """Makes each micro-batch of a query that applies ``task`` complete only when every partition contains it.
 
-    Such a query may not run in real-time mode.
+    Such a query must not run in real-time mode, which is refused.
     """
     _remember(_TASKS, task)
     _watch_writers()
@@ -58,7 +57,7 @@ def complete_batches(task: OperatorTask) -> None:
 def refuse_batches(task: OperatorTask) -> None:
     """Refuses ``foreachBatch`` for a frame that applies ``task`` in real-time mode.
 
-    The function may leave out rows, which would be lost.
+    The function may leave rows unevaluated, which would be lost.
     """
     _remember(_REAL_TIME, task)
     _watch_writers()
@@ -103,9 +102,10 @@ def _watch_writers() -> None:
 
 
 def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
-    """Lets queries with operators start after Spark was killed in their first batch, see :mod:`stateflow.spark.rewind`.
+    """Replaces methods of the writer, so that queries with operators start after Spark was killed in their first batch.
 
-    In real-time mode that batch has been applied, and a query with another checkpoint would apply it again.
+    See :mod:`stateflow.spark.rewind`. In real-time mode that batch may have been applied, and a query with another
+    checkpoint would apply it again.
     """
     option, options, start, to_table = writer.option, writer.options, writer.start, writer.toTable
 
@@ -159,25 +159,25 @@ def _not_in_micro_batches() -> InvalidArgument:
 
 
 def _check_apart(tasks: list[OperatorTask]) -> None:
-    """Checks that no two applications in one query claim the same batches. Raises OperatorUsedTwice.
+    """Checks that no two applications in one query send batches of the same source. Raises OperatorUsedTwice.
 
-    Partitions detect this for micro-batches, too; in real-time mode they would take one application for another attempt
-    of the other.
+    For micro-batches, partitions detect this, too. In real-time mode they cannot distinguish the two applications from
+    two attempts of one task.
     """
     uses: dict[tuple[str, str, str | None], str] = {}
     for task in tasks:
         if uses.setdefault((task.controller, task.operator, task.source), task.run) != task.run:
             raise OperatorUsedTwice(
-                "the operator is applied twice in one query",
+                "the operator is applied twice in one query, with the same source=",
                 remedy="pass a different source= to each apply_operator",
                 operator=task.operator,
             )
 
 
 def _check_ran_in_real_time(checkpoint: str, spark: Any) -> None:
-    """Checks that a checkpoint on this machine is not one of micro-batches. Raises InvalidArgument.
+    """Checks that a checkpoint on this machine is not one of a query in micro-batches. Raises InvalidArgument.
 
-    Tasks check this, too, but Spark fails first, with an error about the format of its files.
+    Tasks check this, too, but before they run Spark would raise an error about the format of its files.
     """
     if ran_in_micro_batches(checkpoint) and spark.conf.get(_OLD_FORMAT_ALLOWED, "false").lower() != "true":
         raise InvalidArgument(
@@ -189,15 +189,15 @@ def _check_ran_in_real_time(checkpoint: str, spark: Any) -> None:
 
 def _put_aside(checkpoint: str) -> None:
     if left := take_out_left(checkpoint):
-        log.warning("%s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
+        log.warning("checkpoint %s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
 
 
 def watch_connect(task: OperatorTask, *, real_time: bool) -> None:
-    """Watches writers of Spark Connect, from now on, for frames that have an operator in their plan.
+    """Replaces methods of Spark Connect's writers, for frames with an operator in their plan.
 
-    ``foreachBatch`` is refused, because its function runs in the server, where a batch names neither its query nor its
-    number. Queries start after a server of this machine was killed in their first batch, and are refused if the trigger
-    does not fit ``real_time``.
+    ``foreachBatch`` is refused, because its function runs in the server, where a batch does not name its query or its
+    number. Queries can start after a server on this machine was killed in their first batch. Queries with a trigger
+    that does not fit ``real_time`` are refused.
     """
     _remember(_REAL_TIME if real_time else _TASKS, task)
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
@@ -240,7 +240,7 @@ def watch_connect(task: OperatorTask, *, real_time: bool) -> None:
 def _check_started_over_connect(writer: Any) -> dict[str, None]:
     """Checks that the trigger fits the operators in the plan of a writer's frame, and returns their runs.
 
-    The server is asked for the plan: the client's own does not show what is behind a view.
+    The plan is that of the server, because the client's plan does not show the contents of views.
     """
     text = analyzed_plan(writer._session, _plan_of(writer))
     if writer._write_proto.WhichOneof("trigger") == "real_time_batch_duration":
@@ -260,7 +260,7 @@ def _plan_of(writer: Any) -> Any:
 
 
 def _is_named(writer: Any) -> bool:
-    """Tells whether a writer of Spark Connect has an operator in its frame's plan, or behind a view in it."""
+    """Tells whether the plan of the frame of a Spark Connect writer contains an operator, also within a view."""
     plan = _plan_of(writer)
     return bool(_NAMED.search(plan.SerializeToString()) or _runs_in(analyzed_plan(writer._session, plan)))
 
@@ -272,7 +272,7 @@ def _tasks_of(frame: DataFrame) -> list[OperatorTask]:
 def _runs_of(frame: DataFrame) -> dict[str, None]:
     """Returns the runs of the operators in a frame's plan, and marks them as used.
 
-    Raises InvalidArgument for a run that is no longer remembered, because its batches could not be completed.
+    Raises InvalidArgument if a run is no longer remembered, because batches of that run could not be completed.
     """
     return _used(frame._jdf.queryExecution().analyzed().toString())
 
@@ -284,7 +284,7 @@ def _used(plan: str) -> dict[str, None]:
         table = _TASKS if run in _TASKS else _REAL_TIME
         if run not in table:
             raise InvalidArgument(
-                f"the driver has forgotten the operator of this frame: at least {KEPT} others were applied since",
+                f"the driver no longer knows the operator of this frame: at least {KEPT} others were applied since",
                 remedy="call apply_operator again, and use the frame that it returns",
             )
         _remember(table, table[run])
@@ -298,7 +298,7 @@ def _runs_in(plan: str) -> dict[str, None]:
 def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, number: int) -> None:
     """Calls the user's function, then evaluates the rest of the batch.
 
-    An error of the operator that the function swallowed occurs again here, and fails the query.
+    If the function suppressed an error of the operator, the error occurs again in this evaluation and fails the query.
     """
     function(batch, number)
     context = batch.sparkSession.sparkContext
@@ -308,7 +308,7 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
     unread = [
         task for task in tasks if not TALLY.is_whole(query, run, number, task.operator, task.source, task.partitions)
     ]
-    # tasks whose outputs were not read to the end have done their work, but report nothing
+    # a task with outputs that were not read to the end has done its work, but has reported nothing
     if all(_contained(task, query, number) for task in unread):
         return
     batch.write.format("noop").mode("overwrite").save()
@@ -316,7 +316,7 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
         if not _contained(task, query, number):
             raise BatchIncomplete(
                 f"batch {number} does not reach the operator: Spark's plan discards all of its output",
-                remedy="remove the step that drops all rows after the operator, such as limit(0); nothing is lost, the "
+                remedy="remove the step after the operator that drops all rows, such as limit(0); nothing is lost, the "
                 "query resumes with this batch",
                 operator=task.operator,
                 source=task.query_source(query),

@@ -31,7 +31,7 @@ class Frame:
 @pytest.mark.parametrize(
     ("frame", "operator", "cluster", "said"),
     [
-        (Frame(None), Count, "127.0.0.1:1", "^invalid_argument: the Spark session was stopped: create a new one"),
+        (Frame(None), Count, "127.0.0.1:1", "^invalid_argument: the Spark session was stopped: create a new session"),
         ([1, 2], Count, "127.0.0.1:1", "^invalid_argument: list is not a DataFrame"),
         (
             Frame("jvm"),
@@ -64,7 +64,7 @@ def test_spark_answers_no_question_within_a_query_function_of_a_pipeline() -> No
         apply_operator(Asked(), Count, cluster="127.0.0.1:1")  # type: ignore[arg-type]
     assert str(caught.value) == (
         "invalid_argument: Spark does not analyse DataFrames within a pipeline's query function: "
-        "apply the operator outside of it, at module level, and return the result"
+        "apply the operator at module level, and return its result from the query function"
     )
 
 
@@ -221,7 +221,9 @@ def test_rows_of_kafka_are_identified_by_topic_partition_and_offset() -> None:
     assert check_real_time(live("k topic partition off"), ("partition", "off")) == ("partition", "off")
     with pytest.raises(InvalidArgument, match=r"by source partition and offset, which this input lacks: .*topic"):
         check_real_time(live("k partition offset"), None)
-    with pytest.raises(InvalidArgument, match=r"would take partitions of different topics for one: .*\(\"topic\", "):
+    with pytest.raises(
+        InvalidArgument, match=r"cannot tell apart equal partition numbers of different topics: .*\(\"topic\", "
+    ):
         check_real_time(live("k topic partition offset"), ("partition", "offset"))
 
 

@@ -199,7 +199,9 @@ def test_one_controller_is_enough() -> None:
     with pytest.raises(Unavailable, match=r"executors on worker-2 cannot reach the controller at a:7070"):
         Executors(both := [miss(a, "worker-2"), miss(b, "worker-2")], both, gone=[b]).check([a, b])
     everywhere = [miss(a), miss(b)]
-    with pytest.raises(Unavailable, match=r"the controller at a:7070.*others=1\): start it with --advertise"):
+    with pytest.raises(
+        Unavailable, match=r"the controller at a:7070.*others=1\): start the controller with --advertise"
+    ):
         Executors(everywhere, everywhere).check([a, b])
 
 

@@ -175,6 +175,6 @@ def test_a_replica_has_the_environment_of_its_task_without_the_secrets_of_spark(
 
 def test_a_session_of_spark_connect_is_refused(started: list[Any]) -> None:
     remote = type("SparkSession", (Spark,), {"__module__": "pyspark.sql.connect.session"})("yarn", 4)
-    with pytest.raises(InvalidArgument, match="over Spark Connect this process has no driver to start a controller"):
+    with pytest.raises(InvalidArgument, match="over Spark Connect this process is not the driver"):
         start_cluster(remote, 1)
     assert not started

@@ -122,7 +122,7 @@ def test_the_message_that_is_not_of_the_schema_is_named(bad: bytes) -> None:
 
 
 def test_columns_that_no_message_can_fill_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="the column '_seq' is string"):
+    with pytest.raises(InvalidArgument, match="the column '_seq' is declared as string"):
         check_schema(pa.schema([("_seq", pa.string()), ("v", pa.int64())]))
     with pytest.raises(InvalidArgument, match="JSON cannot be read as"):
         check_schema(pa.schema([("v", pa.month_day_nano_interval())]))

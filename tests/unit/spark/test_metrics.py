@@ -248,7 +248,9 @@ class Frame:
 
 def test_a_batch_frame_is_asked_for_itself(tally: Tally) -> None:
     frame: Any = Frame(streaming=False)
-    with pytest.raises(NoMetrics, match=r"returned by apply_operator.*: pass the returned one"):
+    with pytest.raises(
+        NoMetrics, match=r"returned by apply_operator.*: pass the DataFrame that apply_operator returned"
+    ):
         query_metrics(frame)
     task_reports.remember(frame, "nightly")
     assert query_metrics(frame).batches_total == 0

@@ -67,7 +67,9 @@ def test_a_server_may_be_older_than_its_client(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pyspark, "__version__", "4.3.0")
     require(REAL_TIME, NEW)  # type: ignore[arg-type]
     server: Any = SimpleNamespace(version="4.1.2")
-    with pytest.raises(InvalidArgument, match=r"but the session's Spark is 4\.1\.2: where it runs: pip install"):
+    with pytest.raises(
+        InvalidArgument, match=r"but the session's Spark is 4\.1\.2: run on the Spark server: pip install"
+    ):
         require(JETSTREAM, server)
 
 

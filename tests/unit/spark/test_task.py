@@ -118,7 +118,7 @@ def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
     source = Input()
     monkeypatch.setattr(tasks, "WHOLE_BYTES_MAX", 7 * BATCH_BYTES)
     work = tasks.Work(task, "q", Batch("query:q", 0), 0, ManualClock())
-    with pytest.raises(InvalidArgument, match=r"bytes of rows in one task.*maxFilesPerTrigger"):
+    with pytest.raises(InvalidArgument, match=r"one task has more than .* bytes of rows.*maxFilesPerTrigger"):
         list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, None))
     assert source.asked_for == 8
 
