@@ -213,7 +213,7 @@ def test_an_operator_that_spark_leaves_out_of_its_plan_is_missed(
     source.add_many(1, 40)
     out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
     with pytest.raises(
-        StreamingQueryException, match=r"batch_incomplete: batch 0 does not reach the operator: .*remove the step that"
+        StreamingQueryException, match=r"batch_incomplete: batch 0 does not reach the operator: .*remove the step after"
     ):
         each_batch(out.limit(0), lambda batch, _: batch.collect(), tmp_path / "checkpoint")
     each_batch(out, lambda batch, _: batch.collect(), tmp_path / "checkpoint")
