@@ -119,7 +119,7 @@ def _brief(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_line(text: str) -> str:
-    """Returns the text as one line, with characters escaped that move a terminal's cursor, colour or reorder text."""
+    """Returns the text as one line, and escapes characters that would move the cursor, set colours or reorder text."""
     line = " ".join(text.splitlines())
     return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 

@@ -284,9 +284,9 @@ class ClusterState:
                 self.undeployed[name] = self.planned.pop(name)[0].first_epoch
 
     def _spec_of(self, name: str, record: Record) -> OperatorSpec:
-        """Returns the spec of a record, with a recording time later than that of every earlier version, whatever the
-        clocks say. If possible, it is the clock's time. Then the spec is also newer than specs that replicas know from
-        another ledger, or from a later state of this ledger that a restore has undone."""
+        """Returns the spec of a record. Its recording time is the record's timestamp or, if that is not later than the
+        newest earlier version, one microsecond after that version. With the timestamp the spec is newer, too, than
+        those that replicas know from another ledger, or from records of this ledger that a restore has undone."""
         spec = OperatorSpec.from_json({"name": name, **record.payload["spec"]})
         newest_us = max(spec.recorded_us, self.versions_us.get(name, 0))
         self.versions_us[name] = max(record.timestamp_us, newest_us + 1)

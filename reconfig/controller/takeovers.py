@@ -340,10 +340,12 @@ class Takeovers:
             try:
                 reply = await self._context.replicas.cancel(name, Cancellation(partition, move_id, epoch))
             except StateflowError as error:
-                log.warning("partition %s, fenced at %s for %s: no answer yet: %s", partition, name, move_id, error)
+                log.warning(
+                    "%s, fenced for move %s: no answer from replica %s yet: %s", partition, move_id, name, error
+                )
                 continue
             except Exception:  # no other task asks, and the partition may stay unserved until the source has answered
-                log.exception("partition %s, fenced at %s for %s: asking it failed", partition, name, move_id)
+                log.exception("%s, fenced for move %s: failed to ask replica %s", partition, move_id, name)
                 continue
             if reply.sealed and self._owner(partition) == (name, epoch):  # the owner may have changed
                 self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))

@@ -241,7 +241,7 @@ class Collector:
             raise Unavailable("the collection took too long", remedy="start it again", url=self._store.url)
         if self._objects.stat(mark) is None:
             raise Unavailable(
-                "another collection considered this one dead", remedy="start it again", url=self._store.url
+                "another garbage collection took this one for dead", remedy="start it again", url=self._store.url
             )
 
     def _referenced(self, found: Iterable[Found]) -> set[str]:

@@ -339,7 +339,7 @@ class CheckpointStore:
         throttle: Throttle,
         publish: Callable[[Manifest, bool], None],
     ) -> Saved:
-        """Uploads and publishes, and makes sure that no collection considered this process dead.
+        """Uploads and publishes, and makes sure that no garbage collection took this process for dead.
 
         Args:
             publish: called with the manifest of the uploaded blobs, and whether an earlier attempt must be published
@@ -357,7 +357,7 @@ class CheckpointStore:
                 if lease.stands():
                     return Saved(whole, uploaded, whole.size)
         raise Unavailable(
-            "collections repeatedly considered this upload dead",
+            "garbage collections repeatedly took this upload for abandoned",
             remedy="use a nearer store or more bandwidth, and check the store's clock; the checkpoint is taken again",
             url=self.url,
         )

@@ -103,7 +103,7 @@ def check_extras() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-out"),
     rows: Annotated[
-        int | None, typer.Option(help="Number of flights to process; default: as many as time allows.", min=1000)
+        int | None, typer.Option(help="Number of flights to process; default: as many as fit into 75 s.", min=1000)
     ] = None,
     max_pause: Annotated[
         str | None,

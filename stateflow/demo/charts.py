@@ -346,7 +346,7 @@ def pauses(moves: Sequence[MoveRow]) -> Figure:
 
 
 def transferred(moves: Sequence[MoveRow]) -> Figure:
-    """Per move, on a log axis: bytes sent while serving, already there, and sent as changes."""
+    """Per move, on a log axis: bytes copied while the source served, bytes that the target had, bytes of changes."""
     numbers = list(range(1, len(moves) + 1))
     spans_x: list[float | None] = []
     spans_y: list[float | None] = []

@@ -261,7 +261,7 @@ class Page:
         host, port = listened_at(listen)
         files = tls_files()
         if files is None:
-            check_served(listen, None, "read its metrics")
+            check_served(listen, None, "read this process's metrics")
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)

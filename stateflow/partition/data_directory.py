@@ -494,8 +494,8 @@ class Copies:
             self.remove(directory)
 
     def recovered(self, directory: Path) -> None:
-        """Removes the mark INCOMING of a copy that the last process had installed. If the copy is quarantined later, it
-        would otherwise look as if it had never been the partition."""
+        """Removes the mark INCOMING of a copy that was installed before this process started. With the mark, the copy
+        would look as if it had never been served, if it is quarantined later."""
         if self.is_incoming(directory):
             with contextlib.suppress(OSError):
                 (directory / INCOMING).unlink()

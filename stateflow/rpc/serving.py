@@ -491,10 +491,15 @@ def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> 
     except OSError as error:
         raise cannot_listen(error, listen) from error
     except (RuntimeError, UnicodeError) as error:  # gRPC's errors, and that of a malformed host name
-        raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen) from error
+        raise _not_bound(listen) from error
     if bound == 0:
-        raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen)
+        raise _not_bound(listen)
     return f"{listen.rpartition(':')[0]}:{bound}"
+
+
+def _not_bound(listen: str) -> PortInUse:
+    remedy = "check the host name, or choose another port"
+    return PortInUse("the address cannot be bound", remedy=remedy, address=listen)
 
 
 def reached_at(advertise: str | None, bound: str) -> str:

@@ -207,7 +207,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def check_served(listen: str, advertise: str | None, may: str = "control it") -> None:
+def check_served(listen: str, advertise: str | None, may: str = "control this process") -> None:
     """Checks a server without TLS. Raises InsecureRefused if other machines could reach it; if ``insecure`` allows
     that, logs a warning.
 
@@ -219,7 +219,7 @@ def check_served(listen: str, advertise: str | None, may: str = "control it") ->
             continue
         if not connection_settings().insecure:
             raise InsecureRefused(
-                f"{verb} {host_of(address)} in plain text would let everybody there {may}", remedy=REMEDY
+                f"{verb} {host_of(address)} in plain text would let everybody who reaches it {may}", remedy=REMEDY
             )
         log.warning("INSECURE: plain text, everybody who reaches %s may %s. %s", address, may, _RATHER)
         return

@@ -377,8 +377,8 @@ def _check(config: PipelineConfig) -> None:
     _check_real_time(config)
     if config.source.record is not None and (config.source.streaming or config.state_manager is None):
         raise InvalidArgument(
-            "source.record applies only to the stage of a batch pipeline",
-            remedy="leave it out, or add streaming: false and state_manager:",
+            "source.record is only for a batch pipeline that records a stage in a ledger",
+            remedy="leave source.record out, or add source: {streaming: false} and state_manager:",
         )
 
 

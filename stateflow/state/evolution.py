@@ -376,7 +376,7 @@ class Evolution:
             raise SchemaMismatch(
                 f"state {was['name']!r} was stored with a custom coder, {', '.join(was['coders'])}, "
                 "which the operator no longer has",
-                remedy="declare a state with that coder until all partitions are migrated",
+                remedy="keep that coder in a declared state until this version has converted every partition",
                 operator=self._operator,
                 state=was["name"],
             )

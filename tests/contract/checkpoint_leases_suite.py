@@ -173,7 +173,7 @@ class LeasesContract(BackendContract):
                     for mark in backend.list("condemned"):
                         backend.delete(mark.name)
 
-        with pytest.raises(Unavailable, match="considered this one dead"):
+        with pytest.raises(Unavailable, match="took this one for dead"):
             collect(store_of(Ahead(backend)), Retention(keep=1))
         assert len(backend.list("blobs")) == 3, "of four one was deleted while the mark stood"
         assert collect(store, Retention(keep=1)).blobs_deleted == 2
@@ -218,7 +218,7 @@ class LeasesContract(BackendContract):
                 if operation == "stat" and name.startswith("intents"):
                     collect(store_of(Later(backend, DEAD)), Retention())
 
-        with pytest.raises(Unavailable, match="considered this upload dead"):
+        with pytest.raises(Unavailable, match="took this upload for abandoned"):
             put(store_of(Hasty(backend)), tmp_path, 1, 2, a="two")
         check_newest(store_of(backend), tmp_path, {"a": b"one"})
 

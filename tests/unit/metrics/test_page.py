@@ -71,7 +71,7 @@ def serial(page: Page, who: ssl.SSLContext) -> str:
 @pytest.mark.parametrize(
     ("listen", "error", "said"),
     [
-        ("0.0.0.0:0", InsecureRefused, "everybody there read its metrics"),
+        ("0.0.0.0:0", InsecureRefused, "everybody who reaches it read this process's metrics"),
         ("nonsense", InvalidArgument, "is not an address"),
         ("127.0.0.1:x", InvalidArgument, "is not an address"),
         ("127.0.0.1:65536", InvalidArgument, "is not an address"),
@@ -85,7 +85,7 @@ def test_where_it_cannot_be(listen: str, error: type[StateflowError], said: str)
 def test_who_says_so_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("STATEFLOW_INSECURE", "1")
     served(lambda _: None, "0.0.0.0:0")
-    assert "INSECURE: plain text, everybody who reaches 0.0.0.0:0 may read its metrics" in caplog.text
+    assert "INSECURE: plain text, everybody who reaches 0.0.0.0:0 may read this process's metrics" in caplog.text
 
 
 def test_a_port_that_is_taken() -> None:

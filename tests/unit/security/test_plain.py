@@ -45,9 +45,7 @@ def test_who_says_so_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     monkeypatch.setenv("STATEFLOW_INSECURE", "1")
     for _ in range(2):
         check_served("0.0.0.0:7070", "ctl:7070")
-    assert caplog.text.count("INSECURE: plain text, everybody who reaches 0.0.0.0:7070 may control it") == 2, (
-        "each start"
-    )
+    assert caplog.text.count("everybody who reaches 0.0.0.0:7070 may control this process") == 2, "each start"
     for _ in range(2):
         check_dialled("ctl-plain:7070")
     assert caplog.text.count("INSECURE: plain text to ctl-plain:7070") == 1

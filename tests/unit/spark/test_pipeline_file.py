@@ -192,7 +192,7 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
         ),
         (
             {"source": {"format": "csv", "streaming": True, "record": "n"}},
-            "source.record applies only to the stage of a batch pipeline",
+            "source.record is only for a batch pipeline that records a stage in a ledger",
         ),
         ({"real_time": "often"}, "real_time is invalid: "),
         ({"real_time": "5 seconds"}, "sink.format conflicts with real_time: jdbc is written in micro-batches"),
