@@ -162,7 +162,8 @@ class StateSource(DataSource):
         elif self.issuer:
             from stateflow.spark.credentials import read_token
 
-            token = read_token(Path(self.issuer), options.operator, state=not options.describe)
+            asks_replicas = options.describe != "partitions"  # that description is the controller's alone
+            token = read_token(Path(self.issuer), options.operator, state=asks_replicas)
         _use(token)
         return options
 

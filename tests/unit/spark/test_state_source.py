@@ -158,14 +158,15 @@ def test_what_travels_to_executors_reads_the_state_of_one_operator_and_operates_
             check_call(CONTROLLER + call, who)
 
 
-@pytest.mark.parametrize("describe", ["states", "partitions"])
-def test_a_description_is_read_with_a_token_that_reads_no_state(describe: str, credentials: Credentials) -> None:
+@pytest.mark.parametrize(("describe", "role"), [("states", Role.DATA), ("partitions", Role.READ)])
+def test_a_description_is_read_with_the_token_that_its_calls_need(
+    describe: str, role: Role, credentials: Credentials
+) -> None:
     session = Session()
     register_state(session)  # type: ignore[arg-type]
     who = identity_of(planned(session.registered, describe=describe).token)
-    assert who == Identity(Role.READ, "spark")
-    with pytest.raises(NotAllowed):
-        check_call(REPLICA + "Scan", who)
+    assert who.role == role
+    assert may_call(REPLICA + "Scan", who) == (describe == "states")
 
 
 def test_a_read_after_the_cluster_was_stopped_says_what_to_do(credentials: Credentials, tmp_path: Path) -> None:
