@@ -76,7 +76,8 @@ def test_a_second_replica_of_a_name_takes_nothing_over(local: LocalCluster) -> N
     assert one.address == second.address
     send(stream, model, 6, 7, 8)
     model.check(local.cluster)
-    (line,) = lines(local, "process-empty")
+    (logged,) = lines(local, "process-empty")
+    _, _, line = logged.partition(", will retry: ")
     assert line.startswith("name_taken: the name belongs to another data directory, whose replica may still be serving")
     assert f"address={local.processes['cloud-0'].address}" in line
     assert line.endswith("start this one with another --name, or stop the other one first")
