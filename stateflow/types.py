@@ -8,7 +8,7 @@ import math
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
@@ -340,6 +340,13 @@ class MoveOptions:
             raise InvalidArgument(f"there is no strategy {self.strategy!r}", remedy=f"use {', '.join(STRATEGIES)}")
         if self.order not in ORDERS:
             raise InvalidArgument(f"there is no order {self.order!r}", remedy=f"use {', '.join(ORDERS)}")
+
+    def changed(self, **changes: Any) -> MoveOptions:
+        """Returns these options with some of them changed, by name. Raises InvalidArgument."""
+        names = [each.name for each in fields(self)]
+        if unknown := changes.keys() - set(names):
+            raise InvalidArgument(f"a move has no option {min(unknown)!r}", remedy=f"use {', '.join(names)}")
+        return replace(self, **changes)
 
 
 #: no limits, and defaults otherwise

@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
-from numbers import Integral
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 import pyarrow as pa
 
-from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawning, Sweeping
+from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawning, Sweeping, partition_list
 from stateflow.client.forwarding import ForwardingClient
 from stateflow.client.packing import Bundle
+from stateflow.client.reading import StateReader
 from stateflow.client.stream import (
     OutputDropReport,
     SourceReport,
     StreamClient,
     drop_output,
-    iterable_given,
     list_sources,
+    load_rows,
     retire_source,
 )
 from stateflow.code.loading import signed
 from stateflow.errors import (
     AlreadyThere,
-    BatchChanged,
     InvalidArgument,
     MoveAborted,
-    NotOwner,
     OperatorNotDeployed,
     Unavailable,
-    UnknownPartition,
-    UnknownState,
     brief,
 )
 from stateflow.fleet import Request
 from stateflow.operator.arrow import read_table
 from stateflow.operator.operator import DEFAULT_PARTITIONS, Operator, describe
-from stateflow.partition.entries import ReadableStates, is_exact, joined
+from stateflow.partition.entries import ReadableStates, joined
 from stateflow.partition.positions import INITIAL
-from stateflow.partitioner import partition_of
 from stateflow.reports import (
     AgentReport,
     AutopilotReport,
@@ -62,12 +55,8 @@ from stateflow.router import Router, backoff
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.cluster_client import ClusterClient
 from stateflow.settings import ClientSettings, RouterSettings
-from stateflow.state import encode_row_key
 from stateflow.status import AdoptedOperator, ClusterStatus, StandbyReport
-from stateflow.types import DEFAULT_OPTIONS, PARTITIONS_MAX, MoveOptions, OperatorSpec, check_name
-
-#: rows of initial state that are sent at a time
-LOADED_ROWS = 50_000
+from stateflow.types import DEFAULT_OPTIONS, MoveOptions, OperatorSpec, check_name
 
 
 @brief
@@ -151,7 +140,7 @@ class Cluster:
         Raises LossPossible without ``accept_loss``: batches that an owner has served since its last heartbeat are lost.
         Raises InvalidArgument for a partition whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable.
         """
-        numbers = sorted(_numbers(partitions)) if partitions else []
+        numbers = sorted(partition_list(partitions)) if partitions else []
         return self._migrations(self._client.take_over(operator, numbers, accept_loss))
 
     def versions(self, operator: str) -> list[OperatorVersion]:
@@ -242,23 +231,7 @@ class Cluster:
         After an interruption, call it again with the same rows: it resumes. Raises StaleBatch once the
         operator has processed rows, BatchChanged if the rows differ from those loaded.
         """
-        stream = StreamClient(self.address, operator, INITIAL, schema=schema)
-        loaded = stream.position
-        remaining, count = iter(iterable_given(rows)), 0
-        for number in itertools.count():
-            chunk = list(itertools.islice(remaining, LOADED_ROWS))
-            if not chunk and number <= loaded:
-                raise BatchChanged(
-                    f"{count} rows given, but more are already loaded",
-                    remedy="initial state loads once: pass the same rows, or deploy the operator under another name",
-                    operator=operator,
-                )
-            if not chunk:
-                return count
-            count += len(chunk)
-            if number >= loaded:
-                stream.send(chunk, sequence=number)
-        raise AssertionError
+        return load_rows(StreamClient(self.address, operator, INITIAL, schema=schema), rows)
 
     def migrate(
         self,
@@ -278,15 +251,15 @@ class Cluster:
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older version; nothing is
         changed then.
         """
-        asked = _asked(options, changed)
-        return Migration(self._client, self._client.migrate(operator, _numbers(partitions), to, asked))
+        asked = options.changed(**changed)
+        return Migration(self._client, self._client.migrate(operator, partition_list(partitions), to, asked))
 
     def rebalance(self, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any) -> list[Migration]:
         """Gives its share of partitions, by weight, to every replica that answers, with as few moves as possible.
 
         Returns one reconfiguration per operator; none if no partition has to move.
         """
-        return self._migrations(self._client.rebalance(operator, _asked(options, changed)))
+        return self._migrations(self._client.rebalance(operator, options.changed(**changed)))
 
     def propose(self, *policies: str, operator: str = "") -> Placement:
         """Returns the moves that placement policies propose now, and their expected result; moves nothing.
@@ -305,7 +278,7 @@ class Cluster:
 
         Returns one reconfiguration per operator; none if no partition has to move.
         """
-        return self._migrations(self._client.place(operator, policies, _asked(options, changed)))
+        return self._migrations(self._client.place(operator, policies, options.changed(**changed)))
 
     def autopilot(
         self,
@@ -360,7 +333,7 @@ class Cluster:
 
         Raises InvalidArgument, also for a constraint that no known node could ever satisfy; OperatorNotDeployed.
         """
-        asked, numbers = _asked(options, changed), tuple(_numbers(partitions)) if partitions else ()
+        asked, numbers = options.changed(**changed), tuple(partition_list(partitions)) if partitions else ()
         given = JobReport(
             name, schedule, do, operator, tuple(policies), numbers, to, False, 0, (), coordinator, workers
         )
@@ -444,7 +417,7 @@ class Cluster:
 
         Raises AlreadyThere if the replica owns no partition.
         """
-        return self._migrations(self._client.drain(replica, _asked(options, changed)))
+        return self._migrations(self._client.drain(replica, options.changed(**changed)))
 
     def maintain(
         self,
@@ -466,7 +439,7 @@ class Cluster:
 
         Raises InMaintenance while another node of the set is in maintenance, InvalidArgument.
         """
-        return self._migrations(self._client.drain(node, _asked(options, changed), (for_s, one_of)))
+        return self._migrations(self._client.drain(node, options.changed(**changed), (for_s, one_of)))
 
     def end_maintenance(self, node: str) -> None:
         """Ends a node's maintenance: the node may receive partitions again.
@@ -496,7 +469,7 @@ class Cluster:
 
         The loss is not included: only the owner knows what it has served since its last heartbeat.
         """
-        return self._client.would_take_over(operator, sorted(_numbers(partitions)) if partitions else [])
+        return self._client.would_take_over(operator, sorted(partition_list(partitions)) if partitions else [])
 
     # -- agents -------------------------------------------------------------------------------------------
 
@@ -746,7 +719,7 @@ class Cluster:
         A partition that could not be restored is unchanged, and its report has an ``error``.
         """
         return self._client.restore(
-            operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at, stop_sources=stop_sources
+            operator, partition_list(partitions), to=to, url=url, savepoint=savepoint, at=at, stop_sources=stop_sources
         )
 
     def cancel_restore(self, restore: str) -> None:
@@ -769,8 +742,7 @@ class Cluster:
         Each partition is read as of one moment between two commits, without entries that have expired by then. Reading
         does not stop processing.
         """
-        pages = [read_table(record) for record in self.scan_state(operator, state, key)]
-        return joined(pages)
+        return joined([read_table(page) for page in self.scan_state(operator, state, key)])
 
     def scan_state(
         self,
@@ -790,57 +762,11 @@ class Cluster:
 
         Raises UnknownState; InvalidArgument if several tags have the name.
         """
-        if not state or (is_exact(state) and key is None and partitions is None):
-            self.readable_states(operator).exact(state, operator)
-        pages = self._scan(operator, state, key, partitions, whole=whole)
-        try:
-            first = next(pages, None)
-        except UnknownState:  # a replica knows no plain names of tags: its partitions may not have all tags
-            exact = self.readable_states(operator).exact(state, operator)
-            yield from self._scan(operator, exact, key, partitions, whole=whole)
-            return
-        if first is not None:
-            yield first
-            yield from pages
+        yield from StateReader(self._client, operator).scan(state, key, partitions, whole=whole)
 
     def readable_states(self, operator: str) -> ReadableStates:
         """Returns the states that can be read: those that the operator declares, and the tags used in any partition."""
-        attributes: dict[str, dict[str, Any]] = {}
-        tags: list[dict[str, Any]] = []
-        for page in self._scan(operator, "", None, None, whole=True):
-            for row in read_table(page).to_pylist():
-                if row["attribute"] is None:
-                    tags.append(json.loads(row["declared"]))
-                else:
-                    attributes[row["attribute"]] = json.loads(row["declared"])
-        return ReadableStates.of(attributes, tags)
-
-    def _scan(
-        self, operator: str, state: str, key: Any, partitions: Collection[int] | None, *, whole: bool
-    ) -> Iterator[bytes]:
-        count = self.operator(operator).partitions
-        left = set(range(count)) if key is None else {partition_of(key, count)}
-        if partitions is not None:
-            left &= set(partitions)
-        keys = [] if key is None else [encode_row_key(key)]
-        for pause in backoff():
-            deployed = self._client.deployment(operator)
-            for partition in sorted(left):
-                try:
-                    address = deployed.owners[partition].address
-                    scan = ReplicaClient(address).scan(operator, state, [partition], keys)
-                    records = list(scan) if whole else [next(scan)]
-                except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
-                    if pause is None:
-                        if (why := deployed.why_unserved().get(partition)) is not None:
-                            raise why from None
-                        raise
-                    continue
-                yield from records
-                left.discard(partition)
-            if not left:
-                break
-            sleep(pause or 0.0)
+        return StateReader(self._client, operator).states()
 
     def replica_stats(
         self, address: str, after: int = 0, *, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
@@ -854,30 +780,3 @@ class Cluster:
             timeout_s: seconds to wait for the replica; None: the usual timeout of calls.
         """
         return ReplicaClient(address).statistics(after, newest, sizes, timeout_s)
-
-
-def _numbers(partitions: object) -> list[int]:
-    """Returns the partitions as a list.
-
-    Raises InvalidArgument for a value that is not a list of partitions, such as a number; UnknownPartition.
-    """
-    numbers: list[Any] = [None]
-    if isinstance(partitions, Iterable) and not isinstance(partitions, str):
-        numbers = list(partitions)
-    if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
-        raise InvalidArgument(
-            f"partitions={partitions!r} is not a list of partitions",
-            remedy="pass partitions=[20], or range(20) for the first twenty",
-        )
-    for number in numbers:
-        if not 0 <= number < PARTITIONS_MAX:
-            raise UnknownPartition(f"there is no partition {number}", remedy="count from 0")
-    return numbers
-
-
-def _asked(options: MoveOptions, changed: Mapping[str, Any]) -> MoveOptions:
-    """Returns the options with the changes applied. Raises InvalidArgument for an unknown name."""
-    names = [each.name for each in fields(MoveOptions)]
-    if unknown := changed.keys() - set(names):
-        raise InvalidArgument(f"a move has no option {min(unknown)!r}", remedy=f"use {', '.join(names)}")
-    return replace(options, **changed)

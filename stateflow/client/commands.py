@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime
+from numbers import Integral
 from time import sleep
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -22,7 +23,7 @@ from stateflow.operator.arrow import read_table
 from stateflow.partition.entries import joined
 from stateflow.reports import ChildReport, Placement, Reconfiguration, Rolling, Sweep
 from stateflow.rpc.cluster_client import ClusterClient
-from stateflow.types import MoveOptions, shown
+from stateflow.types import PARTITIONS_MAX, MoveOptions, shown
 
 if TYPE_CHECKING:
     from stateflow.client.cluster import Cluster
@@ -187,6 +188,25 @@ class Spawning:
 KEY_COLUMNS_MAX, KEYS_MAX = 16, 200
 #: kinds of batch that the controller runs, as the ledger's board names them: ``sweep/…``
 CONTROLLERS = ("reconfiguration", "roll", "sweep", "restores")
+
+
+def partition_list(partitions: object) -> list[int]:
+    """Returns the partitions that a caller passed as a list.
+
+    Raises InvalidArgument for a value that is not a list of partitions, such as a number; UnknownPartition.
+    """
+    numbers: list[Any] = [None]
+    if isinstance(partitions, Iterable) and not isinstance(partitions, str):
+        numbers = list(partitions)
+    if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
+        raise InvalidArgument(
+            f"partitions={partitions!r} is not a list of partitions",
+            remedy="pass partitions=[20], or range(20) for the first twenty",
+        )
+    for number in numbers:
+        if not 0 <= number < PARTITIONS_MAX:
+            raise UnknownPartition(f"there is no partition {number}", remedy="count from 0")
+    return numbers
 
 
 def partition_numbers(text: str, count: int) -> list[int]:

@@ -7,6 +7,7 @@ answer. :mod:`~stateflow.client.delivery` decides what the client sends, and thi
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import uuid
@@ -22,7 +23,16 @@ import pyarrow as pa
 from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
 from stateflow.client.history import History
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import InvalidArgument, KeyColumnMissing, LeaseLost, NotOwner, StandbyMissing, Unavailable, brief
+from stateflow.errors import (
+    BatchChanged,
+    InvalidArgument,
+    KeyColumnMissing,
+    LeaseLost,
+    NotOwner,
+    StandbyMissing,
+    Unavailable,
+    brief,
+)
 from stateflow.operator.arrow import schema_of
 from stateflow.operator.exact import Misfit, column_of, type_of
 from stateflow.operator.output import OutputReader
@@ -42,6 +52,8 @@ T = TypeVar("T")
 #: largest batch number that a caller may pass; as many greater numbers remain for later batches. Microseconds since
 #: 1970 are far below it
 GIVEN_MAX = SEQUENCE_MAX // 2
+#: rows of initial state that are sent at a time
+LOADED_ROWS = 50_000
 
 
 # -- Checks of rows, source names and batch numbers that callers pass ------------------------------------------------
@@ -564,3 +576,26 @@ class StreamClient:
     def _outputs(self, outputs: Mapping[int, bytes]) -> list[dict[str, Any]]:
         rows, self._thread.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
         return rows
+
+
+def load_rows(stream: StreamClient, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Sends the rows of an operator's first state, LOADED_ROWS at a time; returns their number.
+
+    Rows that an interrupted call has sent are not sent again. Raises StaleBatch, BatchChanged.
+    """
+    loaded = stream.position
+    remaining, count = iter(iterable_given(rows)), 0
+    for number in itertools.count():
+        chunk = list(itertools.islice(remaining, LOADED_ROWS))
+        if not chunk and number <= loaded:
+            raise BatchChanged(
+                f"{count} rows given, but more are already loaded",
+                remedy="initial state loads once: pass the same rows, or deploy the operator under another name",
+                operator=stream._router.spec.name,
+            )
+        if not chunk:
+            break
+        count += len(chunk)
+        if number >= loaded:
+            stream.send(chunk, sequence=number)
+    return count

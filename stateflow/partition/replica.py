@@ -2,12 +2,10 @@
 
 :class:`ReplicaNode` joins the parts of a replica around one data directory.
 
-* Start: :class:`Recovery` finds each partition's newest copy that this replica owned. Nothing is installed at a start:
-  the deciding record exists already, and no other one is written. See :mod:`stateflow.partition.data_directory` for the
-  states of a copy on disk.
-* Deployment: :func:`create` makes the first, empty copies of an operator's partitions, :func:`drop` deletes those of an
-  undeployed operator; both can be repeated after a crash. A copy that was not created completely is marked as
-  unfinished on disk.
+* Start: :class:`Recovery` finds each partition's newest copy that this replica owned; it installs nothing. See
+  :mod:`stateflow.partition.data_directory` for the states of a copy on disk.
+* Deployment: :func:`create` makes an operator's empty partitions, :func:`drop` deletes those of an undeployed one; both
+  can be repeated after a crash. A copy that was not created completely is marked as unfinished on disk.
 * Reading: :class:`Reader` reads states and positions while batches go on. It holds ``work`` only to evolve states that
   no batch has evolved since a deployment. Positions include those of batches that skipped the partition.
 """
@@ -600,10 +598,7 @@ class ReplicaNode:
         """Accepts only commands of this command's controller and session from now on.
 
         When this returns, every request of an earlier session is done, or will be refused. Raises StaleTerm,
-        ForeignLedger.
-
-        Args:
-            adopted: see :meth:`~stateflow.partition.control.FencingGuard.check_answer`.
+        ForeignLedger. ``adopted``: see :meth:`~stateflow.partition.control.FencingGuard.check_answer`.
         """
         self.authority.obey(command, adopted)
         self._registry.barrier()

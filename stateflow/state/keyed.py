@@ -186,9 +186,8 @@ class Opaque(Coder[bytes]):
 
 
 def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
-    """Returns a declaration for a state that another process made at run time and this one does not know yet.
-
-    It suffices to empty the state and to sweep it.
+    """Returns a declaration for a state that another process made at run time and this one does not know yet. It
+    suffices to empty the state and to sweep it.
 
     Args:
         described: the state's :meth:`Declaration.describe`.
@@ -216,10 +215,7 @@ def is_empty(tracked: Any) -> bool:
 
 
 def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
-    """Returns the states that were made at run time: tag → :meth:`Declaration.describe`.
-
-    Example: ``stored_tags(store).values()``
-    """
+    """Returns the states that were made at run time: tag → :meth:`Declaration.describe`."""
     return {cell[len(TAGS) :]: encoding.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from reconfig.controller.service import _options_of as options_of
 from stateflow.client import Cluster
-from stateflow.client.cluster import _asked
 from stateflow.errors import InvalidArgument
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import message_of
@@ -36,9 +35,9 @@ def test_what_cannot_be_is_refused_where_it_is_written(asked: dict[str, Any], sa
 
 def test_keywords_change_what_the_options_say() -> None:
     given = MoveOptions(50.0, strategy="warm-up")
-    asked = _asked(given, {"patience_s": 5, "max_pause_ms": None})
+    asked = given.changed(patience_s=5, max_pause_ms=None)
     assert asked == options_of(message_of(cpb.MoveOptions, asked)) == MoveOptions(patience_s=5.0, strategy="warm-up")
-    sent = message_of(cpb.MoveOptions, _asked(DEFAULT_OPTIONS, {}))
+    sent = message_of(cpb.MoveOptions, DEFAULT_OPTIONS.changed())
     assert options_of(sent) == DEFAULT_OPTIONS == options_of(cpb.MoveOptions())
 
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import Namespace, Operator, state
-from stateflow.client import Cluster
-from stateflow.client import cluster as cluster_module
+from stateflow.client import Cluster, reading
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, UnknownState
 from stateflow.operator.operator import describe
@@ -64,7 +63,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
                 for pages in node.reader.scan_pages(PartitionId(operator, number), state, keys):
                     yield from pages
 
-    monkeypatch.setattr(cluster_module, "ReplicaClient", Called)
+    monkeypatch.setattr(reading, "ReplicaClient", Called)
     made = Cluster("127.0.0.1:1")
     deployed = SimpleNamespace(spec=SimpleNamespace(partitions=PARTITIONS), owners=[owner] * PARTITIONS)
     made._client = SimpleNamespace(deployment=lambda _: deployed)  # type: ignore[assignment]

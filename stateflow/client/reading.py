@@ -1,0 +1,79 @@
+"""Reading an operator's state from the replicas that own its partitions, while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from time import sleep
+from typing import Any
+
+from stateflow.errors import NotOwner, Unavailable, UnknownState
+from stateflow.operator.arrow import read_table
+from stateflow.partition.entries import ReadableStates, is_exact
+from stateflow.partitioner import partition_of
+from stateflow.router import backoff
+from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.cluster_client import ClusterClient
+from stateflow.state import encode_row_key
+
+
+class StateReader:
+    """Reads the states of one operator. A partition that moves meanwhile is read at its new owner."""
+
+    def __init__(self, client: ClusterClient, operator: str) -> None:
+        self._client = client
+        self._operator = operator
+
+    def scan(
+        self, state: str, key: Any = None, partitions: Collection[int] | None = None, *, whole: bool = True
+    ) -> Iterator[bytes]:
+        """Yields the entries of a state, see :meth:`.Cluster.scan_state`."""
+        if not state or (is_exact(state) and key is None and partitions is None):
+            self.states().exact(state, self._operator)
+        pages = self._pages(state, key, partitions, whole=whole)
+        try:
+            first = next(pages, None)
+        except UnknownState:  # a replica knows no plain names of tags: its partitions may not have all tags
+            exact = self.states().exact(state, self._operator)
+            yield from self._pages(exact, key, partitions, whole=whole)
+            return
+        if first is not None:
+            yield first
+            yield from pages
+
+    def states(self) -> ReadableStates:
+        """Returns the states that can be read, see :meth:`.Cluster.readable_states`."""
+        attributes: dict[str, dict[str, Any]] = {}
+        tags: list[dict[str, Any]] = []
+        for page in self._pages("", None, None, whole=True):
+            for row in read_table(page).to_pylist():
+                if row["attribute"] is None:
+                    tags.append(json.loads(row["declared"]))
+                else:
+                    attributes[row["attribute"]] = json.loads(row["declared"])
+        return ReadableStates.of(attributes, tags)
+
+    def _pages(self, state: str, key: Any, partitions: Collection[int] | None, *, whole: bool) -> Iterator[bytes]:
+        count = self._client.deployment(self._operator).spec.partitions
+        left = set(range(count)) if key is None else {partition_of(key, count)}
+        if partitions is not None:
+            left &= set(partitions)
+        keys = [] if key is None else [encode_row_key(key)]
+        for pause in backoff():
+            deployed = self._client.deployment(self._operator)
+            for partition in sorted(left):
+                try:
+                    address = deployed.owners[partition].address
+                    scan = ReplicaClient(address).scan(self._operator, state, [partition], keys)
+                    pages = list(scan) if whole else [next(scan)]
+                except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
+                    if pause is None:
+                        if (why := deployed.why_unserved().get(partition)) is not None:
+                            raise why from None
+                        raise
+                    continue
+                yield from pages
+                left.discard(partition)
+            if not left:
+                break
+            sleep(pause or 0.0)
