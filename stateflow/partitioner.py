@@ -40,7 +40,7 @@ def _column_bytes(value: Any) -> bytes:
             return value
         case float():
             if math.isnan(value):
-                raise UnsupportedKeyType("NaN cannot be a key", remedy="filter such rows before the operator")
+                raise UnsupportedKeyType("NaN cannot be a key", remedy="filter out such rows before the operator")
             return _DOUBLE(value + 0.0)  # -0.0 + 0.0 is 0.0, as in Spark
         case dt.datetime():
             if value.tzinfo is None:
@@ -49,7 +49,7 @@ def _column_bytes(value: Any) -> bytes:
         case dt.date():
             return _INT(value.toordinal() - _EPOCH_DAY)
         case None:
-            raise NullKey("a key column is null", remedy="filter such rows, or coalesce the column to a value")
+            raise NullKey("a key column is null", remedy="filter out such rows, or coalesce the column to a value")
         case _:
             raise UnsupportedKeyType(
                 f"a value of type {type(value).__name__} cannot be a key",

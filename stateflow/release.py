@@ -56,8 +56,8 @@ def check_release(other: Release, own: Release = OWN) -> None:
         return
     newer = other.oldest > own.protocol
     raise ReleaseMismatch(
-        f"stateflow {other.version} of the caller and {own.version} here are incompatible",
-        remedy=f"upgrade {'this one' if newer else 'the caller'} first, release by release",
+        f"the caller's stateflow {other.version} and the server's {own.version} are incompatible",
+        remedy=f"upgrade {'the server' if newer else 'the caller'} first, release by release",
         protocol=f"{other.protocol}-{other.oldest}",
         here=f"{own.protocol}-{own.oldest}",
     )

@@ -579,6 +579,7 @@ def _micros(span: timedelta, what: str, least: int) -> int:
     micros = span // timedelta(microseconds=1) if isinstance(span, timedelta) else -1
     if micros < least:
         raise DeclarationError(
-            f"{what} cannot be {span!r}", remedy="use a timedelta" + (" above 0" if least else "") + ", e.g. hours=1"
+            f"{what} cannot be {span!r}",
+            remedy="use a timedelta" + (" above 0" if least else " of zero or more") + ", e.g. hours=1",
         )
     return micros

@@ -675,7 +675,7 @@ class Batches:
         if not 0 <= seconds <= HOLD_S_MAX:
             raise InvalidArgument(
                 f"requests cannot be held for {seconds:g} s",
-                remedy=f"hold them for at most {HOLD_S_MAX:g} s at a time",
+                remedy=f"hold them for 0 to {HOLD_S_MAX:g} s at a time",
             )
         self._held[operator] = self._clock.monotonic() + seconds
         if not seconds:

@@ -284,7 +284,7 @@ class ChangeLog:
             if after < self._forgotten:
                 raise MoveUnknown(
                     f"changes up to {self._forgotten} were already dropped, but those after {after} are requested",
-                    remedy="restart the transfer",
+                    remedy="the transfer restarts",
                     move=self.move_id,
                 )
             taken: list[bytes] = []

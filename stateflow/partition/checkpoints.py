@@ -90,7 +90,7 @@ class Checkpointer:
                 except Exception as error:
                     raise Unavailable(
                         f"cannot take a snapshot: {error}",
-                        remedy="free space in the data directory; the next checkpoint retries",
+                        remedy="check the data directory's disk, and free space there; the next checkpoint retries",
                         partition=partition,
                     ) from error
                 manifest = self._describe(partition, epoch, db)

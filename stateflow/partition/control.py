@@ -134,7 +134,7 @@ class FencingGuard:
         if term < newest:
             raise StaleTerm(
                 "another controller leads now",
-                remedy="ask the leader",
+                remedy="send the request to the leading controller",
                 term=term,
                 newest=newest,
             )

@@ -262,7 +262,7 @@ def identify(environment: Environment, root: Path, name: str) -> Identity:
         if (root / "operators").exists():
             raise InvalidArgument(
                 f"the data directory belongs to replica {known.name!r}",
-                remedy=f"start it with --name {known.name}, or give {name!r} its own --data-dir",
+                remedy=f"start the replica with --name {known.name}, or give {name!r} its own --data-dir",
                 path=root,
             )
         return _keep(environment, root, Identity(environment.new_id(), name, place))

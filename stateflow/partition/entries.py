@@ -277,8 +277,8 @@ class StateColumns:
                     self._sessions[name[len(SESSIONS) : -len(_OF_SESSIONS)]] = described
             elif name == state:
                 raise SchemaMismatch(
-                    f"the state {state!r} has a coder that no declared state has",
-                    remedy="make the tag an attribute of the operator, too",
+                    f"the state {state!r} has a custom coder that no attribute of the operator declares",
+                    remedy="make the state's tag an attribute of the operator class, too",
                     operator=self._operator,
                 )
         return found.get(state)
@@ -363,7 +363,7 @@ _KEYS = {"timestamp": "datetime", "timestamp without time zone": "datetime"}
 def several_kinds(operator: str, *kinds: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"keys of several types are stored: {'; '.join(kinds)}",
-        remedy="read them one by one, by key; a key of another type is another key",
+        remedy="read the state key by key; keys of different types, such as 1 and '1', are different keys",
         operator=operator,
     )
 

@@ -103,7 +103,7 @@ def decoding(what: str) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         why = str(error)[:120]
         raise DecodeError(
-            f"{what} of a partition cannot be read: {why}", remedy="restore it from a checkpoint"
+            f"{what} of a partition cannot be read: {why}", remedy="restore the partition from a checkpoint"
         ) from error
 
 
@@ -389,7 +389,7 @@ class Committer:
         if self.is_unsure:
             raise Unavailable(
                 "it is unknown whether the last commit is on disk",
-                remedy="reopen the partition",
+                remedy="send the batch again; the partition is reopened by itself",
                 partition=self._partition,
             )
         sequence = self.sequence + 1
@@ -627,7 +627,7 @@ class Commits:
         except CommitLogDamaged as error:
             raise StateDamaged(str(error.what), remedy=DAMAGED, path=kept) from error
         if found is None or found.torn:
-            raise StateDamaged("the kept commits that the database lacks are incomplete", remedy=DAMAGED, path=kept)
+            raise StateDamaged("the file of commits that the database lacks is truncated", remedy=DAMAGED, path=kept)
         return [record for record in found.records if isinstance(record, Commit)]
 
     def _keep(self, directory: Path, commits: Collection[Commit]) -> None:

@@ -453,7 +453,7 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     # records
     Refused(
         _S.OWNED, BeginBatch, _stale("the sender knows epoch {event.epoch}, this replica owns the partition at "
-        "{here.epoch}", "refresh the assignment"), when=NEWER,
+        "epoch {here.epoch}", "refresh the assignment"), when=NEWER,
     ),
     Transition(_S.OWNED, BeginBatch, None, Verdict.HOLD, when=RUNNING, note="one batch at a time"),
     Transition(

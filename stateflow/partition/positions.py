@@ -490,8 +490,8 @@ class Positions:
             )
         if after is not None and after >= expected:  # a sparse source may skip numbers, but no acknowledged batch
             raise PositionGap(
-                f"batch {after} was acknowledged, the state contains none after {expected - 1}",
-                remedy=f"resend the batches from {expected} on, with rewind",
+                f"batch {after} was acknowledged, the state contains no batch after {expected - 1}",
+                remedy=f"resend the batches from {expected} on, with rewind=True",
                 expected=expected,
                 **where,
             )
@@ -551,8 +551,8 @@ class Positions:
         remedy = "send other rows as a new batch, under the next number"
         if batch.session is None:
             remedy = (
-                "use another source= or query for other rows; a source and the stages after it must replay the same "
-                "rows, a batch DataFrame of several pieces with as many tasks= as before"
+                "make the source and the stages after it replay the same rows, a batch DataFrame of several pieces "
+                "with as many tasks= as before; for other rows use another source= or query"
             )
         where = {"operator": self.partition.operator, "partition": self.partition.partition, "source": batch.source}
         return BatchChanged(what, remedy=remedy, **where)

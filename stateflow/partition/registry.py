@@ -495,7 +495,7 @@ class PartitionRegistry:
                 known = partition.operator in self._operators or partition.operator in self._unloadable
                 if local.id != partition or not (known or local.lifecycle.state is State.ABSENT):
                     raise InvariantBroken(
-                        "a partition has another's name, or an operator that is unknown here",
+                        "a partition has another partition's name, or an operator that is unknown here",
                         remedy=REPORT_LINE,
                         partition=local.id,
                         replica=self.info.name,

@@ -272,7 +272,7 @@ def _create(registry: PartitionRegistry, local: LocalPartition, epoch: int) -> N
         )
     if local.lifecycle.state is not State.ABSENT or local.lifecycle.epoch >= epoch:
         raise AlreadyDeployed(
-            "the partition already exists on this replica",
+            "the partition already exists on this replica, or existed at the requested epoch or a later one",
             remedy="use another operator name or data directory",
             partition=local.id,
             epoch=local.lifecycle.epoch,

@@ -223,7 +223,7 @@ class BatchSlices:
 
     def _wrong(self, part: Part) -> InvalidArgument:
         return InvalidArgument(
-            f"rows {part.start} to {part.stop} do not belong to this partition",
+            f"rows {part.start} to {part.stop} are out of order, or beyond the end of the batch",
             remedy="check which client sends them, and its version",
             operator=self.operator,
             partition=part.partition,

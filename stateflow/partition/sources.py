@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 #: folder of the database, in the data directory
 FOLDER = "passed"
 #: remedy where stored positions of skipped batches cannot be used
-RESENT = "none is needed: sources send the missing batches again"
+RESENT = "no action is needed: sources send the missing batches again"
 #: longest time without a visit, seconds; each partition is visited again after half of this time or more, so that not
 #: all partitions are visited at once
 VISIT_S_MAX = 60.0

@@ -117,7 +117,9 @@ class Successor:
                 incoming = local.incoming
                 if incoming is None or incoming.move_id not in (standby_move, move_id) or incoming.store is None:
                     raise MoveUnknown(
-                        "this replica has no copy of that standby", remedy="restore a checkpoint", move=standby_move
+                        "this replica does not have the standby's copy of the partition",
+                        remedy="restore a checkpoint",
+                        move=standby_move,
                     )
                 self._own(
                     local, self._copy(incoming.directory, incoming.store, move_id, epoch), move_id, epoch, command
@@ -330,7 +332,7 @@ class Restorer:
             except OSError as error:
                 raise Unavailable(
                     f"the data directory cannot be written: {error.strerror}",
-                    remedy="free space there",
+                    remedy="free space there, or make it writable",
                     path=local.home,
                 ) from error
             if found is None:

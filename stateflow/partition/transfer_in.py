@@ -139,7 +139,7 @@ class Receiver:
         free = self._registry.environment.free_bytes(self._registry.root)
         if bytes_needed + reserve > free:
             raise DiskFull(
-                f"the transfer needs {bytes_needed} bytes, {free} are free",
+                f"the transfer needs {bytes_needed} bytes besides the reserve, {free} are free",
                 remedy="free space at the target, or move the partition to another replica; nothing was changed",
                 replica=self._registry.info.name,
                 partition=partition,
@@ -188,7 +188,9 @@ class Receiver:
         with local.work:
             incoming, kept = self._incoming(partition, move_id), local.kept
             if local.directory is None or kept is None:
-                raise MoveUnknown("the kept copy is gone", remedy="the transfer restarts", move=move_id)
+                raise MoveUnknown(
+                    "the copy kept from an earlier move is gone", remedy="the transfer restarts", move=move_id
+                )
             self._registry.environment.remove_tree(incoming.directory)
             self._registry.environment.copy(local.directory, incoming.directory)
         size = sum(path.stat().st_size for path in incoming.directory.iterdir() if path.is_file())
@@ -211,7 +213,7 @@ class Receiver:
             kept.sequence,
         ):
             raise MoveUnknown(
-                "the kept copy is not the one that the source knows",
+                "the copy kept from an earlier move is not the one that the source knows",
                 remedy="the transfer restarts by itself",
                 move=move_id,
             )

@@ -138,7 +138,9 @@ class Verifier:
             db.snapshot(directory)
         except Exception as error:
             raise Unavailable(
-                f"cannot take a snapshot: {error}", remedy="free space in the data directory", partition=partition
+                f"cannot take a snapshot: {error}",
+                remedy="check the data directory's disk, and free space there",
+                partition=partition,
             ) from error
         return Copy(partition, directory, epoch, read_sequence(db))
 
@@ -227,7 +229,8 @@ def _unreadable(partition: PartitionId, error: Exception) -> StateflowError:
     what = str(error) if meant is None else meant.what
     return StateDamaged(
         f"the partition cannot be read completely: {what}",
-        remedy=f"restore it with `stateflow checkpoint restore {partition.operator} {partition.partition}`",
+        remedy=f"restore the partition with `stateflow checkpoint restore {partition.operator} {partition.partition}`; "
+        "if only a standby's copy is damaged, begin a new standby instead",
         partition=partition,
     )
 
@@ -235,7 +238,8 @@ def _unreadable(partition: PartitionId, error: Exception) -> StateflowError:
 def _cells_wrong(partition: PartitionId, count: int) -> StateflowError:
     return StateDamaged(
         f"{count} state cells cannot be decoded",
-        remedy=f"restore it with `stateflow checkpoint restore {partition.operator} {partition.partition}`",
+        remedy=f"restore the partition with `stateflow checkpoint restore {partition.operator} {partition.partition}`; "
+        "if only a standby's copy is damaged, begin a new standby instead",
         partition=partition,
     )
 

@@ -133,7 +133,7 @@ class SourceReplica:
                     size = sum(map(len, begun))
                     if size > bytes_max:
                         raise TransferCorrupt(
-                            f"a change set is incomplete after {size} bytes",
+                            f"a change set exceeds this replica's limit: {size} bytes have arrived, and more follow",
                             remedy="set STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here as high as on the source replica",
                             snapshot=snapshot_id,
                         )
@@ -235,7 +235,7 @@ class Peer:
                             await asyncio.sleep(wait)
         except TimeoutError as error:
             raise Unavailable(
-                f"{self._source.address} accepted but sent no data of a base file for {self._silence_s:g} s",
+                f"{self._source.address} has sent no data of a base file for {self._silence_s:g} s",
                 remedy="check the source replica and the network; the bytes received are kept for the next attempt",
                 file=file.name,
                 arrived=f"{begun} of {file.size} bytes",

@@ -184,7 +184,7 @@ class TakeoverHandler:
         if self._checkpoints is None:
             raise InvalidArgument(
                 "this replica has no checkpoint store",
-                remedy="start it with --checkpoints URL, or start the owner again",
+                remedy="start it with --checkpoints URL, or restart the partition's former owner",
                 replica=self._node.info.name,
             )
         return self._checkpoints

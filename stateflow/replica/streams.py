@@ -250,7 +250,7 @@ class CallStream:
             return self._calls.get(number)
         if number <= self._newest:
             raise InvalidArgument(
-                "a request belongs to no call of its stream",
+                "a request's call number is not above the earlier ones of its stream",
                 remedy="use a client of the replica's stateflow version, which numbers calls in ascending order",
                 call=number,
             )

@@ -174,7 +174,8 @@ def _mended(details: str) -> str:
 _HANDSHAKES = {
     "Hostname Verification": "its certificate is not for this host: `stateflow certs issue --host`",
     "certificate has expired": "its certificate has expired: `stateflow certs renew`",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not from the authority in STATEFLOW_TLS_CA, or not for servers",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not from the authority in STATEFLOW_TLS_CA, or not for servers: "
+    "`stateflow certs issue`",
     "WRONG_VERSION_NUMBER": "it speaks plain text: set STATEFLOW_TLS_CA, _CERT and _KEY there, or none of them here",
     "Socket closed": "check that it runs and that the address is right; with TLS it closes connections in plain text, "
     "and those with a certificate that has expired or is from another authority",

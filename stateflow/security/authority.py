@@ -348,5 +348,7 @@ def write_private(path: Path, data: bytes) -> None:
         write_durably(path, data, 0o600)
     except OSError as error:
         raise BadCertificate(
-            f"the file cannot be written: {error.strerror}", remedy="correct that, or name another file", file=path
+            f"the file cannot be written: {error.strerror}",
+            remedy="make its directory writable, or name another file",
+            file=path,
         ) from error

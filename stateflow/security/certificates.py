@@ -135,7 +135,9 @@ def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) 
         private = serialization.load_pem_private_key(key, None)
     except UNREADABLE as error:
         raise BadCertificate(
-            "the private key cannot be read", remedy="provide it as PEM, without a password", file=where
+            "the private key of the certificate cannot be read",
+            remedy="provide it as PEM, without a password",
+            file=where,
         ) from error
     if _encoded(private.public_key()) != _encoded(chain[0].public_key()):
         raise BadCertificate(
@@ -261,7 +263,9 @@ def decoded_token(text: str) -> Parts:
     """Decodes the text of a token. Raises BadCertificate, which reveals nothing of the contents."""
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > LENGTH_MAX:
-        raise BadCertificate(f"not a token: a token begins with {PREFIX}", remedy=_ANOTHER)
+        raise BadCertificate(
+            f"the text is not a token: a token begins with {PREFIX} and has about 1,600 characters", remedy=_ANOTHER
+        )
     inner = text.removeprefix(PREFIX)
     try:
         packed = base64.b64decode(inner + "=" * (-len(inner) % 4), altchars=b"-_", validate=True)
@@ -439,4 +443,4 @@ def _check_private(path: str) -> None:
     except OSError:
         return  # reported when it is read
     if os.name == "posix" and mode & stat.S_IRWXO:
-        raise BadCertificate("the key is readable by other users", remedy=f"chmod 600 {path}", file=path)
+        raise BadCertificate("the key or token is readable by other users", remedy=f"chmod 600 {path}", file=path)

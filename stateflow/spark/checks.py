@@ -486,7 +486,7 @@ def site_column(df: DataFrame, column: str | None) -> str:
         what = f"it is {kind}" if kind else f"the input has {', '.join(df.columns)}"
         raise InvalidArgument(
             f"{column!r} cannot be the site column: {what}",
-            remedy="name a string column of the input",
+            remedy="name a string column of the input, with at most 256 printable characters in its name",
         )
     return column
 

@@ -93,7 +93,7 @@ class Enrolment:
         except (OSError, ValueError) as error:
             raise Unavailable(
                 f"no certificate received from the driver: {error}",
-                remedy="allow connections from executors to the controller's host on the driver, on all ports",
+                remedy="allow connections from the executors to the driver's host, on all ports",
                 address=self.address,
             ) from error
         if _REFUSED in answer:

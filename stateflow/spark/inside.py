@@ -642,7 +642,8 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
     if failures < 2:
         raise InvalidArgument(
             f"the master {context.master} does not retry failed tasks",
-            remedy="use e.g. local[4,10], which allows ten failures, or set spark.task.maxFailures to 2 or more",
+            remedy="use e.g. local[4,10], which allows ten failures; on a cluster set "
+            "spark.task.maxFailures to 2 or more",
         )
     if failures < FAILURES_LOW and not local:
         log.warning(

@@ -251,8 +251,8 @@ class Connection:
 
     def _unavailable(self, said: str) -> Unavailable:
         return Unavailable(
-            f"the NATS server does not answer: {said.removeprefix('nats: ')}",
-            remedy="start it, or correct the option servers",
+            f"the NATS server cannot serve the request: {said.removeprefix('nats: ')}",
+            remedy="check that the server runs, or correct the option servers",
             servers=",".join(self._place.servers),
             stream=self._place.stream,
         )
@@ -488,7 +488,7 @@ class JetStreamOptions(BaseModel):
             what = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(first["type"])
             raise InvalidArgument(
                 f"the option {option!r} {what or 'is invalid: ' + first['msg']}",
-                remedy=f"options of the source jetstream: {', '.join(cls.model_fields)}",
+                remedy=f"use the options of the source jetstream: {', '.join(cls.model_fields)}",
             ) from None
 
     @field_validator("servers", mode="before")

@@ -342,9 +342,10 @@ class Epoch:
             unmarked = [number for number in unmarked if number not in first or first[number].batch < marked]
         if unmarked:
             raise PositionGap(
-                f"{len(unmarked)} partitions lack rows of epochs before {self._number}",
-                remedy="older copies were restored, or the operator was deployed anew: rewind the query to an epoch "
-                "that these partitions contain (stateflow spark rewind), or start it with a new checkpointLocation",
+                f"{len(unmarked)} partitions lack rows of epochs before {self._number}, because older copies were "
+                "restored or the operator was deployed anew",
+                remedy="rewind the query to an epoch that these partitions contain (stateflow spark rewind), or start "
+                "it with a new checkpointLocation",
                 operator=self._plan.operator,
                 source=self._time_source,
                 partitions=",".join(map(str, unmarked[:20])),

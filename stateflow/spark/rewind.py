@@ -90,7 +90,7 @@ def plan_rewind(
     left = sorted(filter(_LEFT.match, names))
     if "metadata" not in names or not (offsets or left):
         raise InvalidArgument(
-            "not a checkpoint directory of a Spark streaming query",
+            "the directory is not the checkpoint directory of a Spark streaming query",
             remedy="name the query's checkpointLocation",
         )
     last = max(offsets, default=-1)
@@ -99,8 +99,9 @@ def plan_rewind(
     if to_batch > 0 and not (to_batch - 1 in offsets and to_batch - 1 in commits):
         oldest = min(offsets & commits, default=last) + 1
         raise InvalidArgument(
-            f"Spark no longer keeps what a rewind to batch {to_batch} needs",
-            remedy=f"use batch {oldest} or a later one; a higher spark.sql.streaming.minBatchesToRetain keeps more",
+            f"the checkpoint lacks the offsets or the commit of the batch before batch {to_batch}",
+            remedy=f"use a batch after a committed one, {oldest} at the earliest; a higher "
+            "spark.sql.streaming.minBatchesToRetain keeps more",
         )
     out = [name for name in sorted(names - said) if _ENTRY.match(name)]
     out += [f"commits/{number}" for number in sorted(commits, reverse=True) if number >= to_batch]
@@ -169,7 +170,9 @@ def rewind(
     log = None if sink is None else _local(sink) / SINK_LOG
     if log is not None and not log.is_dir():
         raise InvalidArgument(
-            "not a directory of a Spark file sink", remedy="name the path that the query writes to", path=sink
+            "the path is not a directory of a Spark file sink",
+            remedy="name the path that the query writes to",
+            path=sink,
         )
     plan = plan_rewind(
         _files(root),

@@ -90,7 +90,7 @@ class StateOptions(BaseModel):
             said = first["msg"].removeprefix("Value error, ")
             raise InvalidArgument(
                 f"the option {option} {what or 'is invalid: ' + said}" if option else said,
-                remedy=f"options of the source stateflow: {', '.join(cls.model_fields)}",
+                remedy=f"use the options of the source stateflow: {', '.join(cls.model_fields)}",
             ) from None
 
     @model_validator(mode="after")

@@ -328,8 +328,8 @@ class OperatorTask:
             raise DecodeError(
                 f"the stored output of batch {batch.number} cannot be read: {error}",
                 remedy="make the operator return what Spark can read, and deploy it; `stateflow source drop-output "
-                f"{shlex.quote(self.operator)} {shlex.quote(batch.source)} --batch {batch.number}` lets the query "
-                "continue without these rows",
+                f"{shlex.quote(self.operator)} {shlex.quote(batch.source)} --batch {batch.number} --apply` lets the "
+                "query continue without these rows",
                 operator=self.operator,
                 source=batch.source,
             ) from error

@@ -532,7 +532,7 @@ class KeyIndex:
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
         if keys.null_count:
-            raise NullKey("a key is null", remedy="filter such rows before the operator", operator=self._operator)
+            raise NullKey("a key is null", remedy="filter out such rows before the operator", operator=self._operator)
         indices = self._of_ints(_as_int64(keys)) if pa.types.is_integer(keys.type) else self._of_objects(keys)
         if len(self.rows) > len(self._touched):
             self._touched = grown(self._touched, len(self.rows))

@@ -62,7 +62,7 @@ class KeyObjects:
             return self._last[1]
         array = whole(keys)
         if array.null_count:
-            raise NullKey("a key is null", remedy="filter such rows before the operator", operator=self._operator)
+            raise NullKey("a key is null", remedy="filter out such rows before the operator", operator=self._operator)
         plain: list[Any] = array.to_pylist()
         if pa.types.is_struct(array.type):
             plain = [tuple(row.values()) for row in plain]
@@ -108,7 +108,7 @@ class TrackedColumn:
         assert self._entry_coder is not None
         entries = self._taken(self._entry_coder, array, length, "entries")
         if None in entries:
-            raise self._misfit("an entry is null", "filter such rows before the operator")
+            raise self._misfit("an entry is null", "filter out such rows before the operator")
         return entries
 
     def _values(self, array: Any, length: int) -> list[Any]:
@@ -281,7 +281,7 @@ def tracked_columns(
         made = _KINDS.get(declaration.kind)
         if made is None:
             raise DeclarationError(
-                f"a batch operator has no {declaration.kind} states",
+                f"a batch operator cannot have {declaration.kind} states",
                 remedy="use state.map with a position as entry, or state.value(list[…])",
                 operator=operator,
                 state=declaration.name,
@@ -372,7 +372,9 @@ class ValueColumn:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise self._unencodable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
-    def _unencodable(self, what: str, remedy: str = "cast the column", key: str | None = None) -> EncodeError:
+    def _unencodable(
+        self, what: str, remedy: str = "cast the column, or fill null fields", key: str | None = None
+    ) -> EncodeError:
         return EncodeError(what, remedy=remedy, operator=self._operator, state=self._name, key=key)
 
     def _loaded(self, keys: pa.Array) -> Array:
@@ -415,7 +417,11 @@ class ValueColumn:
             cells = self._layout.cells([array[put] for array in now]) if addresses else []
         except EncodeError as error:
             key = repr(decode_row_key(split_address(addresses[int(error.where["index"])])[0]))
-            raise self._unencodable(error.what, error.remedy or "cast the column", key) from error
+            raise self._unencodable(
+                error.what,
+                error.remedy or "store values that fit the declared type and STATEFLOW_REPLICA_VALUE_BYTES_MAX",
+                key,
+            ) from error
         into.puts += zip(addresses, cells, strict=True)
         gone = indices[(known == _ABSENT) & (known_before == _PRESENT)]
         into.deletes += [head + rows[index] for index in gone.tolist()]

@@ -162,7 +162,7 @@ class Tag:
         mine = self.declaration
         if (mine.default_payload, mine.ttl) != (declaration.default_payload, declaration.ttl):
             raise DeclarationError(
-                f"state {mine.name!r} is declared twice, with another default or ttl",
+                f"state {mine.name!r} is declared twice, with different defaults or ttls",
                 remedy="make each tag once, at module or class level",
                 operator=operator,
                 state=mine.name,

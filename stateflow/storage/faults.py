@@ -86,8 +86,9 @@ def _of_system(number: int, said: str, path: object) -> StateflowError | None:
         )
     if number in REFUSED or number == errno.EIO:
         return DiskRefused(
-            f"the file system refuses access: {said}",
-            remedy="check that it is mounted read-write and belongs to the user of this process, then try again",
+            f"the file system fails or refuses access: {said}",
+            remedy="check the disk, and that the file system is mounted read-write and belongs to the user of this "
+            "process; then try again",
             path=path,
         )
     if number in FEW_FILES:

@@ -203,7 +203,7 @@ def test_another_stream_under_the_name_is_a_gap(stream: Stream) -> None:
 
 def test_what_cannot_work_is_refused_at_once(stream: Stream) -> None:
     with pytest.raises(
-        Unavailable, match=r"^unavailable: the NATS server does not answer: .*servers=nats://127.0.0.1:1"
+        Unavailable, match=r"^unavailable: the NATS server cannot serve the request: .*servers=nats://127.0.0.1:1"
     ):
         reader(stream, servers="nats://127.0.0.1:1").initialOffset()
     with pytest.raises(SourceMissing, match=r"^source_missing: there is no stream 'nowhere'"):
@@ -344,4 +344,4 @@ def test_the_source_in_a_session(spark: SparkSession, stream: Stream, tmp_path: 
         started.awaitTermination(60)
 
     assert "source_missing: there is no stream 'nowhere'" in said_by(lambda: run(stream="nowhere"))
-    assert "unavailable: the NATS server does not answer" in said_by(lambda: run(servers="nats://127.0.0.1:1"))
+    assert "unavailable: the NATS server cannot serve the request" in said_by(lambda: run(servers="nats://127.0.0.1:1"))

@@ -66,4 +66,4 @@ def test_a_certificate_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_
     assert doctor.certificate().verdict is Verdict.GOOD
     monkeypatch.setenv("STATEFLOW_TOKEN", "nonsense")
     found = doctor.certificate()
-    assert (found.verdict, found.found.split(":")[0]) == (Verdict.BAD, "not a token")
+    assert (found.verdict, found.found.split(":")[0]) == (Verdict.BAD, "the text is not a token")

@@ -26,7 +26,7 @@ def test_it_is_said_with_each_call() -> None:
 
 def test_who_is_to_be_upgraded_is_said() -> None:
     check_release(NEXT)
-    with pytest.raises(ReleaseMismatch, match=r"stateflow 0\.4\.0 of the caller and .*: upgrade this one first"):
+    with pytest.raises(ReleaseMismatch, match=r"the caller's stateflow 0\.4\.0 and .*: upgrade the server first"):
         check_release(LATER)
     with pytest.raises(ReleaseMismatch, match="upgrade the caller first"):
         check_release(FIRST, NEXT)

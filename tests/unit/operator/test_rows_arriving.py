@@ -64,5 +64,5 @@ def test_a_value_that_python_has_not_is_its_parts(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("parts", [[(0, 3)], [(2, 1)], [(1, 2), (0, 1)], [(0, 2), (1, 2)], [(-1, 1)]])
 def test_parts_that_are_not_among_the_rows_are_refused(parts: list[tuple[int, int]]) -> None:
     rows = pa.record_batch({"k": [1, 2]})
-    with pytest.raises(InvalidArgument, match="do not belong to this partition"):
+    with pytest.raises(InvalidArgument, match="are out of order, or beyond the end of the batch"):
         BatchSlices("Op", Batch("s", 0), b"", rows, [Part(p, 1, *part) for p, part in enumerate(parts)])

@@ -54,7 +54,7 @@ def test_with_state_it_keeps_its_name_without_it_may_have_another(tmp_path: Path
     first = opened(tmp_path)
     assert opened(tmp_path, "b").id != first.id
     (tmp_path / "operators").mkdir()
-    with pytest.raises(InvalidArgument, match=r"belongs to replica 'b' .*start it with --name b"):
+    with pytest.raises(InvalidArgument, match=r"belongs to replica 'b' .*start the replica with --name b"):
         opened(tmp_path, "a")
 
 

@@ -291,7 +291,7 @@ class Without(Operator):
 
 
 def test_a_coder_of_the_users_own_must_be_declared(everywhere: OperatorHarness) -> None:
-    with pytest.raises(SchemaMismatch, match="make the tag an attribute of the operator, too"):
+    with pytest.raises(SchemaMismatch, match="make the state's tag an attribute of the operator class, too"):
         read(Without, everywhere._stores[0], "custom: value(letters)")
     assert read(Without, everywhere._stores[0], "members: set(int64)")["map_key"].to_pylist() == [7]
 

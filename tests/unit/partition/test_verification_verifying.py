@@ -96,7 +96,10 @@ def test_a_flipped_byte_is_found_and_what_is_read_from_memory_goes_on(two: Two) 
     (fault,) = found.faults
     assert fault.code == "state_damaged"
     assert "checksum mismatch" in fault.what
-    assert fault.remedy == "restore it with `stateflow checkpoint restore Op 0`"
+    assert fault.remedy == (
+        "restore the partition with `stateflow checkpoint restore Op 0`; if only a standby's copy is damaged, begin a "
+        "new standby instead"
+    )
     assert two.states(two.a) == {"k0": 3, "k1": 5, "k2": 7}
 
 

@@ -80,7 +80,7 @@ def test_what_is_begun_of_a_change_set_counts_as_lag() -> None:
 
 
 def test_a_change_set_that_does_not_end_is_refused() -> None:
-    with pytest.raises(TransferCorrupt, match="incomplete after 8 bytes"):
+    with pytest.raises(TransferCorrupt, match="exceeds this replica's limit: 8 bytes have arrived"):
         followed(lambda: Source([Reading([b"abcdefghijklmno"], 1, 0, SEAL)]), bytes_max=7)
 
 

@@ -204,7 +204,7 @@ def test_requests_that_are_no_calls_end_the_stream(numbers: list[int]) -> None:
     async def work() -> None:
         s = Stream(echo)
         s.send(*(request(number, 0) for number in numbers))
-        with pytest.raises(InvalidArgument, match="no call of its stream"):
+        with pytest.raises(InvalidArgument, match="call number is not above the earlier ones of its stream"):
             await s.task
 
     run(work)

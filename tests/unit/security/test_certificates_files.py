@@ -42,7 +42,7 @@ def _another_list(out: Path) -> None:
     ("spoil", "said"),
     [
         (lambda out: (out / "key.pem").chmod(0o604), "is readable by other users.*chmod 600"),
-        (lambda out: (out / "key.pem").write_text("no"), "the private key cannot be read"),
+        (lambda out: (out / "key.pem").write_text("no"), "the private key of the certificate cannot be read"),
         (lambda out: (out / "key.pem").unlink(), "STATEFLOW_TLS_KEY cannot be read: No such file"),
         (lambda out: (out / "cert.pem").write_text("no"), "no valid certificate found"),
         (lambda out: (out / "crl.pem").write_text("no"), "no valid revocation list found"),

@@ -135,7 +135,7 @@ def test_a_stored_output_that_cannot_be_read_names_the_command_that_drops_it(
     work = tasks.Work(task, "q", batch, 0, ManualClock())
     rows = task._by_partition([next(iter(Input()))], 0, digests=False)
     with pytest.raises(
-        DecodeError, match=r"stored output of batch 7.*drop-output Op 'query:it'\"'\"'s mine' --batch 7`"
+        DecodeError, match=r"stored output of batch 7.*drop-output Op 'query:it'\"'\"'s mine' --batch 7 --apply`"
     ):
         task._delivered(batch, rows, work)
 
