@@ -597,7 +597,7 @@ class Cluster:
         replicas.
         """
         if count < 0:
-            raise InvalidArgument("a count cannot be negative", remedy="pass 0 to remove the standbys")
+            raise InvalidArgument("the number of standbys cannot be negative", remedy="pass 0 to remove the standbys")
         return self._client.standby(operator, count)
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
@@ -871,7 +871,9 @@ def _numbers(partitions: object) -> list[int]:
         )
     for number in numbers:
         if not 0 <= number < PARTITIONS_MAX:
-            raise UnknownPartition(f"there is no partition {number}", remedy="count from 0")
+            raise UnknownPartition(
+                f"there is no partition {number}", remedy="count from 0 to the operator's last partition"
+            )
     return numbers
 
 
