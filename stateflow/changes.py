@@ -104,7 +104,7 @@ class ChangeSet:
         if len(data) < 9 or xxhash.xxh64_digest(body) != checksum:
             raise TransferCorrupt(
                 "a change set arrived with a wrong checksum",
-                remedy="the transfer starts again from the base",
+                remedy="none needed: the transfer starts again from the base copy",
                 bytes=len(data),
             )
         try:

@@ -215,9 +215,9 @@ class Agents:
         if self._members.may_serve(name):
             copy = "a copy of this data directory" if known.directory == home.directory else "another data directory"
             raise NameTaken(
-                f"an agent of this name is running with {copy}",
-                remedy="start this one with another --name; if the other one has ended, this one is admitted when its "
-                f"lease has lapsed, within {self._members.lease_left_s(name):.0f} s",
+                f"an agent of this name may still be running with {copy}",
+                remedy="start this agent with another --name; if the other one has ended, this agent is admitted when "
+                f"the other's lease lapses, within {self._members.lease_left_s(name):.0f} s",
                 **where,
             )
         if known.directory != home.directory and self._cluster.roster.wanted_at(name):
@@ -375,7 +375,7 @@ class Agents:
         known = replica in self._cluster.roster.replicas
         raise InvalidArgument(
             f"{replica} was not started by an agent" if known else f"there is no replica {replica!r}",
-            remedy="stop its process where it runs"
+            remedy="do this on the machine where its process runs"
             if known
             else one_of(self._cluster.roster.spawned, "replica of an agent"),
         )

@@ -176,7 +176,7 @@ class ClusterState:
         for deployed in [*self.deployed.values(), *(plan for plan, _ in self.planned.values())]:
             deployed.assignment.validate()
         for words, where in self._broken():
-            raise InvariantBroken(words, remedy=REPORT_LINE, **where)
+            raise InvariantBroken(f"an invariant is broken: {words}", remedy=REPORT_LINE, **where)
 
     def _broken(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields (invariant that does not hold, where)."""

@@ -243,7 +243,9 @@ class ControllerContext:
         self._leadership.check(self.clock.monotonic())
         if self.over.done():
             raise HoldLost(
-                f"the term is over: {self.over.result()}", remedy="ask the controller that leads now", term=self.term
+                f"this controller's term is over: {self.over.result()}",
+                remedy="ask the controller that leads now",
+                term=self.term,
             )
 
     def _end_term(self, error: StateflowError) -> None:

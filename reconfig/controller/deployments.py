@@ -177,8 +177,9 @@ class Deployments:
             return await self._upgrade(existing, spec)
         if existing is not None and existing.spec != spec:
             raise AlreadyDeployed(
-                "another version of the operator is deployed, with other partitions, key or output",
-                remedy="deploy this one with the same partitions, key and output, or under another name",
+                "another version is deployed with other partitions, key or output, or is not fully deployed yet",
+                remedy="deploy with the same partitions, key and output once that deployment is complete, or "
+                "under another name",
                 operator=spec.name,
                 deployed=existing.spec.target,
                 partitions=existing.spec.partitions,
@@ -440,7 +441,7 @@ class Leaving:
             self._check_still(operator)
             if not delete_state:
                 raise PartitionsLive(
-                    f"its {deployed.spec.partitions} partitions are live, and their state would be deleted",
+                    f"the operator's {deployed.spec.partitions} partitions are live, and their state would be deleted",
                     remedy="take a savepoint if the state may be needed again, and pass --delete-state "
                     "(delete_state=True)",
                     operator=operator,
@@ -544,7 +545,7 @@ class Leaving:
         spawned = self._context.cluster.roster.spawned.get(replica)
         if spawned is not None and spawned.running:
             raise NameTaken(
-                "its agent keeps the replica running",
+                "an agent keeps the replica running",
                 remedy=f"stop it first: `stateflow stop {replica}`",
                 replica=replica,
                 agent=spawned.agent,

@@ -189,7 +189,7 @@ class RunRegistry:
         ]
         if not found:
             raise MoveConflict(
-                "no move of the reconfiguration is past its fence",
+                "the reconfiguration has no fenced move",
                 remedy="cancel the reconfiguration, or wait until it has ended",
                 reconfiguration=reconfiguration,
             )

@@ -267,7 +267,7 @@ class Following:
         if known is None or known.after < after:
             why = "" if self._trouble is None else f": {self._trouble.what}"
             raise Unavailable(
-                f"this controller does not lead, and its view of the ledger is behind its caller's{why}",
+                f"this controller does not lead, and its copy of the ledger lacks records that the caller knows{why}",
                 remedy="try again, or ask the leader",
                 **({"leader": leader} if leader else {}),
             )

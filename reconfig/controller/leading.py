@@ -144,7 +144,11 @@ class Leading:
         except asyncio.CancelledError:
             if controller is self.serving:
                 raise
-            why = controller.over.result() if controller.over.done() else HoldLost("the term is over")
+            why = (
+                controller.over.result()
+                if controller.over.done()
+                else HoldLost("this controller's term is over", remedy="ask the controller that leads now")
+            )
             raise why from None
         finally:
             self._requests.discard(me)
@@ -288,7 +292,11 @@ class Leading:
         if not renewing.done():
             renewing.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._leadership.check(self._clock.monotonic())
-            raise HoldLost("the ledger did not answer", remedy="check its database", term=self._leadership.term)
+            raise HoldLost(
+                "the ledger did not answer before the leader lease lapsed",
+                remedy="check the ledger's database",
+                term=self._leadership.term,
+            )
         renewing.result()
         self._leadership.renewed(sent_at)
 

@@ -253,7 +253,7 @@ class Reconfigurations:
                 continue
             if len(able) == 2:
                 raise Unavailable(
-                    f"{operator} has standbys, and besides {node} only one replica that answers may hold copies",
+                    f"{operator} would have no standby: besides {node}, only one replica that answers may hold copies",
                     remedy=f"start one more, or turn standbys off: `stateflow standby {operator} 0`",
                     replica=node,
                 )
@@ -306,8 +306,8 @@ class Reconfigurations:
                 yield moves, said
                 return
         raise Unavailable(
-            "the placement changes faster than replicas can be asked",
-            remedy="run the command again when replicas have settled",
+            "the placement kept changing while the command was prepared",
+            remedy="run the command again when no replica starts or stops and no partition moves",
         )
 
     def _targets(self, moves: Moves) -> set[tuple[str, OperatorSpec]]:
@@ -373,7 +373,9 @@ class Reconfigurations:
         if not answering:
             names = [info.name for info in here]
             raise Unavailable(
-                f"no replica of {to} answers", remedy="start one, or choose another target", replicas=names
+                f"no replica of {to} that may receive partitions answers",
+                remedy="start one, or choose another target",
+                replicas=names,
             )
         return answering
 

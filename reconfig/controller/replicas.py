@@ -136,7 +136,7 @@ class Replicas:
         reply = await self._ask(name, "RoundTrips", rpb.RoundTripsRequest(addresses=addresses), within_s)
         if len(reply.milliseconds) != len(to):
             raise Unavailable(
-                f"{name} answers for the wrong number of replicas", remedy="check which stateflow version it runs"
+                f"{name} answered with a wrong number of round trips", remedy="check which stateflow version it runs"
             )
         return {other: took for other, took in zip(to, reply.milliseconds, strict=True) if took >= 0}
 

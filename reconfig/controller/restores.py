@@ -135,7 +135,8 @@ class Restores:
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(
                 f"{owner} does not answer, and may be serving the partition alone",
-                remedy="check that it runs; if it is gone for good, run `stateflow takeover --accept-loss` first",
+                remedy="check that it runs; if it is gone for good, run "
+                "`stateflow takeover OPERATOR --accept-loss` first",
                 partition=partition,
             )
 
@@ -158,7 +159,10 @@ class Restores:
             return owner
         target = best(here, owned, Terms(sites=() if to else self._cluster.operator(operator).sites))
         if target is None:
-            raise Unavailable(f"no replica of {to or 'the cluster'} answers", remedy="start one")
+            raise Unavailable(
+                f"no replica of {to or 'the cluster'} that may receive partitions answers",
+                remedy="start one, or end its maintenance",
+            )
         return target.name
 
     async def cancel(self, restore_id: str) -> None:
@@ -196,7 +200,7 @@ class Restores:
             try:
                 if planned.restore_id in self._cluster.restores.cancelled:
                     raise MoveCancelled(
-                        "the restore was cancelled", remedy="restore it again", partition=planned.partition
+                        "the restore was cancelled", remedy="restore the partition again", partition=planned.partition
                     )
                 order = self._order(planned)
                 fetched = await self._context.replicas.fetch(planned.target, order)
@@ -228,8 +232,8 @@ class Restores:
         url = self._urls.get(planned.restore_id, planned.url)
         if is_masked(url):
             raise InvalidArgument(
-                "the controller has restarted and does not keep the URL's password",
-                remedy="restore it again with --from",
+                "the URL's password is lost: only the controller that received the command kept it",
+                remedy="restore again, and pass the URL with its password (--from)",
                 url=url,
             )
         return Restore(
@@ -266,7 +270,8 @@ class Restores:
                 if self._context.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
                         f"the restore's target {planned.target} is gone: {error}",
-                        remedy=f"{planned.owner} serves its former state once it answers; restore to another with --to",
+                        remedy=f"restore to another replica with --to; {planned.owner} serves its former state once "
+                        "it answers",
                         partition=planned.partition,
                     ) from error
                 log.warning("restore of %s retried: %s", planned.partition, error)

@@ -54,10 +54,10 @@ class Standbys:
         deployed = self._context.cluster.operator(operator)
         replicas = len({node_of(info.name) for info in self._context.fit().values() if deployed.may_be_at(info)})
         if count >= max(replicas, 1):
-            at = f" at {', '.join(deployed.sites)}, to which the operator is confined" if deployed.sites else ""
+            at = f" at {', '.join(deployed.sites)}, the operator's allowed sites" if deployed.sites else ""
             raise InvalidArgument(
-                f"{count} standbys need {count + 1} replicas, {replicas} answer{at}",
-                remedy="start more replicas, or ask for fewer",
+                f"{count} standbys need {count + 1} replicas, {replicas} can hold copies{at}",
+                remedy="start more replicas or end maintenance, or ask for fewer standbys",
                 operator=operator,
             )
         await self._context.record(steps.want_standbys, operator, count)

@@ -95,7 +95,9 @@ class Sweeps:
                 raise InvalidArgument(f"a sweep cannot process {limit} nodes at a time", remedy="give 1 to 256")
             if under_way := self._book.under_way(chore):
                 raise MoveConflict(
-                    _GOING[chore], remedy="wait until that has ended, or cancel it", batch=self._named(under_way[0])
+                    _GOING[chore],
+                    remedy="wait until the batch has ended, or cancel it",
+                    batch=self._named(under_way[0]),
                 )
             plan = self._does[chore].plan(site, limit, operator)
             sweep_id = self._context.new_id()

@@ -641,7 +641,7 @@ class GivingUp:
         if not accepted:
             owners = ", ".join(sorted({owner for _, owner, _ in found}))
             raise LossPossible(
-                f"batches that {owners} may have served since the last heartbeat are lost, "
+                f"batches that {owners} may have served since the last heartbeat would be lost, "
                 "unless a standby or checkpoint has them",
                 remedy="pass --accept-loss (accept_loss=True), or start the owner with its data directory",
                 operator=operator,
@@ -694,6 +694,8 @@ class GivingUp:
                 )
         if not found:
             raise InvalidArgument(
-                "nothing to take over: every partition is served", remedy="see `stateflow status`", operator=operator
+                "nothing to take over: each owner answers, or its lease is still valid",
+                remedy="see `stateflow status`",
+                operator=operator,
             )
         return found

@@ -278,7 +278,9 @@ def _cancel_for(takeover: Takeover, event: TargetRefused) -> None:
 
 
 def _died(takeover: Takeover, _: Event) -> None:
-    takeover.error = Unavailable("the successor died as well", remedy="wait until another one is chosen")
+    takeover.error = Unavailable(
+        "the takeover's target died, too", remedy="wait until the controller chooses another replica"
+    )
 
 
 _ROWS: tuple[Row[Phase, Takeover], ...] = (

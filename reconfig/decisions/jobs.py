@@ -142,7 +142,7 @@ class Affinity:
             )
         if self.by is By.NODE and self.least > len(fitting):
             raise InvalidArgument(
-                f"{self} matches {len(fitting)} of at least {self.least} nodes",
+                f"{self} matches {len(fitting)} nodes, but the job asks for at least {self.least}",
                 remedy="ask for fewer nodes, or choose them by site or label",
                 wanted=self.text,
             )
@@ -263,7 +263,9 @@ class Job:
         self.check()
         match read_job(self.name, self.to_payload(), self.since_us):
             case Unreadable() as found:
-                raise InvalidArgument(f"not a valid job: {found.why}", remedy="correct its definition", job=self.name)
+                raise InvalidArgument(
+                    f"the job is not valid: {found.why}", remedy="correct its definition", job=self.name
+                )
             case found if found != self:
                 raise InvalidArgument("the job would not be read back unchanged", remedy=REPORT_LINE, job=self.name)
         if self.schedule.once_us is not None and self.schedule.once_us <= now_us:

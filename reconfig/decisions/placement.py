@@ -513,7 +513,11 @@ def drained(view: View, replica: str, leaving: Collection[str], home: str) -> Ch
     if not set(view.owners.values()).intersection(leaving):
         raise AlreadyThere("the replica owns no partitions", remedy="it can be stopped", replica=replica)
     if not others:
-        raise Unavailable("no other replica answers", remedy="start one", replica=replica)
+        raise Unavailable(
+            "no other replica can receive partitions",
+            remedy="start one, or end the maintenance of another node",
+            replica=replica,
+        )
     moves: dict[PartitionId, str] = {}
     instead: dict[PartitionId, Sequence[Collection[str]]] = {}
     for sites, theirs, able in ring.by_sites(view.owners, others, view.allowed):
@@ -522,7 +526,7 @@ def drained(view: View, replica: str, leaving: Collection[str], home: str) -> Ch
             continue
         if not able:
             raise Unavailable(
-                f"no other replica at the sites of {', '.join(operators)} answers",
+                f"no other replica at the sites of {', '.join(operators)} can receive partitions",
                 remedy="start one there, deploy the operator again with other sites, or migrate its partitions",
                 replica=replica,
                 sites=", ".join(sorted(sites)),

@@ -142,13 +142,13 @@ def ordered(node: str, now_us: int, for_s: float, one_of: str, known: Mapping[st
     the set is in maintenance.
     """
     if not 0 <= for_s < 10 * 365 * 86400:
-        raise InvalidArgument(f"maintenance cannot last {for_s:g} s", remedy="give a duration, e.g. 2h")
+        raise InvalidArgument(f"maintenance cannot last {for_s:g} s", remedy="give a duration below 10 years, e.g. 2h")
     others = [
         name for name, each in sorted(known.items()) if name != node and each.one_of == one_of and each.lasts(now_us)
     ]
     if one_of and others:
         raise InMaintenance(
-            f"{others[0]} is in maintenance, and only one of {one_of} may be",
+            f"{others[0]} is in maintenance, and the set {one_of} allows only one node at a time",
             remedy=f"wait, or end it: `stateflow maintenance end {others[0]}`",
             node=node,
         )

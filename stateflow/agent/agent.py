@@ -468,7 +468,7 @@ class Agent:
     async def _logs(self, command: Commanded, replica: str, lines: int, follow: bool) -> AsyncIterator[bytes]:
         self._authority.check(command)
         if not any(each.spawned.replica == replica for each in self._convergence.children()):
-            raise InvalidArgument(f"there is no replica {replica!r} here", remedy="see `stateflow agent list`")
+            raise InvalidArgument(f"the agent has no replica {replica!r}", remedy="see `stateflow agent list`")
         reader = Reader(self._log_of(replica))
         try:
             for piece in await asyncio.to_thread(lambda: list(reader.last(lines))):

@@ -385,7 +385,9 @@ class Objects:
             self.delete(probe)
         if made is None:
             raise Unavailable(
-                "the checkpoint store lost an object just written", remedy="check the store", url=self.url
+                "the checkpoint store lost an object just written",
+                remedy="check that nothing else deletes the store's objects",
+                url=self.url,
             )
         return made.modified_us
 
@@ -492,7 +494,9 @@ def place_of(url: str) -> str:
 
 def _unusable(url: str, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"checkpoints cannot be stored there: {why}", remedy="name a writable directory or fsspec URL", url=masked(url)
+        f"checkpoints cannot be stored at this URL: {why}",
+        remedy="name a writable directory or fsspec URL",
+        url=masked(url),
     )
 
 

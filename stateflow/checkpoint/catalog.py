@@ -58,7 +58,7 @@ MANIFEST_BYTES_MAX = 32 << 20
 #: a mark older than this, by the clock of the store, belongs to a process that died
 MARK_LIFE_S = 24 * 3600.0
 #: remedy where a checkpoint or savepoint cannot be used
-ANOTHER = "recovery uses an older checkpoint by itself; in place of a savepoint, restore another one"
+ANOTHER = "if this is a savepoint, restore another one; recovery uses an older checkpoint by itself"
 MARKER: Final = "STORE"
 MARKER_FORMAT: Final = 1
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -384,7 +384,7 @@ class Catalog:
         manifest = Manifest.decode(self._codec.unseal(self._objects.read(found.name), found.name), found.name)
         if manifest.id != found.partition or (not found.savepoint and manifest.order != found.order):
             raise CheckpointCorrupt(
-                f"the manifest belongs to {manifest.id} at {manifest.order}",
+                f"the manifest does not match its name: it is {manifest.id}, epoch and sequence {manifest.order}",
                 remedy=ANOTHER,
                 place=found.name,
             )

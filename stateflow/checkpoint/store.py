@@ -189,7 +189,7 @@ def _corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCor
 def no_room(error: OSError, directory: Path) -> Unavailable:
     return Unavailable(
         f"cannot write to the local disk: {error.strerror or error}",
-        remedy="free space there and try again",
+        remedy="check that the directory is writable and has free space, then try again",
         path=directory,
     )
 
@@ -299,7 +299,7 @@ class CheckpointStore:
             if not isinstance(cause, _NEVER) and getattr(cause, "errno", None) != errno.EROFS:
                 raise
             raise InvalidArgument(
-                f"checkpoints cannot be stored there: {getattr(cause, 'strerror', None) or cause}",
+                f"checkpoints cannot be stored at this URL: {getattr(cause, 'strerror', None) or cause}",
                 remedy="name a writable directory or fsspec URL",
                 url=self.url,
             ) from error
@@ -675,7 +675,7 @@ class Adoption:
         if not self._lease.stands():
             raise StaleCheckpoint(
                 "the lease on the fetched blobs is gone, they may have been collected",
-                remedy="the checkpoint is fetched again",
+                remedy="none needed: the checkpoint is fetched again",
                 partition=self._manifest.id,
             )
 
@@ -691,8 +691,8 @@ class Adoption:
 
 def _stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
     return StaleCheckpoint(
-        f"the store has checkpoint {there}, {manifest.order} is not newer",
-        remedy="restore that one, or give this cluster a checkpoint URL of its own"
+        f"the store has a checkpoint with epoch and sequence {there}, and {manifest.order} is not newer",
+        remedy="restore the stored checkpoint, or give this cluster a checkpoint URL of its own"
         if there[0] > manifest.epoch
         else "none needed: the next checkpoint will be newer",
         operator=manifest.operator,

@@ -137,7 +137,7 @@ def demo(
     if follow:
         if rows is not None or source != "files":
             raise InvalidArgument(
-                "--rows and --source do not apply with --follow", remedy="leave out either them or --follow"
+                "--rows and --source do not apply with --follow", remedy="leave out these options, or --follow"
             )
         with loading:
             from stateflow.demo.follow.run import FollowOptions, run_follow

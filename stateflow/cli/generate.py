@@ -114,7 +114,9 @@ class Plan:
                     remedy="choose a name without them",
                 )
         if self.data_dir and not PurePosixPath(self.data_dir).is_absolute():
-            raise InvalidArgument(f"{self.data_dir!r} is not an absolute path", remedy="begin it with /")
+            raise InvalidArgument(
+                f"{self.data_dir!r} is not an absolute path", remedy="pass a --data-dir that begins with /"
+            )
         for size in (self.memory, self.storage):
             if size and _SIZE.fullmatch(size) is None:
                 raise InvalidArgument(f"{size!r} is not a size", remedy="write 512Mi or 4Gi")
@@ -297,7 +299,7 @@ def kubernetes(plan: Plan) -> dict[str, str]:
     if _DNS.fullmatch(name) is None:
         raise InvalidArgument(
             f"{name!r} is not a Kubernetes name",
-            remedy="pass --name with lower-case letters, digits and '-', at most 42",
+            remedy="pass --name with at most 42 characters: lower-case letters, digits and '-'",
         )
     labels = {"app.kubernetes.io/name": "stateflow", "app.kubernetes.io/component": plan.role,
               "app.kubernetes.io/instance": name}  # fmt: skip

@@ -244,7 +244,7 @@ def _age(text: str) -> timedelta:
     try:
         return timedelta(seconds=float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]])
     except OverflowError:
-        raise InvalidArgument(f"{text!r} is too long", remedy="write 90d, 12h, 30m or 10s") from None
+        raise InvalidArgument(f"the age {text!r} is too large", remedy="write 90d, 12h, 30m or 10s") from None
 
 
 def _app(record: Record) -> str:

@@ -543,7 +543,7 @@ def edit(
 ) -> None:
     """Limit how many moves of a reconfiguration run at a time; moves under way complete."""
     if limit is per_node is per_link is None:
-        raise InvalidArgument("no limit to change", remedy="pass --limit, --per-node or --per-link")
+        raise InvalidArgument("no limit is given", remedy="pass --limit, --per-node or --per-link")
     _say(Cluster(controller).edit(id, limit=limit, per_node=per_node, per_link=per_link).report, as_json)
 
 

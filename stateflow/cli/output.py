@@ -358,7 +358,7 @@ def position(text: str) -> tuple[str, int]:
     source, _, batch = text.rpartition("=")
     if not source or not batch.isdecimal():
         raise InvalidArgument(
-            f"{shown(text)} is not a position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them"
+            f"{shown(text)} is not a position", remedy="write SOURCE=BATCH, as `stateflow checkpoint list` shows them"
         )
     return source, int(batch)
 
@@ -369,7 +369,9 @@ def labels_of(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not (equals and LABEL.holds(key) and LABEL.holds(value)):
-            raise InvalidArgument(f"{shown(word)} is not a label", remedy="write key=value")
+            raise InvalidArgument(
+                f"{shown(word)} is not a label", remedy="write key=value, each of 1 to 256 printable characters"
+            )
         labels[key] = value
     return labels
 

@@ -570,7 +570,7 @@ class Cluster:
         replicas.
         """
         if count < 0:
-            raise InvalidArgument("a count cannot be negative", remedy="pass 0 to remove the standbys")
+            raise InvalidArgument("the number of standbys cannot be negative", remedy="pass 0 to remove the standbys")
         return self._client.standby(operator, count)
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:

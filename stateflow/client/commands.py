@@ -205,7 +205,9 @@ def partition_list(partitions: object) -> list[int]:
         )
     for number in numbers:
         if not 0 <= number < PARTITIONS_MAX:
-            raise UnknownPartition(f"there is no partition {number}", remedy="count from 0")
+            raise UnknownPartition(
+                f"there is no partition {number}", remedy="count from 0 to the operator's last partition"
+            )
     return numbers
 
 

@@ -305,8 +305,9 @@ class ForwardingClient:
         spec = self._router.spec
         if known is not None and known.spec.partitions != spec.partitions:
             raise OutboxForeign(
-                f"{operator} has {spec.partitions} partitions, but {known.spec.partitions} when the outbox was created",
-                remedy="move the outbox aside, and resend from the application what it had not forwarded",
+                f"{operator} has {spec.partitions} partitions, but had {known.spec.partitions} when the "
+                "outbox was created",
+                remedy="move the outbox aside, and resend from the application all rows that were not forwarded",
                 outbox=self._outbox.directory,
             )
         self._session = Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16])

@@ -330,7 +330,8 @@ class History:
         if self._taken:
             newest = max(self._taken.values())
             return PositionGap(
-                f"batches from {expected} on are lost, and an earlier client's, up to {newest}, took their numbers",
+                f"batches from {expected} on are lost, and batches of an earlier client have their numbers "
+                f"up to {newest}",
                 remedy="call accept_loss(), then resend what the state lacks under new numbers",
                 operator=self.operator,
                 source=self.source,

@@ -439,7 +439,7 @@ class Outbox:
             )
         if code == sqlite3.SQLITE_FULL:
             return DiskFull(
-                "the outbox's disk is full, so it cannot be written",
+                "the outbox cannot be written: its disk is full",
                 remedy="free space on the disk",
                 outbox=self.directory,
             )
@@ -450,7 +450,7 @@ class Outbox:
     def _damaged(self, why: str) -> OutboxDamaged:
         return OutboxDamaged(
             f"the outbox cannot be read: {why}",
-            remedy="move the directory aside, and resend from the application what it had not forwarded",
+            remedy="move the directory aside, and resend from the application all rows that were not forwarded",
             outbox=self.directory,
         )
 

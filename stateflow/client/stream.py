@@ -357,7 +357,8 @@ def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputD
     if not sizes:
         raise InvalidArgument(
             f"no partition keeps output of batch {batch} of the source",
-            remedy=f"check the number: the newest batch is {known.batch}; one without output rows has nothing to drop",
+            remedy=f"check the number: the newest batch is {known.batch}; a batch without output rows "
+            "has nothing to drop",
             operator=router.operator,
             source=source,
         )

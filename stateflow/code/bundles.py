@@ -71,7 +71,7 @@ def _reading(digest: str) -> Iterator[None]:
 
 
 def _damaged(what: str, digest: str) -> BundleDamaged:
-    return BundleDamaged(f"a bundle is damaged: {what}", remedy="deploy it again", bundle=digest)
+    return BundleDamaged(f"a bundle is damaged: {what}", remedy="deploy the operator again", bundle=digest)
 
 
 def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
@@ -133,7 +133,7 @@ class BundleStore:
                 packed = self._packed(digest)
                 if packed is None:
                     raise BundleMissing(
-                        "the operator's bundle is not here",
+                        "this process has not fetched the operator's bundle yet",
                         remedy="wait until it is fetched from the controller",
                         bundle=digest,
                     )

@@ -430,7 +430,7 @@ class _Taking:
             for statement in self.statements:
                 if name in statement.at_once and statement not in made:
                     raise OperatorNotImportable(
-                        f"{min(statement.binds)} reads {name!r}, which holds functions or classes, while being defined",
+                        f"the definition of {min(statement.binds)} reads {name!r}, which holds functions or classes",
                         remedy=f"read {name!r} in a method or function",
                         line=statement.order[1] if self._program.single else None,
                     )

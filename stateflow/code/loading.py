@@ -235,7 +235,7 @@ def check_outside(what: str) -> None:
     if inside:
         raise InvalidArgument(
             f"{what} cannot be started inside {inside}",
-            remedy='guard what only the program itself does with `if __name__ == "__main__":`',
+            remedy='put code that only the program itself should run under `if __name__ == "__main__":`',
         )
 
 

@@ -189,7 +189,7 @@ def code(magic: str, data: str) -> CodeType:
     """Decodes a code object, the inverse of ``_source``. Raises OperatorNotImportable in another version of Python."""
     if magic != importlib.util.MAGIC_NUMBER.hex():
         raise OperatorNotImportable(
-            "the operator was compiled by another version of Python: its program came through a pipe",
+            "the operator's program came through a pipe, and another version of Python compiled it",
             remedy="deploy it from a .py file",
         )
     loaded: CodeType = marshal.loads(base64.b64decode(data))  # noqa: S302 - deployed code

@@ -142,7 +142,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         found += chunk
         if len(found) > BODY_MAX:
-            raise InvalidArgument("the request is too long", remedy="reload the page")
+            raise InvalidArgument("the request is too long", remedy="enter less text, or reload the page")
     return bytes(found)
 
 
@@ -180,7 +180,9 @@ def make_app(parts: Parts) -> Starlette:
 
     async def sign_in(request: Request) -> Response:
         if parts.files is None:
-            raise InvalidArgument("the page is plain text and has no sign-in", remedy="reload the page")
+            raise InvalidArgument(
+                "the page has no sign-in, because the dashboard connects without TLS", remedy="reload the page"
+            )
         material, text = parts.files.current(), (await _body(request)).decode("ascii", "replace")
         shown = shown_by(text, material.ca, material.revoked, parts.now())
         Access(material.own.identity, shown.identity).check_look()

@@ -381,7 +381,7 @@ def _status(kind: type[S], status: S | str) -> S:
 def _check_texts(**given: str | None) -> None:
     for name, text in given.items():
         if text is not None and not (isinstance(text, str) and rules.is_text(text)):
-            raise InvalidArgument(f"{name} cannot be {shown(text)}", remedy="use text without NUL")
+            raise InvalidArgument(f"{name} cannot be {shown(text)}", remedy="use text without NUL and lone surrogates")
 
 
 def check_names(at_most: int, **given: str | None) -> None:

@@ -164,7 +164,7 @@ class Database:
                 if attempt == ATTEMPTS_MAX:
                     raise Unavailable(
                         f"the ledger stayed busy for {ATTEMPTS_MAX} attempts",
-                        remedy="try again; if it stays busy, verify the ledger; nothing was written",
+                        remedy="try again; if it stays busy, run `stateflow ledger verify`; nothing was written",
                         ledger=self.shown,
                     ) from self.cause(error)
             time.sleep(self._rng.random() * min(BACKOFF_MAX_S, 0.005 * 2**attempt))
@@ -181,7 +181,7 @@ class Database:
         if (found is None and self._inode is not None) or found != self._inode:
             raise LedgerReplaced(
                 "the ledger's file was deleted or moved" if found is None else "the ledger's file was replaced",
-                remedy="put it back, or restart to use what is there; nothing was written",
+                remedy="put the original file back, or restart to use what is there; nothing was written",
                 ledger=self.shown,
             )
 
@@ -649,7 +649,7 @@ def check_lease(connection: Connection, ledger: str, term: int, holder: str) -> 
 def replaced(ledger: str) -> LedgerReplaced:
     return LedgerReplaced(
         "the ledger was replaced by another one after it was opened",
-        remedy="put it back, or restart to use the new one; nothing was written",
+        remedy="put the former ledger back, or restart to use the new one; nothing was written",
         ledger=ledger,
     )
 

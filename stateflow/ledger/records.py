@@ -302,7 +302,9 @@ def check_schema(name: str, schema: Mapping[str, Any]) -> str:
     except (SchemaError, TypeError, ValueError, RecursionError, re.error, Unresolvable) as error:
         said = error.message if isinstance(error, SchemaError) else _said(error)
         raise InvalidArgument(
-            f"not a JSON schema: {said[:200]}", remedy="follow JSON Schema 2020-12, see json-schema.org", schema=name
+            f"the schema is not a JSON schema: {said[:200]}",
+            remedy="follow JSON Schema 2020-12, see json-schema.org",
+            schema=name,
         ) from error
 
 

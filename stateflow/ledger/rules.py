@@ -371,7 +371,7 @@ def stage_fields(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[st
     if len(positional) > len(POSITIONS):
         raise InvalidArgument(
             f"a stage takes {len(POSITIONS)} positional arguments, not {len(positional)}",
-            remedy=f"they are {', '.join(POSITIONS)}",
+            remedy=f"pass at most these: {', '.join(POSITIONS)}",
         )
     placed = dict(zip(POSITIONS, positional, strict=False))
     twice = sorted(set(placed) & set(given))

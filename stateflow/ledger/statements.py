@@ -356,7 +356,7 @@ def unchanged(seen: Mapping[str, int]) -> Guard:
     def check(heads: Mapping[str, Head]) -> None:
         for item_id, seq in seen.items():
             if heads[item_id].seq != seq:
-                raise Locked("another writer was first", remedy="read the item again", item=item_id)
+                raise Locked("another writer changed the item first", remedy="read the item again", item=item_id)
 
     return check
 

@@ -218,7 +218,7 @@ class OwnFigures:
         )
         raise InvalidArgument(
             f"there is no metric {name!r} with the labels {dict(labels)}",
-            remedy=f"use one of {known}" if known else "send rows first: the operator has not declared any metric yet",
+            remedy=f"use one of {known}" if known else "send rows first: no metric of the operator has a value yet",
             operator=operator,
         )
 

@@ -443,7 +443,7 @@ class ViewsContract:
         other = Board(fresh)
         other.claim_job(job, "quick")
         other.move_job(job, "PROCESSED", worker="quick")
-        with pytest.raises(Locked, match="another writer was first"):
+        with pytest.raises(Locked, match="another writer changed the item first"):
             board.claim_job(job, "slow")
 
     @pytest.mark.parametrize("quicker", ["COMPLETED", "FAILED"])

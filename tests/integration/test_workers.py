@@ -161,7 +161,7 @@ def test_moves_and_drains_name_nodes_and_standbys_are_at_others(local: LocalClus
     for move in local.cluster.drain("cloud-0"):
         assert move.wait().state == "COMPLETED"
     assert {node_of(owner) for owner in owners(local.cluster)} == {"edge-0"}
-    with pytest.raises(InvalidArgument, match="2 standbys need 3 replicas, 2 answer"):
+    with pytest.raises(InvalidArgument, match="2 standbys need 3 replicas, 2 can hold copies"):
         local.cluster.standby("Tally", 2)
     local.cluster.standby("Tally", 1)
     standbys = eventually(

@@ -59,7 +59,7 @@ def test_the_source_serves_what_it_sealed(local: LocalCluster, tmp_path: Path) -
     done = command("reconfig", "resolve", id_, "--serve-source", "--controller", local.address)
     assert done.exit_code == 0, done.stderr
     assert f"{id_} of Lying: FAILED" in done.stdout
-    with pytest.raises(MoveConflict, match="past its fence"):
+    with pytest.raises(MoveConflict, match="no fenced move"):
         local.cluster.resolve(id_, "serve-source")
     stream = local.stream("Lying", source="s")
     assert outputs(stream.send(rows_of("k", 3), sequence=3)) == model.apply(rows_of("k", 3))

@@ -58,7 +58,7 @@ class MemoryLedger:
             if previous is None and state is RecordState.NEW:
                 raise IllegalRecord("the item already exists", remedy="-", item=item_id)
             if previous is not None and previous.seq != newest.seq:
-                raise Locked("another writer was first", remedy="-", item=item_id)
+                raise Locked("another writer changed the item first", remedy="-", item=item_id)
             if state is RecordState.PROCESSING and blocking(list(self.records(item_id))):
                 raise Locked("the item is held", remedy="-", item=item_id)
         record = Record(

@@ -15,7 +15,7 @@ from stateflow.errors import InvalidArgument
     [
         (
             {"follow": True, "rows": 1000},
-            "--rows and --source do not apply with --follow: leave out either them or --follow",
+            "--rows and --source do not apply with --follow: leave out these options, or --follow",
         ),
         ({"follow": True, "source": "jetstream"}, "--rows and --source do not apply with --follow"),
         ({"seconds": 20.0}, "--seconds and --rtt require --follow: add --follow"),

@@ -414,7 +414,7 @@ def test_functions_in_a_table_are_the_programs_own() -> None:
     assert names["Op"]().f() == 1
     assert names["N"]["one"] is names["one"]
     early = source.replace("class Op:", "class Op:\n    first = [*N]")
-    with pytest.raises(OperatorNotImportable, match="Op reads 'N', which holds functions or classes, while being"):
+    with pytest.raises(OperatorNotImportable, match="the definition of Op reads 'N', which holds functions or classes"):
         excerpt([early], "Op", run(early, "live"))
 
 

@@ -67,7 +67,7 @@ def test_a_name_is_its_first_directorys_for_as_long_as_that_may_run_or_has_repli
         others = [replace(BEAT, directory=Directory("d2", "there")), replace(BEAT, directory=Directory("d1", "copy"))]
         others = [replace(each, incarnation="i2") for each in others]
         for other, what in zip(others, ("another data directory", "a copy of this data directory"), strict=True):
-            with pytest.raises(NameTaken, match=f"an agent of this name is running with {what}"):
+            with pytest.raises(NameTaken, match=f"an agent of this name may still be running with {what}"):
                 await agents.heard(other)
         await agents.heard(replace(BEAT, incarnation="i3"))  # the same agent, restarted
         await agents.spawn(Request("gw"))

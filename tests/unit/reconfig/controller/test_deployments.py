@@ -367,10 +367,12 @@ def test_an_operator_stays_confined_to_the_sites_it_was_deployed_to_last(sites: 
 
 def test_what_is_confined_leaves_a_replica_for_its_sites_or_not_at_all(sites: Cluster) -> None:
     sites.deploy(SPEC, ["x"])
-    with pytest.raises(Unavailable, match=r"no other replica at the sites of Count answers \(replica=a sites=x\)"):
+    with pytest.raises(
+        Unavailable, match=r"no other replica at the sites of Count can receive partitions \(replica=a sites=x\)"
+    ):
         sites.run(sites.server.reconfigurations.drain("a", MoveOptions()))
     assert sites.run(sites.server.reconfigurations.rebalance("Count", MoveOptions())) == []
-    with pytest.raises(InvalidArgument, match="2 replicas, 1 answer at x, to which the operator is confined"):
+    with pytest.raises(InvalidArgument, match="2 replicas, 1 can hold copies at x, the operator's allowed sites"):
         sites.run(sites.server.standbys.want("Count", 1))
     assert not sites.cluster.history
     assert not sites.cluster.standbys

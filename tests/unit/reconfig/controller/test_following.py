@@ -118,7 +118,7 @@ def test_a_ledger_that_was_put_back_to_an_earlier_day_is_read_anew(ledger: Ledge
             follower.clock.advance(2.0)
             told = await follower.following.overview(0)
             assert (told.status().deployments, [each.name for each in told.status().replicas]) == ((), ["a"])
-            with pytest.raises(Unavailable, match="is behind its caller's"):
+            with pytest.raises(Unavailable, match="lacks records that the caller knows"):
                 await follower.following.overview(follower.writer.newest)
         follower.following.close()
 

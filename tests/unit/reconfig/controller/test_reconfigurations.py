@@ -210,7 +210,7 @@ def test_no_maintenance_ends_the_last_copy_that_is_wanted(
     assert maintained("c") == {"c"}
     assert ("Op has at most 1 of 2 standbys while node c is in maintenance" in caplog.text) == (standbys == 2)
     if standbys:
-        with pytest.raises(Unavailable, match=r"besides b only one replica .*standby Op 0"):
+        with pytest.raises(Unavailable, match=r"besides b, only one replica .*standby Op 0"):
             maintained("b")
         assert again.cluster.maintained() == {"c"}
     else:

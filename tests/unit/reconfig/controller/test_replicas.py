@@ -149,7 +149,7 @@ def test_round_trips_of_those_that_answer() -> None:
     )
     assert done(world.replicas.round_trips_ms("a", ["a"], 1.0)) == {}
     assert done(world.replicas.round_trips_ms("a", ["a"], 1.0)) == {"a": 2.5}
-    with pytest.raises(Unavailable, match="wrong number of replicas"):
+    with pytest.raises(Unavailable, match="wrong number of round trips"):
         done(world.replicas.round_trips_ms("a", ["a"], 1.0))
 
 

@@ -59,7 +59,7 @@ def test_more_at_least_than_at_most_is_refused(counts: str) -> None:
         ("label color", "none of the nodes matches label color"),
         ("site lab", "that match site lab take no jobs"),
         ("label quiet=yes", "take no jobs"),
-        ("node a:2", "matches 1 of at least 2"),
+        ("node a:2", "matches 1 nodes, but the job asks for at least 2"),
     ],
 )
 def test_what_nothing_there_can_satisfy_is_refused(text: str, why: str) -> None:

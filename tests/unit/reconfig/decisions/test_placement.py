@@ -64,7 +64,7 @@ def test_what_leaves_stays_as_near_as_it_can() -> None:
     assert targets({"a"}, "a", "a~1", "ab", "c") == {"a~1"}
     assert targets({"a", "a~1"}, "a", "a~1", "ab", "c") == {"ab"}
     assert targets({"a", "a~1"}, "c") == {"c"}
-    with pytest.raises(Unavailable, match="no other replica answers"):
+    with pytest.raises(Unavailable, match="no other replica can receive partitions"):
         targets({"a", "a~1"}, "a", "a~1")
     with pytest.raises(AlreadyThere):
         targets({"ab"}, "c", replica="ab")

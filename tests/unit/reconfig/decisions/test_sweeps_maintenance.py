@@ -19,7 +19,7 @@ def test_it_ends_by_itself_or_by_command() -> None:
 
 def test_never_two_of_a_set() -> None:
     known = {"a": ordered("a", NOW, 60.0, "rack-1", {}), "b": ordered("b", NOW, 0.0, "", {})}
-    with pytest.raises(InMaintenance, match="a is in maintenance, and only one of rack-1 may be"):
+    with pytest.raises(InMaintenance, match="a is in maintenance, and the set rack-1 allows only one"):
         ordered("c", NOW, 0.0, "rack-1", known)
     assert ordered("c", NOW, 0.0, "rack-2", known).one_of == "rack-2"
     assert ordered("c", NOW, 0.0, "", known), "of no set"
