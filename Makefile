@@ -37,9 +37,9 @@ help:
 	@echo "make chaos   faults on real processes, each with its verdict; writes docs/chaos.md"
 	@echo "make fuzz    a million hostile inputs to every decoder and RPC"
 	@echo "make walks   counts the product's files that a row, a checkpoint, a move and an append enter; fails over a limit"
-	@echo "make check   ruff with its security rules, mypy, import layers, plain English, what is generated, the site, dependencies that fit together"
+	@echo "make check   ruff with its security rules, mypy, import layers, plain English, what is generated, the site, dependencies that fit together, and known vulnerabilities of them"
 	@echo "make docs    the documentation as a site in site/; open site/index.html"
-	@echo "make audit   known vulnerabilities of what is pinned; needs the network, and fails without it"
+	@echo "make audit   known vulnerabilities of what is pinned, as published today; needs the network, and fails without it"
 	@echo "make dist    a wheel and a source distribution, in dist/"
 	@echo "make bench   benchmarks, quick sizes; report in bench-out/ (make bench-full: all of it, many hours)"
 
@@ -104,9 +104,13 @@ check: $(VENV)/.dev
 	.ci/generate-settings --check
 	made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && $(SITE) --strict --quiet --site-dir "$$made"
 	$(PIP) check
+	$(BIN)/python .ci/audit
 
-audit: $(VENV)/.audit
+audit: $(VENV)/.audit $(VENV)/.dev
 	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt
+	known=$$(mktemp -d) && trap 'rm -rf "$$known"' EXIT && \
+	  git clone -q --depth 1 https://github.com/pypa/advisory-database "$$known" && \
+	  $(BIN)/python .ci/audit --update "$$known"
 
 bench: $(VENV)/.dev $(VENV)/.quix
 	$(BIN)/python -m benchmarks suite --quick

@@ -13,6 +13,7 @@ UNIT = Path(__file__).parent
 ROOT = UNIT.parents[1]
 #: tests about no single module
 CROSS_CUTTING = {
+    "test_audit.py",
     "test_distribution.py",
     "test_help.py",
     "test_layout.py",
