@@ -70,11 +70,14 @@ ROWS = (
         alone=True,
     ),
     Row(
-        "a read-only disk at start",
-        "`invalid_argument: the data directory cannot be used: Read-only file system`",
+        "a disk that is read-only at start, and one that becomes read-only under open files",
+        "at start `invalid_argument: the data directory cannot be used: Read-only file system`; later `disk_refused`",
         NOTHING,
-        "start it again when it can be written. While files are open a disk cannot be made so here",
-        ("test_full_disk.py::test_a_disk_that_may_not_be_written_is_one_line",),
+        "start it again when it can be written; later by itself, when the batch is sent again",
+        (
+            "test_full_disk.py::test_a_disk_that_may_not_be_written_is_one_line",
+            "test_full_disk.py::test_a_disk_that_becomes_read_only_loses_nothing_and_serves_again",
+        ),
         alone=True,
     ),
     Row(
@@ -103,7 +106,7 @@ ROWS = (
         ),
     ),
     Row(
-        "clocks hours apart",
+        "clocks hours apart, and clocks that jump by hours",
         "nothing",
         NOTHING,
         "leases are by each process's own monotonic clock",
@@ -147,14 +150,17 @@ ROWS = (
         alone=True,
     ),
     Row(
-        "an operator that runs out of memory, raises, exits, or ends its thread",
+        "an operator that raises, exits, or takes all memory that its process may have",
         "the batch fails, with what it raised",
         NOTHING,
-        "other operators and partitions of that replica go on",
-        ("test_stuck_operators.py::test_whatever_an_operator_does_fails_its_batch_and_nothing_else",),
+        "other operators and partitions of that replica go on. If the system kills the process: as for SIGKILL",
+        (
+            "test_stuck_operators.py::test_whatever_an_operator_does_fails_its_batch_and_nothing_else",
+            "test_stuck_operators.py::test_an_operator_that_takes_all_memory_fails_its_batch_and_nothing_else",
+        ),
     ),
     Row(
-        "an operator that never returns, also one that cannot be interrupted; SIGTERM meanwhile",
+        "an operator that never returns, also one that catches every interruption; SIGTERM meanwhile",
         "`operator_stuck` after `STATEFLOW_REPLICA_BATCH_TIMEOUT_S`",
         NOTHING,
         "its partition is refused, and can be moved away as it was; others go on; the process ends in bounded time",
@@ -165,13 +171,13 @@ ROWS = (
         ),
     ),
     Row(
-        "the ledger away for half a minute: PostgreSQL stopped, SQLite locked",
+        "the ledger away for a minute: PostgreSQL stopped, SQLite locked",
         "nothing is decided meanwhile",
         NOTHING,
         "by itself",
         (
-            "test_ledger_outage.py::test_postgres_is_stopped_for_thirty_seconds",
-            "test_ledger_outage.py::test_sqlite_is_locked_for_thirty_seconds",
+            "test_ledger_outage.py::test_postgres_is_stopped_for_a_minute",
+            "test_ledger_outage.py::test_sqlite_is_locked_for_a_minute",
         ),
     ),
     Row(
@@ -182,7 +188,7 @@ ROWS = (
         ("test_lost_ledger.py",),
     ),
     Row(
-        "the checkpoint store is not mounted, or another one is",
+        "the checkpoint store is not mounted, for longer than it keeps checkpoints, or another one is",
         "`checkpoint_store_missing`; the stream goes on",
         NOTHING,
         "by the next checkpoint when it is mounted, however long that takes",
@@ -203,7 +209,7 @@ ROWS = (
         ("test_forwarding.py",),
     ),
     Row(
-        "strangers: forged offsets, headers that cannot be, batches that never end, code without the key",
+        "strangers: commands without a session, batches that never end, code without the key",
         "`invalid_argument`, `not_allowed`; for them alone",
         NOTHING,
         "nothing was begun",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -196,6 +197,12 @@ class Rogue(Operator):
                 self.do("deep")
             case "memory":
                 raise MemoryError
+            case "hungry":
+                held = []
+                while True:
+                    held.append(bytearray(512 << 20))
+            case "exit":
+                sys.exit(3)
             case "spin":
                 while True:
                     pass

@@ -13,7 +13,7 @@ from stateflow.errors import CheckpointStoreMissing, LeaseLost, StateflowError
 from stateflow.partition.data_directory import NOTE
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, read, rows_of, told, wait_alive
+from tests.integration.support import Model, eventually, outputs, read, rows_of, told, wait_alive
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 3
@@ -105,9 +105,21 @@ def refused(local: LocalCluster) -> bool:
     raise AssertionError("a checkpoint was taken")
 
 
-def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(local: LocalCluster) -> None:
-    stream = local.stream("Tally", source="s")
-    stream.send(rows_of("a-", 0))
+def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is away for longer than checkpoints are kept. Batches go on, and what it had is restored afterwards."""
+    monkeypatch.setenv("STATEFLOW_REPLICA_CHECKPOINT_KEEP_S", "1")
+    monkeypatch.setenv("STATEFLOW_REPLICA_CHECKPOINT_TIDY_INTERVAL_S", "1")
+    with LocalCluster(
+        Tally, sites={"cloud": 1}, partitions=PARTITIONS, data_dir=tmp_path / "c", checkpoint_interval_s=3600
+    ) as local:
+        unmounted(local)
+
+
+def unmounted(local: LocalCluster) -> None:
+    stream, model = local.stream("Tally", source="s"), Model()
+    assert outputs(stream.send(rows_of("a-", 0))) == model.apply(rows_of("a-", 0))
     local.cluster.checkpoint("Tally")
     place, away = store_of(local), store_of(local).with_name("away")
     place.rename(away)
@@ -125,9 +137,16 @@ def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(local: LocalClust
         local.restart("cloud-0")
         wait_alive(local, "cloud-0")
         eventually(lambda: refused(local), "it says so after a restart too")
+        rows = rows_of("a-", 1 + mount_point)
+        assert outputs(stream.send(rows)) == model.apply(rows), "batches go on"
         assert not place.exists() or not list(place.iterdir()), "nothing is written"
     place.rmdir()
     away.rename(place)
+    assert not [each.error for each in local.cluster.restore("Tally", at=("s", 0)) if each.error], "nothing was dropped"
+    stream = local.stream("Tally", source="restored")
+    first = Model()
+    first.apply(rows_of("a-", 0))
+    first.check(local.cluster)
     assert local.cluster.checkpoint("Tally").partitions == PARTITIONS
     assert (local.data_dir / "cloud-0" / NOTE).exists()
     made = told("checkpoint", "init", "--checkpoints", str(place))

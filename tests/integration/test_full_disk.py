@@ -11,9 +11,10 @@ import pytest
 
 from stateflow.errors import StateflowError
 from stateflow.testing import LocalCluster
+from tests.integration.disk_faults import DiskFaults, needs_compiler
 from tests.integration.mounts import Mount
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, outputs, read
+from tests.integration.support import Model, eventually, outputs, read, rows_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 SIZE = 24 << 20
@@ -83,3 +84,32 @@ def test_a_disk_that_fills_up_loses_nothing_and_serves_again_when_there_is_room(
         counted = eventually(lambda: read(local.cluster, "Tally", "n"), "it is back")
         assert {key: n for (key, _), n in counted.items()} == model.n
         assert "Traceback" not in (local.data_dir / "cloud-0.log").read_text()
+
+
+@needs_compiler
+@pytest.mark.parametrize("acknowledge", ["wal", "fsync"])
+def test_a_disk_that_becomes_read_only_loses_nothing_and_serves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acknowledge: str
+) -> None:
+    """A file system remounts itself read-only under open files, as after an error, and is mended."""
+    (tmp_path / "faults").mkdir()
+    disk, model = DiskFaults(tmp_path / "faults"), Model()
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEDGE", acknowledge)
+    for name, value in disk.environment.items():
+        monkeypatch.setenv(name, value)
+    with LocalCluster(
+        Tally, sites={"cloud": 1}, partitions=2, data_dir=tmp_path / "cluster", checkpoint_interval_s=0
+    ) as local:
+        stream, rows = local.stream("Tally", source="s"), rows_of("k", 0)
+        assert outputs(stream.send(rows)) == model.apply(rows)
+        with disk.read_only(local.processes["cloud-0"].pid, local.data_dir / "cloud-0"):
+            with pytest.raises(StateflowError) as caught:
+                stream.send(rows)
+            assert caught.value.code == "disk_refused", caught.value
+            assert "bug in stateflow" not in str(caught.value)
+        again = eventually(lambda: stream.send(rows), "it takes batches again")
+        assert outputs(again) == model.apply(rows)
+        model.check(local.cluster)
+        local.kill("cloud-0")
+        local.restart("cloud-0")
+        eventually(lambda: model.check(local.cluster) is None, "it is back with what was acknowledged")

@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from stateflow.testing import LocalCluster
+from tests.integration.disk_faults import DiskFaults, needs_compiler
 from tests.integration.operators import Tally
 from tests.integration.support import Streaming, check_owners, eventually
 
-COMPILER = shutil.which("cc")
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.alone,
-    pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs a C compiler, on Linux"),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.alone, needs_compiler]
 #: below what a durable write takes on the slow disk
 BUDGET_MS = 250.0
 
 
-class SlowDisk:
-    def __init__(self, folder: Path) -> None:
-        self.environment = {"LD_PRELOAD": str(folder / "slow_disk.so"), "SLOW_DISK": str(folder)}
-        self._folder = folder
-        source = Path(__file__).with_name("slow_disk.c")
-        subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", folder / "slow_disk.so", source, "-ldl"], check=True)
-
-    @contextmanager
-    def of(self, pid: int) -> Iterator[None]:
-        flag = self._folder / str(pid)
-        flag.touch()
-        try:
-            yield
-        finally:
-            flag.unlink()
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> DiskFaults:
+    return DiskFaults(tmp_path_factory.mktemp("slow"))
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> SlowDisk:
-    return SlowDisk(tmp_path_factory.mktemp("slow"))
-
-
-@pytest.fixture(scope="module")
-def local(disk: SlowDisk) -> Iterator[LocalCluster]:
+def local(disk: DiskFaults) -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in disk.environment.items():
             patch.setenv(name, value)
@@ -70,10 +47,10 @@ def pid_of(local: LocalCluster, side: str) -> int:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_budget_that_the_disk_does_not_allow_is_refused(local: LocalCluster, disk: SlowDisk, side: str) -> None:
+def test_a_budget_that_the_disk_does_not_allow_is_refused(local: LocalCluster, disk: DiskFaults, side: str) -> None:
     source, target = direction(local)
     with Streaming(local.stream("Tally", f"refused {side}"), f"refused-{side}-") as streaming:
-        with disk.of(pid_of(local, side)):
+        with disk.slow(pid_of(local, side)):
             report = local.migrate("Tally", [0], target, max_pause_ms=BUDGET_MS, patience_s=1).wait()
         streaming.more()
     (move,) = report.moves
@@ -85,10 +62,10 @@ def test_a_budget_that_the_disk_does_not_allow_is_refused(local: LocalCluster, d
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_cutover_waits_until_the_disk_is_quiet(local: LocalCluster, disk: SlowDisk, side: str) -> None:
+def test_a_cutover_waits_until_the_disk_is_quiet(local: LocalCluster, disk: DiskFaults, side: str) -> None:
     source, target = direction(local)
     with Streaming(local.stream("Tally", f"quiet {side}"), f"quiet-{side}-") as streaming:
-        with disk.of(pid_of(local, side)):
+        with disk.slow(pid_of(local, side)):
             migration = local.migrate("Tally", [0], target, max_pause_ms=BUDGET_MS)
             for report in migration.progress():
                 if report.moves[0].state in ("CATCHING_UP", "FENCED"):
@@ -111,7 +88,7 @@ from stateflow.storage import RocksEngine
 
 store = RocksEngine().open(pathlib.Path(sys.argv[1]), create=True)
 store.apply(Mutations(puts=[(b"k", b"1")]), sync=True)
-flag = pathlib.Path(os.environ["SLOW_DISK"], str(os.getpid()))
+flag = pathlib.Path(os.environ["DISK_FAULTS"], f"{os.getpid()}.slow")
 ticks, done = 0, threading.Event()
 
 def tick():
@@ -132,7 +109,7 @@ print(during)
 """
 
 
-def test_a_durable_write_holds_no_other_thread_up(disk: SlowDisk, tmp_path: Path) -> None:
+def test_a_durable_write_holds_no_other_thread_up(disk: DiskFaults, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRESS, str(tmp_path / "store")],
         env=os.environ | disk.environment,

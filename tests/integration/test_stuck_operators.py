@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,7 @@ def n_of(cluster: LocalCluster, key: str) -> int:
         ("long", r"process\(\) raised ValueError: x{1000}… \(20000000 characters\)"),
         ("deep", r"process\(\) raised RecursionError"),
         ("memory", r"process\(\) raised MemoryError"),
+        ("exit", r"process\(\) raised SystemExit: 3"),
         ("spin", r"process\(\) did not return in time and was interrupted"),
         ("state", r"process\(\) did not return in time and was interrupted"),
     ],
@@ -69,18 +72,23 @@ def test_whatever_an_operator_does_fails_its_batch_and_nothing_else(cluster: Loc
     assert n_of(cluster, f"key-{do}") == 1, "nothing of the batch that failed is there"
 
 
-def test_an_operator_that_cannot_be_interrupted_costs_its_partition_and_nothing_else(cluster: LocalCluster) -> None:
+@pytest.mark.parametrize(("do", "where"), [("sleep8", "time.sleep"), ("deaf", "in do")])
+def test_an_operator_that_cannot_be_interrupted_costs_its_partition_and_nothing_else(
+    cluster: LocalCluster, do: str, where: str
+) -> None:
+    """One waits in the system; the other one catches whatever interrupts it."""
     (stuck,), (other,) = keys_of(0), keys_of(1)
-    beside, again = cluster.stream("Rogue", "beside"), cluster.stream("Rogue", "again")
+    before = n_of(cluster, stuck)
+    beside, again = cluster.stream("Rogue", f"beside {do}"), cluster.stream("Rogue", f"again {do}")
     for stream in (beside, again):
         stream.send([rogue(other)])
     with pytest.raises(OperatorStuck, match="waits where it cannot be interrupted") as caught:
-        cluster.stream("Rogue", "sleeper").send([rogue(stuck, "sleep8")])
-    assert "time.sleep" in caught.value.where["traceback"]
+        cluster.stream("Rogue", f"stuck {do}").send([rogue(stuck, do)])
+    assert where in caught.value.where["traceback"]
     beside.send([rogue(other)])
-    cluster.stream("Tally", "beside").send([{"k": "a", "v": 1}])
+    cluster.stream("Tally", f"beside {do}").send([{"k": "a", "v": 1}])
     with pytest.raises(OperatorStuck):
-        cluster.stream("Rogue", "same").send([rogue(stuck)])
+        cluster.stream("Rogue", f"same {do}").send([rogue(stuck)])
 
     def served() -> bool:
         try:
@@ -90,7 +98,23 @@ def test_an_operator_that_cannot_be_interrupted_costs_its_partition_and_nothing_
         return True
 
     eventually(served, "it came back, and its partition is served")
-    assert n_of(cluster, stuck) == 1, "the batch that was taken away never committed"
+    assert n_of(cluster, stuck) == before + 1, "the batch that was taken away never committed"
+
+
+def test_an_operator_that_takes_all_memory_fails_its_batch_and_nothing_else(cluster: LocalCluster) -> None:
+    """The process may have a gigabyte more than now, as under ``ulimit -v``; what the operator asks for is not there."""
+    pid, limit = cluster.processes["cloud-0"].pid, resource.RLIMIT_AS
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    unlimited = resource.prlimit(pid, limit)
+    resource.prlimit(pid, limit, (pages * resource.getpagesize() + (1 << 30), unlimited[1]))
+    try:
+        with pytest.raises(OperatorFailed, match=r"process\(\) raised MemoryError"):
+            cluster.stream("Rogue", "hungry").send([rogue("hungry", "hungry")])
+        cluster.stream("Tally", "beside hungry").send([{"k": "a", "v": 1}])
+    finally:
+        resource.prlimit(pid, limit, unlimited)
+    cluster.stream("Rogue", "fed").send([rogue("hungry")])
+    assert n_of(cluster, "hungry") == 1, "nothing of the batch that failed is there"
 
 
 def test_a_partition_whose_operator_is_stuck_moves_away_as_it_was(cluster: LocalCluster) -> None:

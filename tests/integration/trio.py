@@ -1,4 +1,4 @@
-"""Three controllers of one ledger. Every process may have a clock of its own."""
+"""Three controllers of one ledger. Every process may have a clock of its own, which may jump."""
 
 from __future__ import annotations
 
@@ -26,7 +26,17 @@ class Trio(LocalCluster):
         self._off_s = off_s
 
     def _within(self, name: str) -> Sequence[str]:
-        return ["env", f"STATEFLOW_TEST_CLOCK_OFF_S={self._off_s.get(name, 0)}"]
+        self.set_clock(name, self._off_s.get(name, 0))
+        return ["env", f"STATEFLOW_TEST_CLOCK={self._clock_of(name)}"]
+
+    def _clock_of(self, name: str) -> Path:
+        return self.data_dir / f"{name}.clock"
+
+    def set_clock(self, name: str, off_s: int) -> None:
+        """Lets the clock of a process jump to an offset from the true time, in seconds."""
+        made = self._clock_of(name).with_suffix(".new")
+        made.write_text(str(off_s))
+        made.replace(self._clock_of(name))  # a reader sees the old offset or the new one
 
     def leader(self) -> str:
         with Ledger(self.ledger) as ledger:

@@ -1,12 +1,23 @@
-"""Shifts the wall clock of a process that has this folder on its path by ``STATEFLOW_TEST_CLOCK_OFF_S`` seconds.
+"""Shifts the wall clock of a process that has this folder on its path.
 
-``time.time`` stays as it is: gRPC makes deadlines from it, and its core compares them with the system's clock.
+The offset, in seconds, stands in the file ``STATEFLOW_TEST_CLOCK``, which is read at each call, so that a clock can jump;
+without the file the clock is right. ``time.time`` stays as it is: gRPC makes deadlines from it, and its core compares
+them with the system's clock.
 """
 
 import os
 import time
 
-_OFF_NS = int(float(os.environ.get("STATEFLOW_TEST_CLOCK_OFF_S", "0")) * 1e9)
 _time_ns = time.time_ns
-if _OFF_NS:
-    time.time_ns = lambda: _time_ns() + _OFF_NS
+
+
+def _shifted_ns() -> int:
+    try:
+        with open(_FILE, "rb") as file:
+            return _time_ns() + int(float(file.read()) * 1e9)
+    except OSError:
+        return _time_ns()
+
+
+if _FILE := os.environ.get("STATEFLOW_TEST_CLOCK"):
+    time.time_ns = _shifted_ns
