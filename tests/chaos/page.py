@@ -12,9 +12,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "chaos.md"
 HEAD = """# Faults on real processes
 
 `make chaos` causes each of these faults in real processes and writes this page. Where batches are sent, their outputs
-and the state are compared with a model. "Lost" refers to acknowledged batches. More faults, one by one: [faults.md](faults.md). The
-same classes drawn at random, and every state of the machines: [correctness.md](correctness.md). Each step of a move:
-[crash-matrix.md](crash-matrix.md).
+and the state are compared with a model. "Lost" refers to acknowledged batches. More faults, one by one:
+[faults.md](faults.md). The same classes drawn at random, and every state of the machines:
+[correctness.md](correctness.md). Each step of a move: [crash-matrix.md](crash-matrix.md).
 
 | fault | what is seen | lost | how it recovers | tests | verdict |
 |---|---|---|---|---|---|

@@ -105,9 +105,7 @@ def refused(local: LocalCluster) -> bool:
     raise AssertionError("a checkpoint was taken")
 
 
-def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is away for longer than checkpoints are kept. Batches go on, and what it had is restored afterwards."""
     monkeypatch.setenv("STATEFLOW_REPLICA_CHECKPOINT_KEEP_S", "1")
     monkeypatch.setenv("STATEFLOW_REPLICA_CHECKPOINT_TIDY_INTERVAL_S", "1")

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
 from stateflow.cli.app import app
-from stateflow.client import stream
+from stateflow.client import stream as stream_module
 from stateflow.errors import BatchChanged, InvalidArgument, SchemaMismatch, StaleBatch
 from stateflow.partition.positions import INITIAL
 from stateflow.spark import apply_operator, read_state
@@ -39,7 +39,7 @@ def contents(cluster: LocalCluster, operator: str, state: str = "n") -> dict[str
 def test_loading_goes_on_where_it_stopped(running: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = running.cluster
     cluster.deploy(Tally, 8, name="Loaded")
-    monkeypatch.setattr(stream, "LOADED_ROWS", 7)
+    monkeypatch.setattr(stream_module, "LOADED_ROWS", 7)
 
     def interrupted() -> Iterator[dict[str, object]]:
         yield from FIRST[:40]
