@@ -108,6 +108,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
         targets=[
             Target("records lost or duplicated", _wrong(correctness), 0, "at_most"),
             Target("load behind, at most, s", figures.get("latency_ms", {}).get("max", math.inf) / 1e3, 60, "at_most"),
+            Target("p99 of the last third over that of the first", _worsened(figures), 1.5, "at_most"),
             *_flat(figures.get("drift", {})),
         ],
         correctness=correctness,
@@ -139,6 +140,11 @@ def _thirds(sources: Sequence[Source]) -> list[list[float]]:
         for number, seconds in enumerate(took):
             parts[number * 3 // len(took)].append(seconds * 1e3)
     return parts
+
+
+def _worsened(figures: Mapping[str, Any]) -> float | None:
+    first, _, last = figures.get("p99_ms_by_third", (None, None, None))
+    return round(last / first, 3) if first and last else None
 
 
 def _flat(grown: Mapping[str, Mapping[str, float]]) -> list[Target]:
