@@ -1,9 +1,12 @@
-"""Writes that survive a loss of power."""
+"""Files that survive a loss of power, and what reading a damaged one raises."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+#: errors of reading a damaged JSON file: it is no JSON, is nested without end, or has other fields than expected
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def sync(path: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from stateflow.durable import MALFORMED
 from stateflow.errors import StateflowError, from_wire
 
 # -- Agents and replicas ---------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class Listening:
 def heard(line: str | bytes) -> Listening | StateflowError | None:
     """Parses a line that a process wrote. Returns the address at which the process listens, or the error for which it
     does not listen; None if the line contains neither."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(*MALFORMED):
         said = json.loads(line)
         if "error" in said:
             return from_wire(said["error"])

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol
 
-from stateflow.durable import write_durably
+from stateflow.durable import MALFORMED, write_durably
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import Command, Spawned, Started
 
@@ -410,14 +410,14 @@ class Store:
 
     def _read(self) -> Kept | None:
         try:
-            text = self._file.read_text()
+            data = self._file.read_bytes()
         except FileNotFoundError:
             return None
         try:
-            fields = json.loads(text)
+            fields = json.loads(data)
             fields["wanted"] = tuple(Spawned(**each) for each in fields["wanted"])
             return Kept(**fields)
-        except (ValueError, LookupError, TypeError) as error:
+        except MALFORMED as error:
             raise InvalidArgument(
                 "the agent's file is damaged: it does not describe the agent's replicas",
                 remedy="restore it from a backup; without one, remove it and start the agent under a new --name: the "

@@ -48,6 +48,7 @@ import xxhash
 
 from stateflow.checkpoint.backend import Objects
 from stateflow.checkpoint.codec import Codec
+from stateflow.durable import MALFORMED
 from stateflow.errors import CheckpointCorrupt, CheckpointNewer, CheckpointStoreMissing, StateflowError, Unavailable
 from stateflow.types import NAME, PartitionId
 
@@ -181,7 +182,7 @@ class Manifest:
                 raise ValueError("two files have the same name")
             values["key"] = tuple(values.get("key", ()))
             return cls(files=files, **values)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except MALFORMED as error:
             why = " ".join(str(error).split())[:200] or type(error).__name__
             raise CheckpointCorrupt(f"a manifest cannot be read: {why}", remedy=ANOTHER, place=place) from error
 
@@ -418,7 +419,7 @@ class Catalog:
                 names = frozenset(str(name) for name in json.loads(self._objects.read(stored.name)))
             except FileNotFoundError:
                 continue
-            except (ValueError, TypeError, RecursionError):
+            except MALFORMED:
                 names = None
             found.append(Mark(stored.name, stored.modified_us, names))
         return found
@@ -482,7 +483,7 @@ def read_marker(objects: Objects) -> str | None:
         id_, format_ = marker["id"], marker["format"]
         sound = isinstance(format_, int) and isinstance(id_, str) and _ID.fullmatch(id_) is not None
         sound = sound and marker["checksum"] == _marker_checksum(id_, format_)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except MALFORMED:
         sound = False
     if not sound:
         raise CheckpointCorrupt(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.durable import write_durably
+from stateflow.durable import MALFORMED, write_durably
 from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
 from stateflow.local.cluster import LocalCluster
 from stateflow.node.workers import nobody_in
@@ -201,7 +201,7 @@ def said_in(place: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads((place / FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, *MALFORMED):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -84,6 +84,7 @@ from pathlib import Path
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Known, Manifest
 from stateflow.checkpoint.catalog import ANOTHER
+from stateflow.durable import MALFORMED
 from stateflow.errors import CheckpointCorrupt, InvalidArgument, StateDamaged, StateMissing
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment
@@ -127,7 +128,7 @@ def _read_note(note: Path) -> Known | None:
         return None
     try:
         return Known(**json.loads(note.read_text()))
-    except (ValueError, TypeError) as error:
+    except MALFORMED as error:
         raise InvalidArgument(
             "the record of the checkpoint store in use cannot be read",
             remedy="check that the store is mounted, then remove the record",
@@ -278,13 +279,13 @@ def _keep(environment: Environment, root: Path, identity: Identity) -> Identity:
 
 
 def _read(file: Path) -> Identity:
-    text = file.read_text()
-    if NAME.holds(text):
+    data = file.read_bytes()
+    if NAME.holds(text := data.decode(errors="replace")):
         return Identity("", text)
     try:
-        fields = json.loads(text)
+        fields = json.loads(data)
         return Identity(str(fields["id"]), str(fields["name"]))
-    except (ValueError, LookupError, TypeError) as error:
+    except MALFORMED as error:
         raise InvalidArgument(
             f"the file does not name the replica it belongs to: {text[:40]!r}",
             remedy="write only the replica's name into it, or give the replica another --data-dir",

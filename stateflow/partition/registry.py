@@ -24,6 +24,7 @@ from typing import Any
 
 from stateflow.clock import Clock
 from stateflow.code.bundles import BundleStore
+from stateflow.durable import MALFORMED
 from stateflow.errors import (
     REPORT_LINE,
     CommitLogDamaged,
@@ -200,7 +201,7 @@ class PartitionRegistry:
             spec = OperatorSpec.from_json(json.loads(file.read_text()))
             if spec.name != folder.name:
                 raise ValueError(f"it describes {spec.name!r}")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except MALFORMED as error:
             kept = self.quarantine.put_aside(file, folder.name)
             log.error(
                 "operator %s: description unreadable (%s), quarantined as %s; requested from the controller",
@@ -265,7 +266,7 @@ class PartitionRegistry:
         try:
             kept = json.loads(file.read_text())
             return str(kept["ledger"]), int(kept["term"])
-        except (ValueError, KeyError, TypeError):
+        except MALFORMED:
             raise DecodeError(
                 "the record of this replica's controller is damaged",
                 remedy="remove the file if only one controller runs, and restart the replica",
@@ -284,7 +285,7 @@ class PartitionRegistry:
         try:
             kept = json.loads(file.read_text())
             return int(kept["order"]), frozenset(map(str, kept["operators"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             log.error(
                 "list of operators to serve without a controller cannot be read, a controller must allow them anew: %s",
                 error,

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.durable import MALFORMED
 from stateflow.errors import BadCertificate, NotAllowed, StateflowError, Unavailable, from_wire
 from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
 from stateflow.security.certificates import LONGEST, certificate_of, decoded_token, utc
@@ -145,7 +146,7 @@ class Register:
         try:
             asked = json.loads(said)
             name, secret, request = str(asked[_NAME]), str(asked[_SECRET]).encode(), str(asked[_REQUEST]).encode()
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except MALFORMED:
             raise NotAllowed("malformed certificate request", remedy="run the same release everywhere") from None
         if not hmac.compare_digest(secret, self._secret.encode()):
             raise NotAllowed(

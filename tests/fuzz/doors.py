@@ -20,7 +20,7 @@ import tempfile
 import uuid
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -37,25 +37,36 @@ from stateflow import documents, reports, status
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.checkpoint.catalog import Manifest, parse_name
 from stateflow.checkpoint.codec import Codec
+from stateflow.clock import SYSTEM_CLOCK
 from stateflow.code import bundles
+from stateflow.durable import MALFORMED
 from stateflow.errors import StateflowError
+from stateflow.fleet import heard
 from stateflow.ledger.rules import check_affinity
+from stateflow.local.embedded import FILE as EMBEDDED
+from stateflow.local.embedded import said_in
 from stateflow.operator.arrow import parse_ddl, read_batch, read_schema, read_table
 from stateflow.operator.operator import describe
 from stateflow.operator.output import join_output, split_output
 from stateflow.operator.rows import RowReader, alone
 from stateflow.partition import layout
 from stateflow.partition.change_feed import Seal, SnapshotInfo
+from stateflow.partition.data_directory import FILE as IDENTITY
+from stateflow.partition.data_directory import NOTE
+from stateflow.partition.data_directory import _read as read_identity
+from stateflow.partition.data_directory import _read_note as read_note
 from stateflow.partition.positions import Retired, SourceView
+from stateflow.partition.registry import ALONE, TERM, PartitionRegistry
 from stateflow.partitioner import partition_of
 from stateflow.replica.streams import FrameReader
-from stateflow.rpc import common_pb2, controller_pb2, replica_pb2, wire
+from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, replica_pb2, wire
 from stateflow.rpc.clients import addresses_of
 from stateflow.rpc.fields import checked
 from stateflow.schedule import Schedule
 from stateflow.security.authority import Authority
 from stateflow.security.certificates import PREFIX, checked_pair, decoded_token, read_certificates, revoked_of
 from stateflow.security.roles import Identity
+from stateflow.settings import ReplicaSettings
 from stateflow.state import cells, encoding
 from stateflow.state.declare import coder_for
 from stateflow.state.tracked import DECODE_FAILURES
@@ -319,7 +330,7 @@ def sound_tables() -> Iterator[bytes]:
 
 MESSAGES: list[type[Message]] = [
     getattr(module, name)
-    for module in (common_pb2, controller_pb2, replica_pb2)
+    for module in (common_pb2, controller_pb2, replica_pb2, agent_pb2)
     for name in sorted(module.DESCRIPTOR.message_types_by_name)
 ]
 #: conversions of messages that are let in
@@ -479,6 +490,49 @@ def sound_bundles() -> Iterator[bytes]:
         yield sink.getvalue()
 
 
+# -- small files --------------------------------------------------------------------------------------------
+
+
+@cache
+def registry() -> PartitionRegistry:
+    root = folder_of_this_process() / "replica"
+    return PartitionRegistry(ReplicaInfo("r", "s", "h:1"), root, ReplicaSettings(), SYSTEM_CLOCK)
+
+
+@cache
+def own_folder() -> Path:
+    folder = folder_of_this_process() / "small"
+    folder.mkdir()
+    return folder
+
+
+def small_file(data: bytes) -> None:
+    """Reads a damaged file of a data directory, of an agent, or of a cluster inside a program, and what a started
+    process says."""
+    folder, partitions = own_folder(), registry()
+    (partitions.root / TERM).write_bytes(data)
+    (partitions.root / ALONE).write_bytes(data)
+    for name in (NOTE, IDENTITY, EMBEDDED):
+        (folder / name).write_bytes(data)
+    partitions.read_alone()
+    said_in(folder)
+    heard(data)
+    with suppress(*MALFORMED):  # its caller reports these
+        OperatorSpec.from_json(json.loads(data))
+    each(
+        lambda _: partitions.read_term(),
+        lambda _: read_note(folder / NOTE),
+        lambda _: read_identity(folder / IDENTITY),
+    )(data)
+
+
+def sound_small_files() -> Iterator[bytes]:
+    yield b'{"ledger": "l", "term": 3}'
+    yield b'{"id": "i", "name": "edge-0"}'
+    yield b"edge-0"
+    yield b'{"place": "p", "id": "' + b"0" * 32 + b'"}'
+
+
 # -- texts --------------------------------------------------------------------------------------------------
 
 
@@ -554,6 +608,7 @@ DOORS = {
         Door("tokens", token, sound_tokens, 0.5),
         Door("bundles", bundle, sound_bundles, 0.5),
         Door("documents", document, sound_documents, 0.2),
+        Door("small-files", small_file, sound_small_files, 0.1),
         Door("texts", text, sound_texts, 0.5),
     )
 }
