@@ -22,6 +22,8 @@ from stateflow.testing import LocalCluster
 SAMPLES_MAX = 240
 #: share of a run that is left out: caches fill at its beginning
 WARM_SHARE = 0.2
+#: the disks of all replicas together: partitions move between them
+REPLICAS_DISK = "replicas' disk MB"
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -71,9 +73,14 @@ class Drift:
                     self._note(f"{name} memory MB", at, looked.memory_info().rss / 1e6)
                     self._note(f"{name} files", at, looked.num_fds())
                     self._note(f"{name} threads", at, looked.num_threads())
-            for place in sorted(self._local.data_dir.iterdir()):
-                if place.suffix != ".log":
-                    self._note(f"{place.name} disk MB", at, _bytes(place) / 1e6)
+            sizes = {
+                place.name: _bytes(place) / 1e6
+                for place in sorted(self._local.data_dir.iterdir())
+                if place.suffix != ".log"
+            }
+            for name, size in sizes.items():
+                self._note(f"{name} disk MB", at, size)
+            self._note(REPLICAS_DISK, at, sum(size for name, size in sizes.items() if name in self._local.processes))
 
     def _note(self, name: str, at: float, value: float) -> None:
         self.series[name].append((at, value))

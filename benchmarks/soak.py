@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.drift import Drift
+from benchmarks.drift import REPLICAS_DISK, Drift
 from benchmarks.load import Ledger, Load, Source, correctness_of, summary
 from benchmarks.operators import Ballast
 from benchmarks.record import Correctness, Record, Target
@@ -148,16 +148,15 @@ def _worsened(figures: Mapping[str, Any]) -> float | None:
 
 
 def _flat(grown: Mapping[str, Mapping[str, float]]) -> list[Target]:
-    """Makes growth targets for the survivor, and for all disks except the ledger's, which is appended to.
+    """Makes growth targets for the survivor, the controller, the checkpoints, and the disks of all replicas together:
+    partitions move between them at random. The ledger is appended to, and has none.
 
     A target whose series was not sampled is not met.
     """
-    watched = [f"{SURVIVOR} {what}" for what in ("memory MB", "files", "threads")]
-    watched += [f"{name} disk MB" for name in REPLICAS]
-    watched += [name for name in grown if name.endswith("disk MB") and not name.startswith("ledger")]
+    watched = [f"{name} {what}" for name in (SURVIVOR, "controller") for what in ("memory MB", "files", "threads")]
+    watched += [REPLICAS_DISK, "checkpoints disk MB"]
     return [
-        Target(f"growth of {name}", grown[name]["grew"] if name in grown else None, 0.1, "at_most")
-        for name in dict.fromkeys(watched)
+        Target(f"growth of {name}", grown[name]["grew"] if name in grown else None, 0.1, "at_most") for name in watched
     ]
 
 

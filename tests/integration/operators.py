@@ -200,7 +200,7 @@ class Rogue(Operator):
             case "hungry":
                 held = []
                 while True:
-                    held.append(bytearray(512 << 20))
+                    held.append(bytes(160 << 20))
             case "exit":
                 sys.exit(3)
             case "spin":

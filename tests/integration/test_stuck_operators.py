@@ -102,11 +102,11 @@ def test_an_operator_that_cannot_be_interrupted_costs_its_partition_and_nothing_
 
 
 def test_an_operator_that_takes_all_memory_fails_its_batch_and_nothing_else(cluster: LocalCluster) -> None:
-    """The process may have a gigabyte more than now, as under ``ulimit -v``, and the operator asks for more."""
+    """The process may have 256 MiB more than now, as under ``ulimit -v``, and the operator asks for more."""
     pid, limit = cluster.processes["cloud-0"].pid, resource.RLIMIT_AS
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     unlimited = resource.prlimit(pid, limit)
-    resource.prlimit(pid, limit, (pages * resource.getpagesize() + (1 << 30), unlimited[1]))
+    resource.prlimit(pid, limit, (pages * resource.getpagesize() + (256 << 20), unlimited[1]))
     try:
         with pytest.raises(OperatorFailed, match=r"process\(\) raised MemoryError"):
             cluster.stream("Rogue", "hungry").send([rogue("hungry", "hungry")])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.drift import Drift, _bytes, slope
+from benchmarks.drift import REPLICAS_DISK, Drift, _bytes, slope
 from benchmarks.soak import _flat
 
 
@@ -58,10 +58,11 @@ def test_what_keeps_it_from_looking_on_is_said(tmp_path: Path) -> None:
 
 
 def test_what_was_not_looked_at_does_not_meet_its_target() -> None:
-    grown = {"cloud-0 memory MB": {"grew": 0.0}, "cloud-0 disk MB": {"grew": 0.0}, "checkpoints disk MB": {"grew": 0.2}}
+    grown = {"cloud-0 memory MB": {"grew": 0.0}, REPLICAS_DISK: {"grew": 0.0}, "checkpoints disk MB": {"grew": 0.2}}
     met = {target.name.removeprefix("growth of "): target.met for target in _flat(grown)}
-    assert {name for name in met if met[name]} == {"cloud-0 memory MB", "cloud-0 disk MB"}
-    assert set(met) == grown.keys() | {"cloud-0 files", "cloud-0 threads", "edge-0 disk MB", "edge-1 disk MB"}
+    assert {name for name in met if met[name]} == {"cloud-0 memory MB", REPLICAS_DISK}
+    of_controller = {f"controller {what}" for what in ("memory MB", "files", "threads")}
+    assert set(met) == grown.keys() | {"cloud-0 files", "cloud-0 threads"} | of_controller
 
 
 def test_it_looks_at_processes_and_disks(tmp_path: Path) -> None:
@@ -72,5 +73,6 @@ def test_it_looks_at_processes_and_disks(tmp_path: Path) -> None:
         deadline = time.monotonic() + 10
         while len(drift.series["edge-0 disk MB"]) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert set(drift.figures()) == {"edge-0 memory MB", "edge-0 files", "edge-0 threads", "edge-0 disk MB"}
-    assert drift.figures()["edge-0 disk MB"]["median"] == 0.01
+    found = drift.figures()
+    assert set(found) == {"edge-0 memory MB", "edge-0 files", "edge-0 threads", "edge-0 disk MB", REPLICAS_DISK}
+    assert found["edge-0 disk MB"]["median"] == found[REPLICAS_DISK]["median"] == 0.01
