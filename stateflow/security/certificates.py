@@ -1,4 +1,5 @@
-"""Certificates: reading them, checking whether they are valid, tokens, and the TLS files of a process.
+"""Certificates: reading them, checking whether they are valid and what their owners may call, tokens, and the TLS files
+of a process.
 
 A token is one text that contains a certificate valid for some hours, its key and its authority's certificate. Tokens
 are for people and jobs that cannot store files. Servers need no support for tokens: they see an ordinary certificate. A
@@ -20,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 from cryptography import x509
@@ -29,8 +30,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import BadCertificate, InvalidArgument
-from stateflow.security.roles import Identity, Role
+from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed
+from stateflow.security.roles import Identity, Role, Rule, check_call, check_request
 from stateflow.settings import ConnectionSettings
 
 T = TypeVar("T", bound=x509.ExtensionType)
@@ -500,3 +501,54 @@ def _check_private(path: str) -> None:
         return  # reported when it is read
     if os.name == "posix" and mode & stat.S_IRWXO:
         raise BadCertificate("the key is readable by other users", remedy=f"chmod 600 {path}", file=path)
+
+
+# -- Callers ---------------------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """The owner of a certificate, as the caller of this process. The certificate may be revoked or expire while the
+    call runs.
+
+    Args:
+        method: the call, as the table of roles names it.
+        pem: the certificate that the caller has shown.
+
+    Raises BadCertificate, and NotAllowed if the certificate names no identity, or one that may not make the call.
+    """
+
+    def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
+        self._files, self._clock, self._method = files, clock, method
+        self._certificate = certificate_of(pem)
+        identity = self._certificate.identity
+        if identity is None:
+            raise NotAllowed(
+                "the certificate has no stateflow identity",
+                remedy="issue one with `stateflow certs issue`",
+                call=method.rpartition("/")[2],
+            )
+        self.identity = identity
+        self._ends_us = self._certificate.not_after.timestamp() * 1e6
+        self.rule: Rule = check_call(method, identity)
+
+    def check(self, request: Any = None) -> None:
+        """Checks that the certificate is still valid, and that it allows a request. Raises NotAllowed.
+
+        Args:
+            request: None: none has arrived yet, and only the certificate is checked.
+        """
+        if self._certificate.serial in self._files.current().revoked:
+            raise self._refused("was revoked")
+        if self._clock.now_us() > self._ends_us:
+            raise self._refused("has expired")
+        if request is not None:
+            check_request(self.rule, self._method, self.identity, request)
+
+    def _refused(self, why: str) -> NotAllowed:
+        return NotAllowed(
+            f"the certificate of {self.identity} {why}",
+            remedy="use another certificate: `stateflow certs issue` or `renew`",
+            call=self._method.rpartition("/")[2],
+            who=self.identity,
+            serial=f"{self._certificate.serial:x}",
+        )
