@@ -34,7 +34,7 @@ from stateflow.errors import (
 )
 from stateflow.ledger import Entry, Ledger, Record
 from stateflow.partition.control import Command
-from stateflow.rpc.serving import caller
+from stateflow.rpc.serving import asker
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo, node_of
 
@@ -88,9 +88,9 @@ class Leadership:
 
 def author() -> str:
     """Returns the author to record: the caller whose request the current task carries out. Empty: the controller
-    decided by itself, or the caller is a node, agent or controller, which only report their state."""
-    who = caller()
-    return "" if who is None or who.role.listens else str(who)[:AUTHOR_MAX]
+    decided by itself, or a member of the cluster reported its state. A node that asks for a move is an author."""
+    who = asker()
+    return "" if who is None else str(who)[:AUTHOR_MAX]
 
 
 class Writer:

@@ -27,7 +27,7 @@ from reconfig.decisions.placement import Choice
 from reconfig.decisions.plan import ReconfigurationState
 from reconfig.decisions.policies import AutopilotSettings, policies_named
 from reconfig.decisions.sweeps import Chore, chore_named
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, NotAllowed
 from stateflow.fleet import Beat as AgentBeat
 from stateflow.fleet import Request as Requested
 from stateflow.partition.control import Wanted
@@ -40,6 +40,7 @@ from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.serving import caller
 from stateflow.rpc.wire import PAGE_BYTES, after_of, batched, message_of, streaming, tell_newest, unary, value_of
+from stateflow.security.refusals import REFUSALS
 from stateflow.security.roles import check_owners
 from stateflow.status import ClusterReport, Deployment
 from stateflow.types import MoveOptions, OperatorSpec, ReplicaInfo, shown
@@ -515,7 +516,11 @@ def _check_mover(controller: Controller, request: cpb.MigrateRequest) -> None:
     """Checks that the caller, if it is a node, takes no partitions from others. Raises NotAllowed."""
     if (who := caller()) is not None:
         owners = controller.cluster.operator(request.operator).assignment.owners
-        check_owners(who, {number: owners[number] for number in request.partitions if number < len(owners)})
+        try:
+            check_owners(who, {number: owners[number] for number in request.partitions if number < len(owners)})
+        except NotAllowed as error:
+            REFUSALS.note("Migrate", error)
+            raise
 
 
 def _beat_of(message: cpb.HeartbeatRequest) -> Beat:

@@ -48,6 +48,8 @@ from stateflow.release import VERSION
 from stateflow.rpc.wire import unexpected
 from stateflow.security.certificates import TlsFiles, described, read_certificates
 from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
+from stateflow.security.refusals import REFUSALS, Refusals
+from stateflow.security.roles import Identity
 from stateflow.types import cannot_listen, listened_at
 
 STATIC = Path(__file__).parent / "static"
@@ -77,6 +79,7 @@ class Parts:
         files: this process's certificates; None: plain text.
         hosts: names under which the page is served.
         secure: the page is served with TLS.
+        refusals: counts and logs users who may not sign in, or not do what they ask for.
     """
 
     watching: Watching
@@ -87,6 +90,7 @@ class Parts:
     hosts: frozenset[str]
     secure: bool
     clock: Clock
+    refusals: Refusals = REFUSALS
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.clock.now_us() / 1e6, UTC)
@@ -146,6 +150,11 @@ async def _body(request: Request) -> bytes:
     return bytes(found)
 
 
+def _host(request: Request) -> str:
+    """Returns the host from which a request came; empty: not known."""
+    return "" if request.client is None else request.client.host
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -184,8 +193,12 @@ def make_app(parts: Parts) -> Starlette:
                 "the page has no sign-in, because the dashboard connects without TLS", remedy="reload the page"
             )
         material, text = parts.files.current(), (await _body(request)).decode("ascii", "replace")
-        shown = shown_by(text, material.ca, material.revoked, parts.now())
-        Access(material.own.identity, shown.identity).check_look()
+        try:
+            shown = shown_by(text, material.ca, material.revoked, parts.now())
+            Access(material.own.identity, shown.identity).check_look()
+        except (BadCertificate, NotAllowed) as error:
+            parts.refusals.note("sign-in", error, _host(request))
+            raise
         answer = JSONResponse({"who": str(shown.identity)})
         answer.set_cookie(
             COOKIE,
@@ -214,7 +227,12 @@ def make_app(parts: Parts) -> Starlette:
     def act(read: Callable[[bytes], Any], do: Callable[[Access, Any], Mapping[str, Any]], changes: bool) -> Handler:
         async def handle(request: Request) -> Response:
             who, asked = access(request), read(await _body(request))
-            found = await run_in_threadpool(do, who, asked)
+            try:
+                found = await run_in_threadpool(do, who, asked)
+            except NotAllowed as error:
+                if isinstance(error.where.get("who"), Identity):  # otherwise another process refused it, and noted it
+                    parts.refusals.note(error.where["call"], error, _host(request))
+                raise
             if changes:
                 parts.watching.look_now()
             return JSONResponse(found)

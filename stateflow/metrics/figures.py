@@ -113,6 +113,12 @@ CLIENT = (
 CALLS = (
     Figure("stateflow_calls_running", "gauge", "calls in progress"),
     Figure("stateflow_calls_refused_total", "counter", "calls refused to callers with too many in progress"),
+    Figure(
+        "stateflow_calls_not_allowed_total",
+        "counter",
+        "calls refused because of the caller's identity",
+        ("call", "role"),
+    ),
 )
 FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS)}
 

@@ -3,8 +3,9 @@
 ``/metrics`` contains the process's metrics in the formats of Prometheus (OpenMetrics and text). ``/sd`` lists the
 addresses at which metrics are served, for Prometheus's discovery (``http_sd_configs``).
 
-The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, clients need a
-certificate of the same authority. Replaced TLS files take effect when the next client connects.
+The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, the table of roles says
+which clients may read the pages, as it does for calls; others get 403. Replaced TLS files take effect when the next
+client connects.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import BadCertificate, NotAllowed
 from stateflow.metrics.figures import FIGURES, Figure, Histogram, Target, Values
 from stateflow.metrics.own import PREFIX, OwnFigures, by_name
 from stateflow.security.plain import check_served, connection_settings, host_of, tls_files
+from stateflow.security.refusals import REFUSALS
+from stateflow.security.roles import METRICS
 from stateflow.settings import ConnectionSettings
 from stateflow.types import cannot_listen, listened_at
 
@@ -43,6 +47,8 @@ WITHIN_S = 5.0
 #: seconds of silence after which a client is disconnected
 PATIENCE_S = 10.0
 ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addresses of others
+#: key of a request's connection in its environment
+_CONNECTION = "stateflow.connection"
 
 
 def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
@@ -170,10 +176,7 @@ class _Tls:
         self._context = self._made()
 
     def handshake(self, client: socket.socket) -> ssl.SSLSocket:
-        """Performs the TLS handshake with a client, within its timeout.
-
-        Raises OSError, and NotAllowed if the client's certificate was revoked.
-        """
+        """Performs the TLS handshake with a client, within its timeout. Raises OSError."""
         with self._lock:
             if self._files.current().number != self._number:
                 try:
@@ -181,14 +184,17 @@ class _Tls:
                 except BadCertificate as error:  # the files are read again for the next client
                     log.warning("the changed TLS files are unusable, the metrics page keeps the former ones: %s", error)
             context = self._context
-        secure = context.wrap_socket(client, server_side=True)
-        serial = int(str((secure.getpeercert() or {})["serialNumber"]), 16)
-        if serial in self._files.current().revoked:
-            secure.close()
-            raise NotAllowed(
-                "the certificate was revoked", remedy="use another one: `stateflow certs issue`", serial=f"{serial:x}"
-            )
-        return secure
+        return context.wrap_socket(client, server_side=True)
+
+    def check(self, client: ssl.SSLSocket) -> None:
+        """Checks that a client may read the page, by its certificate and the table of roles. Raises NotAllowed."""
+        from stateflow.security.certificates import Caller
+
+        shown = ssl.DER_cert_to_PEM_cert(client.getpeercert(binary_form=True) or b"").encode()
+        try:
+            Caller(self._files, SYSTEM_CLOCK, METRICS, shown).check()
+        except BadCertificate as error:
+            raise NotAllowed(error.what, remedy=error.remedy, **error.where) from error
 
     def _made(self) -> ssl.SSLContext:
         material, settings = self._files.current(), self._settings
@@ -205,6 +211,21 @@ class _Tls:
             ) from error
         self._number = material.number
         return context
+
+
+def _admitting(pages: Any, tls: _Tls) -> Any:
+    """Returns a WSGI application that answers the clients that may read ``pages``, and refuses the others."""
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        try:
+            tls.check(environ[_CONNECTION])
+        except NotAllowed as error:
+            REFUSALS.note(METRICS.removeprefix("/"), error, environ["REMOTE_ADDR"])
+            start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{error}\n".encode()]
+        return pages(environ, start_response)
+
+    return application
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -236,6 +257,9 @@ class _Server(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         """Logs nothing, because requests are routine."""
+
+    def get_environ(self) -> dict[str, Any]:
+        return super().get_environ() | {_CONNECTION: self.connection}
 
 
 class Page:
@@ -279,7 +303,7 @@ class Page:
         application = make_wsgi_app(registry)
         if targets is not None:
             application = _with_discovery(application, targets, self.address, loop)
-        self._server.set_app(application)
+        self._server.set_app(application if tls is None else _admitting(application, tls))
         self._thread = threading.Thread(target=self._server.serve_forever, name="figures", daemon=True)
         self._thread.start()
         log.info("serving metrics at %s://%s/metrics", "http" if tls is None else "https", self.address)

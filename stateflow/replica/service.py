@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
@@ -47,11 +48,12 @@ from stateflow.replica.transfer_out import Fencer, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.serving import caller
+from stateflow.rpc.serving import caller_name
 from stateflow.rpc.wire import abort, connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
 from stateflow.tracing import Made, Tracing, begin_about, traceparent_in
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
+log = logging.getLogger(__name__)
 SOURCES_PER_REPLY = 1000
 
 # -- Commands, and spans of moves ------------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     # -- batches ------------------------------------------------------------------------------------------
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
-        whose, bytes_max = caller() or context.peer(), self.node.settings.chunk_bytes
+        whose, bytes_max = caller_name(context), self.node.settings.chunk_bytes
         stream = CallStream(self.applier, context.write, bytes_max, whose, self._streams.__len__)
         self._streams.add(stream)
         try:
@@ -500,6 +502,13 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def RetireSource(
         self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext
     ) -> rpb.RetireSourceReply:
+        log.info(
+            "%s retires the source %r of %s, partitions: %d",
+            caller_name(context),
+            request.source,
+            request.operator,
+            len(request.partitions),
+        )
         retired = await self._sources.retire(request.operator, request.source, request.partitions)
         return rpb.RetireSourceReply(retired=retired)
 
@@ -507,6 +516,15 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def DropOutput(
         self, request: rpb.DropOutputRequest, context: grpc.aio.ServicerContext
     ) -> rpb.DropOutputReply:
+        if request.apply:
+            log.info(
+                "%s drops the kept output of batch %d of the source %r of %s, partitions: %d",
+                caller_name(context),
+                request.batch,
+                request.source,
+                request.operator,
+                len(request.partitions),
+            )
         named = request.operator, request.source, request.batch
         return rpb.DropOutputReply(sizes=await self._sources.drop_output(*named, request.partitions, request.apply))
 

@@ -27,7 +27,6 @@ from stateflow.errors import (
     NotAllowed,
     PortInUse,
     ReleaseMismatch,
-    StateflowError,
 )
 from stateflow.metrics.figures import Values
 from stateflow.partition.control import Command
@@ -37,17 +36,16 @@ from stateflow.rpc import agent_pb2_grpc
 from stateflow.rpc.secure import add_port, blocking_channel
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, abort, remote_error, streaming, value_of
 from stateflow.security.plain import tls_files
-from stateflow.security.roles import Identity, Rule, check_call, check_request
+from stateflow.security.refusals import REFUSALS, SAY_EVERY_S, Refusals
+from stateflow.security.roles import Identity
 from stateflow.settings import ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
 if TYPE_CHECKING:
-    from stateflow.security.certificates import TlsFiles
+    from stateflow.security.certificates import Caller, TlsFiles
 
 
 log = logging.getLogger(__name__)
-#: interval of log lines about one caller, seconds
-SAY_EVERY_S = 60.0
 #: prefix of methods that even a busy server answers, because its supervisor would otherwise consider it dead
 _FREE = "/grpc.health.v1.Health/"
 
@@ -190,6 +188,8 @@ async def _understand(request: Any, context: Context) -> None:
 # -- Admission of calls ----------------------------------------------------------------------------------------------
 
 _CALLER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("caller", default=None)
+#: the caller, if the running call is one that people make, too
+_ASKER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("asker", default=None)
 
 
 def caller() -> Identity | None:
@@ -197,49 +197,28 @@ def caller() -> Identity | None:
     return _CALLER.get()
 
 
-class _Caller:
-    """The caller of one call. Its certificate may be revoked or expire while the call runs."""
+def asker() -> Identity | None:
+    """Returns the caller that asked for the work in progress. None: no call is running, or it arrived in plain text, or
+    a member of the cluster only reports with it."""
+    return _ASKER.get()
 
-    def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
-        from stateflow.security.certificates import certificate_of
 
-        self._files, self._clock, self._method = files, clock, method
-        self._certificate = certificate_of(pem)
-        identity = self._certificate.identity
-        if identity is None:
-            raise NotAllowed(
-                "the certificate has no stateflow identity",
-                remedy="issue one with `stateflow certs issue`",
-                call=method.rpartition("/")[2],
-            )
-        self.identity = identity
-        self._ends_us = self._certificate.not_after.timestamp() * 1e6
-        self._rule: Rule = check_call(method, identity)
-
-    def check(self, request: Any) -> None:
-        """Checks the certificate and one request. Raises NotAllowed."""
-        if self._certificate.serial in self._files.current().revoked:
-            raise self._refused("was revoked")
-        if self._clock.now_us() > self._ends_us:
-            raise self._refused("has expired")
-        check_request(self._rule, self._method, self.identity, request)
-
-    def _refused(self, why: str) -> NotAllowed:
-        return NotAllowed(
-            f"the certificate of {self.identity} {why}",
-            remedy="use another certificate: `stateflow certs issue` or `renew`",
-            call=self._method.rpartition("/")[2],
-            who=self.identity,
-            serial=f"{self._certificate.serial:x}",
-        )
+def caller_name(context: Context) -> str:
+    """Returns the name of a call's caller, by which callers share a server: that of its identity, or in plain text its
+    host. A connection has no name of its own, because a host may open any number of them."""
+    return str(caller() or _host_of(context.peer()))
 
 
 class Admission(Layer):
-    """Admits a call before its handler runs, if the role in the caller's certificate allows the call."""
+    """Admits a call before its handler runs, if the role in the caller's certificate allows the call.
 
-    def __init__(self, files: TlsFiles, clock: Clock = SYSTEM_CLOCK) -> None:
+    Args:
+        refusals: counts and logs the calls that are not admitted.
+    """
+
+    def __init__(self, files: TlsFiles, clock: Clock = SYSTEM_CLOCK, refusals: Refusals = REFUSALS) -> None:
         super().__init__()
-        self._files, self._clock = files, clock
+        self._files, self._clock, self._refusals = files, clock, refusals
 
     def unary(self, method: str, inner: Unary) -> Unary:
         async def call(request: Any, context: Context) -> Any:
@@ -257,7 +236,7 @@ class Admission(Layer):
                 try:
                     who.check(request)
                 except NotAllowed as error:
-                    await abort(context, error)
+                    await self._refuse(method, context, error)
                 yield message
 
         return call
@@ -269,7 +248,11 @@ class Admission(Layer):
 
             async def checked() -> AsyncIterator[Any]:
                 async for request in requests:
-                    who.check(request)
+                    try:
+                        who.check(request)
+                    except NotAllowed as error:  # noted here, because the handler may answer it as its own error
+                        self._note(method, context, error)
+                        raise
                     yield request
 
             try:
@@ -279,26 +262,36 @@ class Admission(Layer):
 
         return call
 
-    async def _admit(self, method: str, request: Any, context: Context) -> _Caller:
+    async def _admit(self, method: str, request: Any, context: Context) -> Caller:
         """Admits the caller, or ends the call with NotAllowed.
 
         Args:
             request: the request; None: the first one has not arrived yet.
         """
+        from stateflow.security.certificates import Caller
+
         try:
             sent = context.auth_context().get("x509_pem_cert", [b""])[0]
-            who = _Caller(self._files, self._clock, method, sent)
-            if request is not None:
-                who.check(request)
+            who = Caller(self._files, self._clock, method, sent)
+            who.check(request)
         except BadCertificate as error:
-            refused: StateflowError = NotAllowed(error.what, remedy=error.remedy, **error.where)
+            refused = NotAllowed(error.what, remedy=error.remedy, **error.where)
         except NotAllowed as error:
             refused = error
         else:
-            _CALLER.set(who.identity)  # for the task of this call, and the tasks that it begins
+            # for the task of this call, and the tasks that it begins
+            _CALLER.set(who.identity)
+            _ASKER.set(None if who.rule.is_report else who.identity)
             return who
-        await abort(context, refused)
+        await self._refuse(method, context, refused)
         raise refused
+
+    async def _refuse(self, method: str, context: Context, error: NotAllowed) -> None:
+        self._note(method, context, error)
+        await abort(context, error)
+
+    def _note(self, method: str, context: Context, error: NotAllowed) -> None:
+        self._refusals.note(method.rpartition("/")[2], error, _host_of(context.peer()))
 
 
 # -- Limits on the calls under way -----------------------------------------------------------------------------------
@@ -311,11 +304,14 @@ class CallLimits(Layer):
 
     The layer runs after :class:`Admission`, which identifies a caller by its certificate. In plain text the host
     identifies the caller.
+
+    Args:
+        refusals: those of :class:`Admission`, for the figures of calls.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, refusals: Refusals = REFUSALS) -> None:
         super().__init__()
-        self._settings = settings
+        self._settings, self._refusals = settings, refusals
         self._said_at: dict[str, float] = {}
         self._under_way: Counter[str] = Counter()
         self.refused = 0
@@ -348,7 +344,7 @@ class CallLimits(Layer):
         return self.unary(method, inner)
 
     async def _begin(self, context: Context) -> str:
-        whose, most = str(caller() or _host_of(context.peer())), self._settings.calls_per_caller_max
+        whose, most = caller_name(context), self._settings.calls_per_caller_max
         if self._under_way[whose] >= most:
             self.refused += 1
             self._say(whose, most)
@@ -370,6 +366,7 @@ class CallLimits(Layer):
         return {
             "stateflow_calls_running": {(): self.running},
             "stateflow_calls_refused_total": {(): self.refused},
+            "stateflow_calls_not_allowed_total": self._refusals.counts(),
         }
 
     def _say(self, whose: str, most: int) -> None:

@@ -33,6 +33,7 @@ from stateflow.security.certificates import (
     described,
     encoded_token,
     names_of,
+    number_of,
     read_certificates,
     utc,
 )
@@ -109,7 +110,7 @@ class Authority:
         write_durably(directory / KEY, _private(key), 0o600)
         write_durably(directory / CA, _pem(cert), 0o644)
         authority = cls(directory, clock)
-        authority._write_crl([])
+        authority._write_crl([], 0)
         return authority
 
     # -- issuing ------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class Authority:
             raise BadCertificate(
                 "the certificate was issued by another authority", remedy="pass that authority with --dir", dir=out
             )
-        if there.serial in self._revoked():
+        if there.serial in self._listed()[0]:
             raise BadCertificate(
                 "the certificate was revoked",
                 remedy="if the reason is gone, issue another one with `stateflow certs issue`",
@@ -236,11 +237,12 @@ class Authority:
         if len(roles) > 1:
             raise BadCertificate(f"{who!r} is ambiguous: {' or '.join(roles)}", remedy="name one of them")
         ended = [each.certificate for each in found if each.state(now) == "valid"]
-        self._write_crl([*self._revoked(), *(each.serial for each in ended)])
+        serials, number = self._listed()
+        self._write_crl([*serials, *(each.serial for each in ended)], number)
         return ended
 
     def issued(self) -> list[Issued]:
-        revoked, found = self._revoked(), []
+        (revoked, _), found = self._listed(), list[Issued]()
         for path in sorted((self._directory / ISSUED).glob("*.pem")):
             certificate = described(read_certificates(path.read_bytes(), path)[0])
             found.append(Issued(certificate, certificate.serial in revoked))
@@ -251,20 +253,29 @@ class Authority:
         """Path of the revocation list. When it has changed, copy it to all servers."""
         return self._directory / CRL
 
-    def _revoked(self) -> list[int]:
+    def _listed(self) -> tuple[list[int], int]:
+        """Returns the revoked serials, and the number of the list; 0: an earlier version wrote it without one."""
         try:
-            return [each.serial_number for each in x509.load_pem_x509_crl(self.crl.read_bytes())]
+            found = x509.load_pem_x509_crl(self.crl.read_bytes())
+            return [each.serial_number for each in found], number_of(found) or 0
         except (OSError, *UNREADABLE) as error:
             raise BadCertificate(
                 f"the revocation list cannot be read: {error}", remedy="restore it from a backup", file=self.crl
             ) from error
 
-    def _write_crl(self, serials: Iterable[int]) -> None:
+    def _write_crl(self, serials: Iterable[int], number: int) -> None:
+        """Writes the next revocation list.
+
+        Args:
+            number: number of the present list.
+        """
         now = utc(self._clock)
         builder = x509.CertificateRevocationListBuilder(self._cert.subject, now, self._cert.not_valid_after_utc)
         for serial in dict.fromkeys(serials):
             builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(serial, now).build())
-        signed = builder.sign(self._key, hashes.SHA256())
+        # the time, so that numbers also rise after a restore from a backup: servers refuse a smaller one
+        following = x509.CRLNumber(max(number + 1, int(now.timestamp())))
+        signed = builder.add_extension(following, critical=False).sign(self._key, hashes.SHA256())
         write_durably(self.crl, signed.public_bytes(serialization.Encoding.PEM), 0o644)
 
 

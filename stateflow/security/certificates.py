@@ -1,4 +1,5 @@
-"""Certificates: reading them, checking whether they are valid, tokens, and the TLS files of a process.
+"""Certificates: reading them, checking whether they are valid and what their owners may call, tokens, and the TLS files
+of a process.
 
 A token is one text that contains a certificate valid for some hours, its key and its authority's certificate. Tokens
 are for people and jobs that cannot store files. Servers need no support for tokens: they see an ordinary certificate. A
@@ -20,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 from cryptography import x509
@@ -29,8 +30,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import BadCertificate, InvalidArgument
-from stateflow.security.roles import Identity, Role
+from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed
+from stateflow.security.roles import Identity, Role, Rule, check_call, check_request
 from stateflow.settings import ConnectionSettings
 
 T = TypeVar("T", bound=x509.ExtensionType)
@@ -101,7 +102,7 @@ def described(found: x509.Certificate) -> Certificate:
     )
 
 
-def _extension(found: x509.Certificate, kind: type[T]) -> T | None:
+def _extension(found: x509.Certificate | x509.CertificateRevocationList, kind: type[T]) -> T | None:
     try:
         return found.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, *UNREADABLE):
@@ -174,19 +175,50 @@ def _issued(found: x509.Certificate, by: x509.Certificate) -> bool:
     return True
 
 
-def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
-    """Returns the serial numbers in a revocation list. Raises BadCertificate if the list cannot be read, or none of the
+@dataclass(frozen=True, slots=True)
+class RevocationList:
+    """Contents of a revocation list.
+
+    Attributes:
+        serials: serial numbers of the revoked certificates.
+        signer: public key of the authority that signed the list.
+        number: number that grows with each list of the authority; None: the authority does not number its lists.
+        next_update: end of the time for which the list is meant, when a newer one is due; None: it has no end.
+    """
+
+    serials: frozenset[int] = frozenset()
+    signer: bytes = b""
+    number: int | None = None
+    next_update: datetime | None = None
+
+    def is_older(self, other: RevocationList) -> bool:
+        """Tells whether the same authority made this list before ``other``, by their numbers."""
+        if self.signer != other.signer or self.number is None or other.number is None:
+            return False
+        return self.number < other.number
+
+
+def revoked_of(pem: bytes, ca: bytes, where: str) -> RevocationList:
+    """Returns the contents of a revocation list. Raises BadCertificate if the list cannot be read, or none of the
     authorities in ``ca`` has signed it."""
     try:
         found = x509.load_pem_x509_crl(pem)
         serials = frozenset(each.serial_number for each in found)
+        number, next_update = number_of(found), found.next_update_utc
     except UNREADABLE as error:
         raise BadCertificate("no valid revocation list found", remedy="provide it as PEM", file=where) from error
-    if not any(_signed(found, authority) for authority in read_certificates(ca, "the authority's file")):
-        raise BadCertificate(
-            "the revocation list is from another authority", remedy="use the list of the CA's authority", file=where
-        )
-    return serials
+    for authority in read_certificates(ca, "the authority's file"):
+        if _signed(found, authority):
+            return RevocationList(serials, _encoded(authority.public_key()), number, next_update)
+    raise BadCertificate(
+        "the revocation list is from another authority", remedy="use the list of the CA's authority", file=where
+    )
+
+
+def number_of(found: x509.CertificateRevocationList) -> int | None:
+    """Returns the number of a revocation list; None: it has none."""
+    number = _extension(found, x509.CRLNumber)
+    return None if number is None else number.crl_number
 
 
 def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool:
@@ -316,7 +348,12 @@ class Material:
     cert: bytes
     key: bytes
     own: Certificate
-    revoked: frozenset[int]
+    crl: RevocationList
+
+    @property
+    def revoked(self) -> frozenset[int]:
+        """Serial numbers of the revoked certificates."""
+        return self.crl.serials
 
 
 def utc(clock: Clock) -> datetime:
@@ -337,8 +374,9 @@ class TlsFiles:
         self._lock = threading.Lock()
         self._looked_at = clock.monotonic()
         self._seen = self._signature()
-        self._material = self._read(0, frozenset())
+        self._material = self._read(0, RevocationList())
         self._said: tuple[int, timedelta] | None = None  # serial number, and time left at the last warning
+        self._overdue: datetime | None = None  # end of the revocation list that was warned of
         self._say()
 
     def current(self) -> Material:
@@ -358,7 +396,7 @@ class TlsFiles:
     def _take(self, seen: list[tuple[int, int, int] | None]) -> None:
         self._seen = seen
         try:
-            found = self._read(self._material.number, self._material.revoked)
+            found = self._read(self._material.number, self._material.crl)
         except BadCertificate as error:
             log.warning("changed TLS files are not valid, the former ones stay in use: %s", error)
             return
@@ -367,9 +405,18 @@ class TlsFiles:
             self._material = found
 
     def _say(self) -> None:
-        """Warns when the certificate is about to expire."""
+        """Warns when the certificate is about to expire, and once when the revocation list is overdue."""
+        now, end = utc(self._clock), self._material.crl.next_update
+        if end is not None and end < now and end != self._overdue:
+            self._overdue = end
+            log.warning(
+                "the revocation list %s was due for renewal at %s UTC, and stays in use without certificates that were "
+                "revoked since: copy the authority's present list over it",
+                self._settings.tls_crl,
+                f"{end:%Y-%m-%d %H:%M}",
+            )
         own = self._material.own
-        left = own.not_after - utc(self._clock)
+        left = own.not_after - now
         due = min(SOON, (own.not_after - own.not_before) / 4)
         if self._said is not None and self._said[0] == own.serial:
             due = self._said[1] / 2
@@ -394,11 +441,11 @@ class TlsFiles:
                 found.append(None)
         return found
 
-    def _read(self, number: int, revoked: frozenset[int]) -> Material:
+    def _read(self, number: int, crl: RevocationList) -> Material:
         """Reads the files.
 
         Args:
-            number, revoked: number and revoked serials of the contents in use so far.
+            number, crl: number and revocation list of the contents in use so far.
         """
         settings = self._settings
         where = settings.tls_cert or settings.token_file or "STATEFLOW_TOKEN"
@@ -410,10 +457,10 @@ class TlsFiles:
             key = _bytes(settings.tls_key, "TLS_KEY")
         own = checked_pair(ca, cert, key, utc(self._clock), where)
         if settings.tls_crl:
-            revoked = revoked_of(_bytes(settings.tls_crl, "TLS_CRL"), ca, settings.tls_crl)
+            crl = _newer(revoked_of(_bytes(settings.tls_crl, "TLS_CRL"), ca, settings.tls_crl), crl, settings.tls_crl)
         before = getattr(self, "_material", None)
         changed = before is None or (before.ca, before.cert, before.key) != (ca, cert, key)
-        return Material(number + changed, ca, cert, key, own, revoked)
+        return Material(number + changed, ca, cert, key, own, crl)
 
     def token(self) -> str:
         """Returns the text of the present token; empty: the settings name none. Raises BadCertificate."""
@@ -422,6 +469,20 @@ class TlsFiles:
             return settings.token.get_secret_value()
         _check_private(settings.token_file)
         return _bytes(settings.token_file, "TOKEN_FILE").decode("ascii", "replace")
+
+
+def _newer(found: RevocationList, used: RevocationList, where: str) -> RevocationList:
+    """Returns the list to use: the one that was found, unless the one in use is newer. Otherwise whoever puts an old
+    list in place would give revoked certificates their rights back."""
+    if not found.is_older(used):
+        return found
+    log.warning(
+        "the revocation list %s is refused: its number %d is below %d, that of the list in use, which stays in use",
+        where,
+        found.number,
+        used.number,
+    )
+    return used
 
 
 def _bytes(path: str, which: str) -> bytes:
@@ -444,3 +505,54 @@ def _check_private(path: str) -> None:
         return  # reported when it is read
     if os.name == "posix" and mode & stat.S_IRWXO:
         raise BadCertificate("the key or token is readable by other users", remedy=f"chmod 600 {path}", file=path)
+
+
+# -- Callers ---------------------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """The owner of a certificate, as the caller of this process. The certificate may be revoked or expire while the
+    call runs.
+
+    Args:
+        method: the call, as the table of roles names it.
+        pem: the certificate that the caller has shown.
+
+    Raises BadCertificate, and NotAllowed if the certificate names no identity, or one that may not make the call.
+    """
+
+    def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
+        self._files, self._clock, self._method = files, clock, method
+        self._certificate = certificate_of(pem)
+        identity = self._certificate.identity
+        if identity is None:
+            raise NotAllowed(
+                "the certificate has no stateflow identity",
+                remedy="issue one with `stateflow certs issue`",
+                call=method.rpartition("/")[2],
+            )
+        self.identity = identity
+        self._ends_us = self._certificate.not_after.timestamp() * 1e6
+        self.rule: Rule = check_call(method, identity)
+
+    def check(self, request: Any = None) -> None:
+        """Checks that the certificate is still valid, and that it allows a request. Raises NotAllowed.
+
+        Args:
+            request: None: none has arrived yet, and only the certificate is checked.
+        """
+        if self._certificate.serial in self._files.current().revoked:
+            raise self._refused("was revoked")
+        if self._clock.now_us() > self._ends_us:
+            raise self._refused("has expired")
+        if request is not None:
+            check_request(self.rule, self._method, self.identity, request)
+
+    def _refused(self, why: str) -> NotAllowed:
+        return NotAllowed(
+            f"the certificate of {self.identity} {why}",
+            remedy="use another certificate: `stateflow certs issue` or `renew`",
+            call=self._method.rpartition("/")[2],
+            who=self.identity,
+            serial=f"{self._certificate.serial:x}",
+        )

@@ -121,6 +121,12 @@ class Rule:
     operator: str = ""
     pieces: bool = False
 
+    @property
+    def is_report(self) -> bool:
+        """Tells whether only members of the cluster make the call. They report with it, and ask for nothing that people
+        could ask for."""
+        return all(role.listens for role in self.roles)
+
 
 _READ = Rule(_READERS)
 _OPERATE = Rule(_OPERATORS)
@@ -214,11 +220,14 @@ _REPLICA = {
     "Follow": _PEER,
     "Confirm": _PEER,
 }
+#: the pages ``/metrics`` and ``/sd`` of a process, which are read over HTTP and are no RPC
+METRICS = "/metrics"
 RULES: Mapping[str, Rule] = {
     **{f"/stateflow.rpc.ControllerService/{name}": rule for name, rule in _CONTROLLER.items()},
     **{f"/stateflow.rpc.ReplicaService/{name}": rule for name, rule in _REPLICA.items()},
     "/stateflow.rpc.AgentService/Logs": _COMMAND,
     "/grpc.health.v1.Health/Check": Rule(frozenset(Role)),
+    METRICS: _READ,
 }
 
 

@@ -19,6 +19,7 @@ from stateflow.dashboard.acts import COOKIE
 from stateflow.dashboard.serving import BODY_MAX, STATIC, Parts, make_app
 from stateflow.errors import Unavailable
 from stateflow.security.authority import Authority
+from stateflow.security.refusals import Refusals
 from stateflow.security.roles import Identity, Role
 
 NOW_US = round(datetime(2026, 11, 26, tzinfo=UTC).timestamp() * 1e6)
@@ -283,3 +284,23 @@ def test_a_token_that_does_not_count_opens_nothing(secure: Parts, authority: Aut
         answer = ask(app, "POST", "/api/sign-in", SECURE, text.encode())
         assert answer.status in (400, 403)
         assert not answer.header("set-cookie")
+
+
+def test_who_may_not_sign_in_or_do_what_they_ask_for_leaves_a_trace(
+    secure: Parts, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = Refusals(ManualClock())
+    app = make_app(replace(secure, refusals=refusals))
+    some, _ = authority.token(Identity.of("data", "pumps", ("Pumps",)), timedelta(hours=8))
+    for text in ("sftoken1_x", "sftoken1_y", some):
+        assert ask(app, "POST", "/api/sign-in", SECURE, text.encode()).status in (400, 403)
+    assert begin(app, signed_in(app, authority, "read")).status == 403
+    assert begin(app, SECURE).status == 401, "who has not signed in yet is asked to, and counts nowhere"
+    assert refusals.counts() == {("sign-in", "unknown"): 2, ("sign-in", "data"): 1, ("Drain", "read"): 1}
+    said = [record.message.partition(": ")[0] for record in caplog.records]
+    assert said == [
+        "refused a call of 127.0.0.1",
+        "refused a call of data/pumps at 127.0.0.1",
+        "refused a call of read/alice at 127.0.0.1",
+    ]
+    assert some not in caplog.text

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,12 @@ import pytest
 
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, StateflowError
 from stateflow.local.cluster import Certificates
+from stateflow.metrics import page as page_module
 from stateflow.metrics.figures import Target, Values
 from stateflow.metrics.page import Page
 from stateflow.security import certificates as certificates_module
+from stateflow.security.refusals import Refusals
+from stateflow.security.roles import Role
 
 
 async def figures() -> Values:
@@ -55,8 +59,10 @@ def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificate
     return made
 
 
-def client(certificates: Certificates, name: str) -> ssl.SSLContext:
-    own = certificates.issue(name, "read")
+def client(
+    certificates: Certificates, name: str, role: str = "read", operators: tuple[str, ...] = ()
+) -> ssl.SSLContext:
+    own = certificates.issue(name, role, "127.0.0.1" if Role(role).listens else "", operators)
     context = ssl.create_default_context(cafile=own["STATEFLOW_TLS_CA"])
     context.load_cert_chain(own["STATEFLOW_TLS_CERT"], own["STATEFLOW_TLS_KEY"])
     return context
@@ -156,7 +162,49 @@ def test_who_was_revoked_is_told_nothing(certificates: Certificates, caplog: pyt
         assert read(page, other)
 
     served(use)
-    assert "not_allowed: the certificate was revoked" in caplog.text
+    assert "not_allowed: the certificate of read/prometheus was revoked" in caplog.text
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
+    """Collects what the pages of this test refuse."""
+    made = Refusals()
+    monkeypatch.setattr(page_module, "REFUSALS", made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("role", "operators"), [("node", ()), ("agent", ()), ("controller", ()), ("data", ("Pumps",))], ids=str
+)
+def test_who_may_not_look_is_refused_on_every_page_and_leaves_a_trace(
+    role: str,
+    operators: tuple[str, ...],
+    certificates: Certificates,
+    refusals: Refusals,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    who = client(certificates, "other", role, operators)
+
+    def use(page: Page) -> None:
+        for path in ("metrics", "sd", "metrics?name[]=stateflow_calls_running"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"https://{page.address}/{path}", timeout=20, context=who)
+            with refused.value as answer:
+                assert answer.code == 403
+                assert answer.read().decode().startswith(f"not_allowed: {role}/other may not call metrics")
+
+    served(use, targets=lambda own: [Target(own, {})])
+    assert refusals.counts() == {("metrics", role): 3}
+    assert caplog.text.count(f"refused a call of {role}/other at 127.0.0.1: not_allowed: ") == 1
+
+
+@pytest.mark.parametrize("role", ["read", "data", "operate", "admin"])
+def test_who_may_see_the_cluster_reads_the_figures(role: str, certificates: Certificates, refusals: Refusals) -> None:
+    def use(page: Page) -> None:
+        assert "stateflow_calls_running 7.0" in read(page, client(certificates, "prometheus", role))
+
+    served(use)
+    assert refusals.counts() == {}
 
 
 def test_who_has_no_certificate_is_told_nothing(certificates: Certificates) -> None:

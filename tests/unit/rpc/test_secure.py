@@ -18,13 +18,13 @@ import pytest
 
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, Unavailable
 from stateflow.local.cluster import Certificates
-from stateflow.rpc import replica_pb2, secure
+from stateflow.rpc import secure
 from stateflow.rpc.secure import _SecureChannel
 from stateflow.rpc.serving import bind
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect, remote_error
 from stateflow.security import certificates as files_module
 from stateflow.security.certificates import TlsFiles
-from tests.unit.rpc.test_serving_admission import APPLY, POSITIONS, World, ask, settings
+from stateflow.settings import ConnectionSettings
 
 CALL = "/test/call"
 
@@ -224,36 +224,39 @@ def test_plain_text_off_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(run())
 
 
-def test_a_former_connection_stays_until_its_last_call_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "LOOK_S", 0.0)
-    world = World(tmp_path)
-    own = TlsFiles(settings(world.certificates.issue("a", "admin")))
+def test_a_former_connection_stays_until_its_last_call_ends(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = certificates.issue("edge-0", "node", "127.0.0.1")
+    files = certificates.issue("a", "admin")
+    own = TlsFiles(ConnectionSettings(**{k.removeprefix("STATEFLOW_").lower(): v for k, v in files.items()}))  # type: ignore[arg-type]
 
     async def run() -> None:
-        async with world.serving() as address:
+        async with serving() as address:
             channel = _SecureChannel(address, CHANNEL_OPTIONS, own)
-            stream = channel.stream_stream(APPLY)()
+            call, stream = channel.unary_unary(CALL), channel.stream_stream("/test/stream")()
             for _ in range(3):
-                await stream.write(replica_pb2.ApplyRequest().SerializeToString())
-                assert await stream.read() == b"admin/a", "it goes on on its own"
-                world.certificates.renew()
-                assert await ask(channel, POSITIONS) == "admin/a"
+                await stream.write(b"1")
+                assert await stream.read() == b"1", "it goes on on its own"
+                certificates.renew()
+                assert await call(b"2", timeout=10) == b"2"
             await asyncio.wait_for(_until(channel, 2), 20)
             await stream.done_writing()
             while await stream.read():
                 pass
             await asyncio.wait_for(_until(channel, 1), 20)
-            assert await ask(channel, POSITIONS) == "admin/a"
-            open_still = channel.stream_stream(APPLY)()
-            await open_still.write(replica_pb2.ApplyRequest().SerializeToString())
-            assert await open_still.read() == b"admin/a"
-            world.certificates.renew()
-            assert await ask(channel, POSITIONS) == "admin/a"
+            assert await call(b"3", timeout=10) == b"3"
+            open_still = channel.stream_stream("/test/stream")()
+            await open_still.write(b"4")
+            assert await open_still.read() == b"4"
+            certificates.renew()
+            assert await call(b"5", timeout=10) == b"5"
             await asyncio.wait_for(channel.close(), 20)
             assert await open_still.code() is grpc.StatusCode.CANCELLED, "closing waits for nobody"
             assert not channel._channels
 
-    asyncio.run(run())
+    with environment(monkeypatch, node):
+        asyncio.run(run())
 
 
 async def _until(channel: _SecureChannel, connections: int) -> None:

@@ -1,129 +1,179 @@
-"""Every RPC of every service, called by every kind of caller: the table of roles decides who is let in."""
+"""Every RPC of every service, called by every kind of caller: the table of roles decides who is let in.
+
+The servicers are those of the product. Behind them is nothing: a controller that does not lead, and a replica that has
+not registered. So a caller that is let in is answered, or gets an error other than NotAllowed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
+from reconfig.controller.context import author
+from reconfig.controller.service import ControllerService
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
-from stateflow.errors import NotAllowed, ReleaseMismatch, Unavailable
+from stateflow.errors import NotAllowed, NotLeading, ReleaseMismatch, StateflowError, Unavailable
 from stateflow.local.cluster import Certificates
-from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
-from stateflow.rpc.secure import server_credentials
-from stateflow.rpc.serving import Admission, caller, new_server
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, remote_error
+from stateflow.partition.registry import Lease
+from stateflow.partition.replica import ReplicaNode
+from stateflow.replica.service import ReplicaService
+from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2, replica_pb2_grpc, serving
+from stateflow.rpc.serving import Admission, add_agent_service, add_health, bind, caller, new_server
+from stateflow.rpc.wire import CHANNEL_OPTIONS, remote_error
 from stateflow.security import certificates as files_module
 from stateflow.security.authority import Authority
-from stateflow.security.certificates import ROLES, TlsFiles, decoded_token
+from stateflow.security.certificates import ROLES, decoded_token
+from stateflow.security.refusals import Refusals
 from stateflow.security.roles import RULES, Identity, Role, check_call, check_request
-from stateflow.settings import ConnectionSettings
+from stateflow.types import ReplicaInfo
 
-APPLY = "/stateflow.rpc.ReplicaService/Apply"
-POSITIONS = "/stateflow.rpc.ReplicaService/Positions"
-OF_OP = replica_pb2.PositionsRequest(operator="Op")
-REQUESTS = {
-    f"/{service.full_name}/{method.name}": getattr(module, method.input_type.name, None)
+T = TypeVar("T")
+CONTROLLER, REPLICA = "/stateflow.rpc.ControllerService/", "/stateflow.rpc.ReplicaService/"
+APPLY, POSITIONS, STATUS = REPLICA + "Apply", REPLICA + "Positions", CONTROLLER + "Status"
+HEALTH = "/grpc.health.v1.Health/Check"
+OF_OP = replica_pb2.PositionsRequest(operator="Op", source="s")
+METHODS: dict[str, MethodDescriptor] = {
+    f"/{service.full_name}/{method.name}": method
     for module in (agent_pb2, controller_pb2, replica_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+#: every method of a process that speaks gRPC
+ALL = [*METHODS, HEALTH]
 
 
-class Anything(grpc.GenericRpcHandler):
-    """A handler for every method that answers with its caller.
+class Later:
+    """The system's clock, ``ahead_s`` seconds ahead."""
 
-    As Apply does, the handler answers a stream message by message.
-    """
+    ahead_s = 0.0
 
-    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
-        method = details.method
-        kind: Any = REQUESTS.get(method) or replica_pb2.CheckpointRequest
-        if method == "/stateflow.rpc.Nothing/Such":
-            return None
+    def now_us(self) -> int:
+        return SYSTEM_CLOCK.now_us() + round(self.ahead_s * 1e6)
 
-        async def once(request: Any, _: Any) -> bytes:
-            return str(caller()).encode()
-
-        async def each(requests: Any, context: Any) -> None:
-            async for _ in requests:
-                await context.write(str(caller()).encode())
-
-        async def many(request: Any, _: Any) -> AsyncIterator[bytes]:
-            yield str(caller()).encode()
-
-        if method == APPLY:
-            return grpc.stream_stream_rpc_method_handler(each, replica_pb2.ApplyRequest.FromString)
-        if method == "/stateflow.rpc.ReplicaService/Scan":
-            return grpc.unary_stream_rpc_method_handler(many, kind.FromString)
-        return grpc.unary_unary_rpc_method_handler(once, kind.FromString)
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic() + self.ahead_s
 
 
-def settings(environment: Mapping[str, str]) -> ConnectionSettings:
-    return ConnectionSettings(**{k.removeprefix("STATEFLOW_").lower(): v for k, v in environment.items()})  # type: ignore[arg-type]
+def nobody_leads() -> NoReturn:
+    """Refuses a request, with its caller and with the author of what the controller would record."""
+    raise NotLeading("nobody leads here", remedy="ask nobody", caller=caller(), author=author())
+
+
+async def no_lines(*_: object) -> AsyncIterator[bytes]:
+    yield b""
 
 
 class World:
+    """A server with all services, and certificates for its callers. Everything runs in one event loop."""
+
     def __init__(self, directory: Path) -> None:
+        self.directory, self.clock, self.refusals = directory, Later(), Refusals()
         self.certificates = Certificates(directory / "certificates")
-        self.files = TlsFiles(settings(self.certificates.issue("here", "node", "127.0.0.1")))
-        self.clock = ManualClock(SYSTEM_CLOCK.now_us())
+        self.own = self.certificates.issue("here", "node", "127.0.0.1")
+        self.loop = asyncio.new_event_loop()
+        self.address = ""
 
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        server = grpc.aio.server(interceptors=[Admission(self.files, self.clock)], options=OPTIONS)
-        server.add_generic_rpc_handlers((Anything(),))
-        port = server.add_secure_port("127.0.0.1:0", server_credentials(self.files))
-        await server.start()
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            await server.stop(None)
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
-    def channel(self, address: str, environment: Mapping[str, str]) -> grpc.aio.Channel:
-        ca = Path(self.certificates.issue("here", "node")["STATEFLOW_TLS_CA"]).read_bytes()
+    async def begin(self) -> None:
+        self.server = new_server()
+        self.replica = ReplicaService(
+            ReplicaNode(ReplicaInfo("here", "site", "here:1"), self.directory / "data", lease=Lease.none()), None
+        )
+        leading: Any = SimpleNamespace(leads=False, heard_of=lambda *_: None, term=nobody_leads)
+        ControllerService(leading).add_to(self.server)
+        replica_pb2_grpc.add_ReplicaServiceServicer_to_server(self.replica, self.server)
+        add_agent_service(self.server, no_lines)
+        add_health(self.server)
+        self.address = bind(self.server, "127.0.0.1:0")
+        await self.server.start()
+
+    async def end(self) -> None:
+        await self.server.stop(None)
+        await self.replica.close()
+
+    def channel(self, environment: Mapping[str, str]) -> grpc.aio.Channel:
+        ca = Path(self.own["STATEFLOW_TLS_CA"]).read_bytes()
         key, cert = (Path(environment[f"STATEFLOW_TLS_{which}"]).read_bytes() for which in ("KEY", "CERT"))
-        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=CHANNEL_OPTIONS)
+        return self.channel_of(grpc.ssl_channel_credentials(ca, key, cert))
+
+    def channel_of(self, credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(self.address, credentials, options=CHANNEL_OPTIONS)
+
+    def issue(self, name: str, role: Role) -> Mapping[str, str]:
+        return self.certificates.issue(name, role, "127.0.0.1" if role.listens else "")
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(files_module, "LOOK_S", 0.0)
-    return World(tmp_path)
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        made = World(tmp_path_factory.mktemp("admission"))
+        for variable, file in made.own.items():
+            patch.setenv(variable, file)
+        patch.setattr(files_module, "LOOK_S", 0.0)
+        patch.setattr(serving, "Admission", partial(Admission, clock=made.clock, refusals=made.refusals))
+        made.run(made.begin())
+        try:
+            yield made
+        finally:
+            made.run(made.end())
+            made.loop.close()
 
 
-async def ask(channel: grpc.aio.Channel, method: str, request: Any = None) -> str:
-    """Returns the caller that the server recognised. Raises NotAllowed, Unavailable."""
-    kind: Any = REQUESTS.get(method) or replica_pb2.CheckpointRequest
-    data = (request if request is not None else kind()).SerializeToString()
+async def ask(channel: grpc.aio.Channel, method: str, request: Any = None) -> StateflowError | None:
+    """Calls a method, in the shape that its description gives.
+
+    Returns the error of the handler; None: the handler has answered. Raises the error of a call that reached no
+    handler: NotAllowed, Unavailable, ReleaseMismatch.
+    """
+    data = b"" if request is None else request.SerializeToString()
+    shape = METHODS.get(method)
+
+    async def once() -> AsyncIterator[bytes]:
+        yield data
+
     try:
-        if method == APPLY:
-            call = channel.stream_stream(method)()
-            await call.write(data)
-            answer = await call.read()
-            call.cancel()
-            return bytes(answer).decode()
-        if method == "/stateflow.rpc.ReplicaService/Scan":
-            return b"".join([page async for page in channel.unary_stream(method)(data, timeout=10)]).decode()
-        answered: bytes = await channel.unary_unary(method)(data, timeout=10)
-        return answered.decode()
+        if shape is not None and shape.client_streaming:
+            call = channel.stream_stream(method)(once(), timeout=10)
+        elif shape is not None and shape.server_streaming:
+            call = channel.unary_stream(method)(data, timeout=10)
+        else:
+            await channel.unary_unary(method)(data, timeout=10)
+            return None
+        await call.read()
+        call.cancel()
     except grpc.aio.AioRpcError as error:
-        raise remote_error(error, "there") from error
+        found = remote_error(error, "there")
+        if isinstance(found, NotAllowed) or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+            raise found from None
+        return found
+    return None
+
+
+async def who_and_author(channel: grpc.aio.Channel, method: str, request: Any = None) -> tuple[str, str]:
+    """Returns the caller that a controller sees, and the author that it would record."""
+    answered = await ask(channel, method, request)
+    assert isinstance(answered, NotLeading), answered
+    return answered.where.get("caller", ""), answered.where["author"]
 
 
 def own_request(method: str, name: str) -> Any:
-    """Makes a request in which a node or agent speaks for itself; None: the method has none."""
-    rule, kind = RULES[method], REQUESTS.get(method)
-    if kind is None:
+    """Makes a request in which a node or agent speaks for itself; None: the method has no description."""
+    if method not in METHODS:
         return None
-    request = kind()
+    rule, request = RULES[method], GetMessageClass(METHODS[method].input_type)()
     if rule.own:
         *outer, last = rule.own.split(".")
         message = request
@@ -133,60 +183,87 @@ def own_request(method: str, name: str) -> Any:
     return request
 
 
-def test_a_token_has_the_rights_of_its_role_until_it_expires(world: World) -> None:
-    async def run() -> None:
-        given: dict[Role, grpc.ChannelCredentials] = {}
-        async with world.serving() as address:
-            for role in sorted(ROLES):
-                identity = Identity.of(role, "alice", ("Op",) if role is Role.DATA else ())
-                parts = decoded_token(world.certificates.authority.token(identity, timedelta(hours=1))[0])
-                given[role] = grpc.ssl_channel_credentials(parts.ca, parts.key, parts.cert)
-                async with grpc.aio.secure_channel(address, given[role], options=CHANNEL_OPTIONS) as channel:
-                    for method in REQUESTS:
-                        try:
-                            rule = check_call(method, identity)
-                            check_request(rule, method, identity, own_request(method, "alice"))
-                        except NotAllowed:
-                            with pytest.raises(NotAllowed):
-                                await ask(channel, method, own_request(method, "alice"))
-                        else:
-                            assert await ask(channel, method, own_request(method, "alice")) == f"{role}/alice"
-                    assert await ask(channel, POSITIONS, OF_OP) == f"{role}/alice"
-            world.clock.advance(7200)  # a token expires an hour after it was made
-            for role, credentials in given.items():
-                async with grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS) as channel:
-                    with pytest.raises(NotAllowed, match=f"{role}/alice has expired"):
-                        await ask(channel, POSITIONS, OF_OP)
-
-    asyncio.run(run())
+async def let_in(channel: grpc.aio.Channel, name: str) -> tuple[set[str], dict[str, NotAllowed]]:
+    """Calls every method. Returns the methods that let the caller in, and the refusals of the others."""
+    entered, refused = set(), {}
+    for method in ALL:
+        try:
+            await ask(channel, method, own_request(method, name))
+        except NotAllowed as error:
+            refused[method] = error
+        else:
+            entered.add(method)
+    return entered, refused
 
 
-def test_every_rpc_by_every_role(world: World) -> None:
-    """Each role calls what the table of roles allows. `pytest -s` prints the table."""
-    allowed: dict[str, set[Role]] = {method: set() for method in REQUESTS}
-    said: set[tuple[str, str]] = set()
+def admits(method: str, who: Identity, request: Any) -> bool:
+    try:
+        check_request(check_call(method, who), method, who, request)
+    except NotAllowed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("role", sorted(ROLES))
+def test_a_token_has_the_rights_of_its_role_until_it_expires(
+    role: Role, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = Identity.of(role, "alice", ("Op",) if role is Role.DATA else ())
+    parts = decoded_token(world.certificates.authority.token(who, timedelta(hours=1))[0])
+    credentials = grpc.ssl_channel_credentials(parts.ca, parts.key, parts.cert)
 
     async def run() -> None:
-        async with world.serving() as address:
-            for role in Role:
-                given = world.certificates.issue("someone", role, "127.0.0.1" if role.listens else "")
-                async with world.channel(address, given) as channel:
-                    for method in REQUESTS:
-                        try:
-                            answer = await ask(channel, method, own_request(method, "someone"))
-                        except NotAllowed as error:
-                            said.add((error.where["role"], error.where["call"]))
-                        else:
-                            assert answer == f"{role}/someone"
-                            allowed[method].add(role)
+        async with world.channel_of(credentials) as channel:
+            entered, _ = await let_in(channel, "alice")
+            assert entered == {method for method in ALL if admits(method, who, own_request(method, "alice"))}
+            await ask(channel, POSITIONS, OF_OP)
+        monkeypatch.setattr(world.clock, "ahead_s", 7200.0)  # a token expires an hour after it was made
+        async with world.channel_of(credentials) as channel:
+            with pytest.raises(NotAllowed, match=f"{role}/alice has expired"):
+                await ask(channel, POSITIONS, OF_OP)
 
-    asyncio.run(run())
-    assert allowed == {method: set(RULES[method].roles) for method in REQUESTS}
-    refused = {(role.value, method.rpartition("/")[2]) for method in REQUESTS for role in set(Role) - allowed[method]}
-    assert said == refused
-    for method, roles in allowed.items():
-        marks = " ".join(role if role in roles else "·" * len(role) for role in Role)
-        print(f"{method.removeprefix('/stateflow.rpc.'):45} {marks}")
+    world.run(run())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_every_rpc_by_every_role(role: Role, world: World) -> None:
+    """Each role calls what the table of roles allows. What it must not allow is in `unit/security/test_roles.py`."""
+
+    async def run() -> tuple[set[str], dict[str, NotAllowed]]:
+        async with world.channel(world.issue("someone", role)) as channel:
+            return await let_in(channel, "someone")
+
+    entered, refused = world.run(run())
+    assert entered == {method for method in ALL if role in RULES[method].roles}
+    said = {method: (error.where["role"], error.where["call"]) for method, error in refused.items()}
+    assert said == {method: (role, method.rpartition("/")[2]) for method in ALL if method not in entered}
+    assert entered, "each role may call something"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_who_was_revoked_calls_nothing(role: Role, world: World) -> None:
+    """Each method that the role may call refuses its revoked certificate, before a stream begins, too."""
+    who = f"{role}/gone"
+    methods = [method for method in ALL if role in RULES[method].roles]
+
+    async def run() -> None:
+        async with world.channel(world.issue("gone", role)) as channel:
+            await ask(channel, HEALTH)
+            world.certificates.revoke(who)
+            for method in methods:
+                with pytest.raises(NotAllowed, match=f"the certificate of {who} was revoked"):
+                    await ask(channel, method, own_request(method, "gone"))
+            call = channel.stream_stream(APPLY)()  # nothing is sent
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asyncio.wait_for(call.read(), 10)
+            assert refused.value.details() == "not_allowed"
+
+    before = world.refusals.counts()
+    world.run(run())
+    after = world.refusals.counts()
+    calls = [method.rpartition("/")[2] for method in (*methods, APPLY)]
+    for call in calls:
+        assert after[call, role] - before.get((call, role), 0) == calls.count(call)
 
 
 def test_nobody_else_calls_anything(world: World, tmp_path: Path) -> None:
@@ -195,7 +272,7 @@ def test_nobody_else_calls_anything(world: World, tmp_path: Path) -> None:
     Its certificate is missing, of another authority, expired, or not yet valid.
     """
     clock = ManualClock(SYSTEM_CLOCK.now_us() - 100 * 86_400_000_000)
-    early = Authority(tmp_path / "certificates" / "authority", clock)
+    early = Authority(world.directory / "certificates" / "authority", clock)
     early.issue(Identity.of("admin", "early"), [], tmp_path / "early", days=90)
     clock.advance(200 * 86_400)
     early.issue(Identity.of("admin", "late"), [], tmp_path / "late", days=90)
@@ -207,95 +284,143 @@ def test_nobody_else_calls_anything(world: World, tmp_path: Path) -> None:
     ]
 
     async def run() -> None:
-        async with world.serving() as address:
-            ca = Path(world.certificates.issue("here", "node")["STATEFLOW_TLS_CA"]).read_bytes()
-            channels = [world.channel(address, each) for each in given]
-            channels.append(grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca)))
-            channels.append(grpc.aio.insecure_channel(address))
-            for channel in channels:
-                async with channel:
-                    for method in REQUESTS:
-                        with pytest.raises(Unavailable):
-                            await ask(channel, method)
+        ca = Path(world.own["STATEFLOW_TLS_CA"]).read_bytes()
+        channels = [world.channel(each) for each in given]
+        channels.append(world.channel_of(grpc.ssl_channel_credentials(ca)))
+        channels.append(grpc.aio.insecure_channel(world.address))
+        for channel in channels:
+            async with channel:
+                for method in ALL:
+                    with pytest.raises(Unavailable):
+                        await ask(channel, method)
 
-    asyncio.run(run())
+    world.run(run())
 
 
-def test_what_is_over_is_over_at_the_next_call(world: World) -> None:
+def apply(call: int, operator: str = "Op") -> bytes:
+    header = replica_pb2.ApplyHeader(operator=operator, source="s", batch=call)
+    return replica_pb2.ApplyRequest(call=call, header=header, last=True).SerializeToString()
+
+
+def test_what_is_over_is_over_at_the_next_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Revocation and expiry hold from the next call on, for existing connections and streams, too."""
-    admin = world.certificates.issue("alice", "admin")
-    data = world.certificates.issue("gw", "data")
-    method = "/stateflow.rpc.ControllerService/Status"
+    admin, data = world.issue("alice", Role.ADMIN), world.issue("gw", Role.DATA)
 
     async def run() -> None:
-        async with world.serving() as address:
-            async with world.channel(address, admin) as channel, world.channel(address, data) as feed:
-                stream = feed.stream_stream(APPLY)()
-                await stream.write(b"")
-                assert await stream.read() == b"data/gw"
-                assert await ask(channel, method) == "admin/alice"
-                world.certificates.revoke("alice")
-                with pytest.raises(NotAllowed, match="the certificate of admin/alice was revoked"):
-                    await ask(channel, method)
-                await stream.write(b"")
-                assert await stream.read() == b"data/gw", "others go on"
-                world.certificates.revoke("gw")
-                await stream.write(b"")
-                with pytest.raises(grpc.aio.AioRpcError) as ended:
-                    await stream.read()
-                assert ended.value.details() == "not_allowed"
-            other = world.certificates.issue("bob", "admin")
-            async with world.channel(address, other) as channel:
-                assert await ask(channel, method) == "admin/bob"
-                world.clock.advance(91 * 86_400)
-                with pytest.raises(NotAllowed, match="the certificate of admin/bob has expired"):
-                    await ask(channel, method)
+        async with world.channel(admin) as channel, world.channel(data) as feed:
+            stream = feed.stream_stream(APPLY)()
+            await stream.write(apply(1))
+            assert await stream.read()
+            assert await who_and_author(channel, STATUS) == ("admin/alice", "admin/alice")
+            world.certificates.revoke("admin/alice")
+            with pytest.raises(NotAllowed, match="the certificate of admin/alice was revoked"):
+                await ask(channel, STATUS)
+            await stream.write(apply(2))
+            assert await stream.read(), "others go on"
+            before = world.refusals.counts().get(("Apply", "data"), 0)
+            world.certificates.revoke("data/gw")
+            await stream.write(apply(3))
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await stream.read()
+            assert ended.value.details() == "not_allowed"
+            assert world.refusals.counts()["Apply", "data"] == before + 1, "a message of a stream leaves a trace, too"
+        async with world.channel(world.issue("bob", Role.ADMIN)) as channel:
+            assert await who_and_author(channel, STATUS) == ("admin/bob", "admin/bob")
+            monkeypatch.setattr(world.clock, "ahead_s", 91 * 86_400.0)
+            with pytest.raises(NotAllowed, match="the certificate of admin/bob has expired"):
+                await ask(channel, STATUS)
 
-    asyncio.run(run())
+    world.run(run())
 
 
 def test_names_and_operators_are_looked_at(world: World) -> None:
-    node = world.certificates.issue("edge-0", "node", "127.0.0.1")
-    data = world.certificates.issue("gw", "data", operators=("Pumps",))
+    node = world.issue("edge-0", Role.NODE)
+    data = world.certificates.issue("pumps", "data", operators=("Pumps",))
     beat = controller_pb2.HeartbeatRequest
 
     async def run() -> None:
-        async with world.serving() as address:
-            async with world.channel(address, node) as channel:
-                heartbeat = "/stateflow.rpc.ControllerService/Heartbeat"
-                assert await ask(channel, heartbeat, beat(name="edge-0~2")) == "node/edge-0"
-                with pytest.raises(NotAllowed, match="may not call Heartbeat for 'cloud-0'"):
-                    await ask(channel, heartbeat, beat(name="cloud-0"))
-            async with world.channel(address, data) as channel:
-                header = replica_pb2.ApplyHeader
-                ours = replica_pb2.ApplyRequest(header=header(operator="Pumps"))
-                assert await ask(channel, APPLY, ours) == "data/gw"
+        async with world.channel(node) as channel:
+            heartbeat = CONTROLLER + "Heartbeat"
+            await ask(channel, heartbeat, beat(name="edge-0~2"))
+            with pytest.raises(NotAllowed, match="may not call Heartbeat for 'cloud-0'"):
+                await ask(channel, heartbeat, beat(name="cloud-0"))
+        async with world.channel(data) as channel:
+            for operator, admitted in (("Pumps", True), ("Tally", False)):
+                stream = channel.stream_stream(APPLY)()
+                await stream.write(apply(1, operator))
+                if admitted:
+                    assert await stream.read()
+                    stream.cancel()
+                    await ask(channel, REPLICA + "Scan", replica_pb2.ScanRequest(operator=operator))
+                    continue
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stream.read()
+                assert "may not reach the operator 'Tally'" in str(remote_error(refused.value, "there"))
                 with pytest.raises(NotAllowed, match="may not reach the operator 'Tally'"):
-                    await ask(channel, APPLY, replica_pb2.ApplyRequest(header=header(operator="Tally")))
-                with pytest.raises(NotAllowed, match="may not reach the operator 'Tally'"):
-                    scan = replica_pb2.ScanRequest(operator="Tally")
-                    await ask(channel, "/stateflow.rpc.ReplicaService/Scan", scan)
+                    await ask(channel, REPLICA + "Scan", replica_pb2.ScanRequest(operator=operator))
             with pytest.raises(ReleaseMismatch, match="does not know the call"):
-                async with world.channel(address, data) as channel:
-                    await ask(channel, "/stateflow.rpc.Nothing/Such")
+                await ask(channel, "/stateflow.rpc.Nothing/Such")
 
-    asyncio.run(run())
+    world.run(run())
 
 
-def test_in_plain_text_nobody_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_tries_everything_leaves_a_trace(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> dict[str, NotAllowed]:
+        async with world.channel(world.issue("mallory", Role.READ)) as channel:
+            return (await let_in(channel, "mallory"))[1]
+
+    before = world.refusals.counts()
+    refused = world.run(run())
+    counts = world.refusals.counts()
+    more = {key: count - before.get(key, 0) for key, count in counts.items() if count != before.get(key, 0)}
+    calls = [method.rpartition("/")[2] for method in refused]
+    assert more == {(call, "read"): calls.count(call) for call in calls}
+    said = [record.message for record in caplog.records if "read/mallory" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "refused a call of read/mallory at ipv4:127.0.0.1: not_allowed: read/mallory may not call "
+    )
+
+
+def test_a_node_is_the_author_of_what_it_asks_for_and_of_no_report(world: World) -> None:
+    replica: Any = {"name": "edge-1", "site": "edge", "address": "edge-1:1"}
+    asked: dict[str, Any] = {
+        "Migrate": controller_pb2.MigrateRequest(operator="Op", partitions=[1], to="edge-1"),
+        "Drain": controller_pb2.DrainRequest(replica="edge-1~2"),
+        "Forget": controller_pb2.ForgetRequest(replica="edge-1"),
+    }
+    reported: dict[str, Any] = {
+        "Heartbeat": controller_pb2.HeartbeatRequest(name="edge-1"),
+        "Register": controller_pb2.RegisterRequest(replica=replica),
+    }
+
+    async def run() -> None:
+        async with world.channel(world.issue("edge-1", Role.NODE)) as channel:
+            for call, request in asked.items():
+                assert await who_and_author(channel, CONTROLLER + call, request) == ("node/edge-1", "node/edge-1")
+            for call, request in reported.items():
+                assert await who_and_author(channel, CONTROLLER + call, request) == ("node/edge-1", "")
+
+    world.run(run())
+
+
+def test_in_plain_text_nobody_is_told_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for which in ("CA", "CERT", "KEY", "CRL"):
         monkeypatch.delenv(f"STATEFLOW_TLS_{which}", raising=False)
 
-    async def run() -> str:
+    async def run() -> tuple[str, str]:
         server = new_server()
-        server.add_generic_rpc_handlers((Anything(),))
-        port = server.add_insecure_port("127.0.0.1:0")
+        leading: Any = SimpleNamespace(leads=False, heard_of=lambda *_: None, term=nobody_leads)
+        ControllerService(leading).add_to(server)
+        address = bind(server, "127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with grpc.aio.insecure_channel(address) as channel:
             try:
-                return await ask(channel, "/stateflow.rpc.ControllerService/Deploy")
+                return await who_and_author(
+                    channel, CONTROLLER + "Undeploy", controller_pb2.UndeployRequest(operator="Op")
+                )
             finally:
                 await server.stop(None)
 
-    assert asyncio.run(run()) == "None"
+    assert world.run(run()) == ("", "")
     assert caller() is None

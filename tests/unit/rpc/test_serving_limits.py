@@ -11,10 +11,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from stateflow.errors import Busy, from_wire
+from stateflow.clock import ManualClock
+from stateflow.errors import Busy, NotAllowed, from_wire
 from stateflow.rpc import serving as limits
 from stateflow.rpc.serving import CallLimits
 from stateflow.rpc.wire import remote_error
+from stateflow.security.refusals import Refusals
+from stateflow.security.roles import Identity, Role
 from stateflow.settings import ServerSettings
 
 LONG_S = 30.0
@@ -133,3 +136,14 @@ def test_who_went_away_or_failed_counts_no_more() -> None:
 )
 def test_a_host_has_many_ports(peer: str, host: str) -> None:
     assert limits._host_of(peer) == host
+
+
+def test_figures_are_of_calls_that_run_and_of_those_that_were_refused() -> None:
+    refusals = Refusals(ManualClock())
+    for call in ("Deploy", "Deploy", "Drain"):
+        refusals.note(call, NotAllowed("not you", who=Identity(Role.READ, "grafana")))
+    assert CallLimits(ServerSettings(), refusals).figures() == {
+        "stateflow_calls_running": {(): 0},
+        "stateflow_calls_refused_total": {(): 0},
+        "stateflow_calls_not_allowed_total": {("Deploy", "read"): 2, ("Drain", "read"): 1},
+    }

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority
-from stateflow.security.certificates import LOOK_S, TlsFiles
+from stateflow.security.certificates import LOOK_S, RevocationList, TlsFiles
 from stateflow.security.roles import Identity
 from tests.unit.security.test_authority import NODE, settings
 
@@ -139,3 +144,74 @@ def test_it_is_said_before_it_expires_and_again_when_half_of_that_has_passed(
     (record,) = caplog.records
     assert "the certificate of node/edge-0 expires at" in record.message
     assert record.message.endswith("`stateflow certs renew`, and replace the files")
+
+
+# -- revocation lists -------------------------------------------------------------------------------------------
+
+
+def revocations(authority: Authority, number: int | None, *serials: int, days: float = 30) -> bytes:
+    """Makes a revocation list, as another program with the authority's key would."""
+    folder, now = authority.crl.parent, datetime.now(UTC)
+    key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    issuer = x509.load_pem_x509_certificate(authority.ca).subject
+    builder = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(days=days))
+    for serial in serials:
+        builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(serial, now).build())
+    if number is not None:
+        builder = builder.add_extension(x509.CRLNumber(number), critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_an_old_list_does_not_take_the_place_of_a_newer_one(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, clock = tmp_path / "x", ManualClock(SYSTEM_CLOCK.now_us())
+
+    def put(number: int | None, *serials: int) -> frozenset[int]:
+        """Puts a list in place. Returns the serials that are revoked from then on."""
+        (out / "crl.pem").write_bytes(revocations(authority, number, *serials))
+        clock.advance(LOOK_S)
+        files.current()
+        clock.advance(LOOK_S)
+        return files.current().revoked
+
+    (out / "crl.pem").write_bytes(revocations(authority, 5, 7))
+    files = TlsFiles(settings(out), clock)
+    assert put(4) == {7}
+    said = [record.message for record in caplog.records if "is refused" in record.message]
+    assert said == [
+        f"the revocation list {out / 'crl.pem'} is refused: its number 4 is below 5, that of the list in use, "
+        "which stays in use"
+    ]
+    authority.renew(out)
+    before = files.current()
+    assert put(3) == {7}
+    assert files.current().own.serial != before.own.serial, "the certificate beside it is in use"
+    assert put(5, 7, 8) == {7, 8}
+    assert put(6, 8) == {8}
+    assert put(None, 9) == {9}, "a list without a number is neither older nor newer"
+    assert put(1, 10) == {10}
+
+
+def test_lists_of_two_authorities_are_not_compared() -> None:
+    old, new = RevocationList(number=1, signer=b"a"), RevocationList(number=2, signer=b"a")
+    assert old.is_older(new)
+    assert not new.is_older(old)
+    assert not old.is_older(replace(new, signer=b"b"))
+
+
+def test_a_list_that_is_past_its_time_is_said_once_and_stays_in_use(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, clock = tmp_path / "x", ManualClock(SYSTEM_CLOCK.now_us())
+    (out / "crl.pem").write_bytes(revocations(authority, 5, 7, days=0.5))
+    files, said = TlsFiles(settings(out), clock), []
+    for day in range(1, 9):
+        caplog.clear()
+        clock.advance(86_400)
+        assert files.current().revoked == {7}
+        said += [day for record in caplog.records if "was due for renewal at" in record.message]
+        if day == 4:
+            (out / "crl.pem").write_bytes(revocations(authority, 6, 7, days=5.5))
+    assert said == [1, 6]

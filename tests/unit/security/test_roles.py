@@ -7,7 +7,12 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
 from stateflow.errors import NotAllowed
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
-from stateflow.security.roles import RULES, Identity, Role, check_call, check_owners, check_request
+from stateflow.security.roles import METRICS, RULES, Identity, Role, check_call, check_owners, check_request
+from tests.pages import ROOT
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / ".ci" / "docs")
+    from roles_page import BEGIN, page
 
 SERVICES = [
     service
@@ -18,10 +23,12 @@ METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method for service in SERVICES for method in service.methods
 }
 REPLICA, CONTROLLER = "/stateflow.rpc.ReplicaService/", "/stateflow.rpc.ControllerService/"
+AGENT, HEALTH = "/stateflow.rpc.AgentService/", "/grpc.health.v1.Health/Check"
+PAGE = ROOT / "docs" / "security.md"
 
 
 def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:
-    assert set(RULES) - {"/grpc.health.v1.Health/Check"} == set(METHODS)
+    assert set(RULES) - {HEALTH, METRICS} == set(METHODS)
     assert len(SERVICES) == 3
     assert [name for name, rule in RULES.items() if not rule.roles] == []
 
@@ -46,6 +53,91 @@ def test_a_command_is_a_controllers_and_a_change_is_nobodys_who_only_reads(name:
         assert name.rpartition("/")[2].startswith(verbs)
     if Role.NODE in RULES[name].roles and name.startswith(CONTROLLER):
         assert RULES[name].own or name.rpartition("/")[2] in ("Status", "GetBundlePart")
+
+
+# -- what roles may not, by hand: the table is compared with no copy of itself here ---------------------------------
+
+#: calls that deploy code or may lose state
+RISKY = {
+    *("Deploy", "Upgrade", "Undeploy", "PutBundlePart", "ResolveReconfiguration", "Restore", "CancelRestore"),
+    *("Replace", "Adopt", "TakeOver", "Forget", "ForgetAgent"),
+}
+#: calls that move, restart, stop and plan
+OPERATING = {
+    *("Migrate", "Rebalance", "Drain", "EndMaintenance", "Place", "Autopilot", "CreateJob", "ChangeJob", "Standby"),
+    *("CancelReconfiguration", "EditReconfiguration", "PauseReconfiguration", "ResumeReconfiguration"),
+    *("RetryReconfiguration", "Checkpoint", "RestartAll", "CancelRolling", "BeginSweep", "CancelSweep"),
+    *("RestartReplica", "Spawn", "StopReplica", "Logs"),
+}
+REPORTING = {"Register", "Heartbeat", "Claim", "AgentBeat", "GetBundlePart"}
+#: calls of a controller to its replicas
+COMMANDING = {
+    *("Create", "Prepare", "Fence", "Cancel", "Release", "TakeOver", "Drop", "Hold", "Checkpoint", "Restore"),
+    *("Surrender", "Verify", "Try", "RoundTrips"),
+}
+#: calls of a replica to another
+COPYING = {"Snapshot", "Fetch", "Follow", "Confirm"}
+#: calls that read or change state
+STATE = {"Apply", "OpenSource", "Outputs", "Scan"}
+SOURCES = {"RetireSource", "DropOutput"}
+#: role → calls that it may not make, to a controller and to a replica
+FORBIDDEN: dict[Role, tuple[set[str], set[str]]] = {
+    Role.READ: (RISKY | OPERATING | REPORTING, COMMANDING | COPYING | STATE | SOURCES),
+    Role.DATA: (RISKY | OPERATING | REPORTING, COMMANDING | COPYING | SOURCES),
+    Role.OPERATE: (RISKY | REPORTING, COMMANDING | COPYING | STATE),
+    Role.ADMIN: (REPORTING, COMMANDING | COPYING),
+    Role.NODE: (RISKY - {"Forget"} | OPERATING - {"Migrate", "Drain"} | {"AgentBeat"}, COMMANDING | STATE | SOURCES),
+    Role.AGENT: (RISKY - {"Forget"} | OPERATING - {"Migrate", "Drain"}, COMMANDING | STATE | SOURCES),
+    Role.CONTROLLER: (RISKY | OPERATING | REPORTING | {"Status"}, COPYING | STATE | SOURCES),
+}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_what_a_role_may_not(role: Role) -> None:
+    controller, replica = FORBIDDEN[role]
+    methods = {CONTROLLER + call for call in controller} | {REPLICA + call for call in replica}
+    if role is not Role.CONTROLLER:
+        methods.add(AGENT + "Logs")
+    assert methods <= METHODS.keys()
+    who = Identity(role, "someone")
+    assert {method for method in methods if may_call(method, who)} == set()
+
+
+def test_every_call_is_forbidden_to_somebody_by_hand() -> None:
+    """A new call is put among those above, or is one that only looks."""
+    controller, replica = (set[str]().union(*(each[at] for each in FORBIDDEN.values())) for at in (0, 1))
+    named = {CONTROLLER + call for call in controller} | {REPLICA + call for call in replica} | {AGENT + "Logs"}
+    looking = ("Get", "List", "Watch", "Propose", "Positions", "Sources", "Inspect", "Stats")
+    assert [each for each in METHODS.keys() - named if not each.rpartition("/")[2].startswith(looking)] == []
+
+
+def may_call(method: str, who: Identity) -> bool:
+    try:
+        check_call(method, who)
+    except NotAllowed:
+        return False
+    return True
+
+
+def test_figures_are_for_those_who_may_look_at_all() -> None:
+    assert {role for role in Role if may_call(METRICS, Identity(role, "x"))} == {
+        *(Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN)
+    }
+    assert not may_call(METRICS, Identity(Role.DATA, "gw", ("Pumps",)))
+
+
+def test_the_page_is_what_the_rules_give() -> None:
+    assert page(PAGE.read_text()) == PAGE.read_text(), "run .ci/generate-settings"
+    for marked in ("prose", f"{BEGIN}and no end"):
+        with pytest.raises(ValueError, match="no lines that mark where the tables begin and end"):
+            page(marked)
+
+
+def test_a_call_with_which_only_members_speak_is_a_report() -> None:
+    reports = {
+        method.rpartition("/")[2] for method in METHODS if method.startswith(CONTROLLER) and RULES[method].is_report
+    }
+    assert reports == REPORTING
 
 
 def test_who_may_not_call_is_told_why() -> None:

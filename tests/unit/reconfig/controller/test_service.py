@@ -11,15 +11,19 @@ from typing import Any, cast
 
 import pytest
 
+from reconfig.controller import service as service_module
 from reconfig.controller.controller import Controller
 from reconfig.controller.service import ControllerService
-from stateflow.errors import Unavailable
+from stateflow.clock import ManualClock
+from stateflow.errors import NotAllowed, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import (
     message_of,
 )
+from stateflow.security.refusals import Refusals
+from stateflow.security.roles import Identity, Role
 from tests.unit.operators import Count
 
 REQUESTS = {
@@ -82,3 +86,14 @@ def test_every_rpc_has_its_handler() -> None:
     """Every RPC has a handler: gRPC's own base class refuses one without as unknown."""
     methods = cpb.DESCRIPTOR.services_by_name["ControllerService"].methods_by_name
     assert set(methods) <= vars(ControllerService).keys()
+
+
+def test_a_node_that_takes_partitions_from_others_leaves_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals, who = Refusals(ManualClock()), Identity(Role.NODE, "edge-0")
+    monkeypatch.setattr(service_module, "REFUSALS", refusals)
+    monkeypatch.setattr(service_module, "caller", lambda: who)
+    deployed = SimpleNamespace(assignment=SimpleNamespace(owners=("cloud-0",)))
+    controller: Any = SimpleNamespace(cluster=SimpleNamespace(operator=lambda _: deployed))
+    with pytest.raises(NotAllowed, match="may not move partition 0 away from cloud-0"):
+        service_module._check_mover(controller, cpb.MigrateRequest(operator="Op", partitions=[0], to="edge-0"))
+    assert refusals.counts() == {("Migrate", "node"): 1}
