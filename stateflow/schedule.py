@@ -115,6 +115,11 @@ class Schedule:
             pass
         raise InvalidArgument(f"{shown(text)} is not a schedule", remedy=_REMEDY)
 
+    @property
+    def in_seconds(self) -> str:
+        """The schedule's text, with a length in seconds, without its unit."""
+        return " ".join(map(_in_seconds, self.text.split()))
+
     def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
         """Returns the due time for which the job must run now; None: it is not due yet, or never again.
 
@@ -162,7 +167,7 @@ def _in_seconds(word: str) -> str:
     """Converts a duration with its unit, such as ``90s``, ``15m``, ``2h`` or ``7d``, to seconds; returns any other word
     unchanged."""
     unit = _UNITS.get(word[-1:])
-    return str(float(word[:-1]) * unit) if unit is not None and _NUMBER.fullmatch(word[:-1]) else word
+    return f"{float(word[:-1]) * unit:.15g}" if unit is not None and _NUMBER.fullmatch(word[:-1]) else word
 
 
 def _us(moment: datetime) -> int:

@@ -77,7 +77,23 @@ class _Journal:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome = "failed" if report.failed else "skipped" if report.skipped else "passed"
-        self._write(event=report.when or "", test=report.nodeid, seconds=report.duration, outcome=outcome)
+        reason = _reason_of(report)
+        self._write(event=report.when or "", test=report.nodeid, seconds=report.duration, outcome=outcome, **reason)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:  # a file that skips itself has no tests, so nothing else tells of it
+            self._write(event="file", test=report.nodeid, **_reason_of(report))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._write(event="ended", test=nodeid)
+
+
+def _reason_of(report: pytest.TestReport | pytest.CollectReport) -> dict[str, str]:
+    """Returns the reason of a skipped test or file as an entry of the journal; empty for others.
+
+    A test that is expected to fail counts as skipped, too, and has no reason.
+    """
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return {}
+    said = report.longrepr
+    return {"reason": str(said[2] if isinstance(said, tuple | list) else said).removeprefix("Skipped: ")}

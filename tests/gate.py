@@ -20,6 +20,8 @@ The gate runs a test that fails in a lane once more, alone, with the same seed. 
 last lines of the run name it. In the lane ``cpu`` it is red all the same; in the others the gate stays green, and
 ``flaky.toml`` gets an entry.
 
+A skipped test is red unless ``SKIPS`` accepts its reason.
+
 The run ends by itself after its cap, with the names and stacks of the tests that were running.
 """
 
@@ -29,13 +31,14 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +83,39 @@ PYTEST = (
 WORSE = ("passed", "skipped", "failed")
 SLOWEST = 10
 
+#: accepted reasons of skipped tests, as patterns of the whole reason: they lie in the machine, in what is installed, or
+#: in another command that runs the test. Any other reason turns the run red, so that a test that never runs is noticed
+SKIPS = (
+    # servers, programs and packages
+    r"STATEFLOW_TEST_[A-Z]+_URL names no \w+ server",
+    r"no PostgreSQL is installed in /usr/lib/postgresql",
+    r"there is no nats-server to start and stop",
+    r"there is no Chromium: .+",
+    r"there is no python3\.\d+ here that starts",
+    r"the source of rows is Java, and there is no javac",
+    r"needs a C compiler, on Linux",
+    r"(prlimit|systemd) is not here",
+    r"atheris is not installed here",
+    r"could not import '(IPython|msgspec|pandas|pydantic)': .+",
+    r"this interpreter came without its tests",
+    r"an older Arrow has no UUIDs",
+    r"(its other blocks run; .+: )?[\w -]+ needs PySpark \d\.\d or newer, and this is \S+",
+    # rights, networks and operating systems
+    r"mounting is not permitted here",
+    r"only root becomes somebody who may not write",
+    r"the system allows more here",
+    r"no network of its own: .+",
+    r"every address is reached from everywhere: .+",
+    r"no IPv6 here(: .+)?",
+    r"forks on Linux only",
+    r"limits of other processes are Linux's",
+    r"told by /proc",
+    r"another C library keeps its own counsel",
+    # other commands
+    r"minutes long: run by `make kills`",
+    r"python3\.\d+ needs everything installed: make test-all does so",
+)
+
 
 def lane_of(markers: Iterable[str]) -> str:
     """Returns the lane of a test with these markers."""
@@ -94,6 +130,11 @@ def lane_of(markers: Iterable[str]) -> str:
 def is_in_gate(markers: Iterable[str], promised: bool) -> bool:
     markers = set(markers)
     return promised or not (markers & PROCESSES or "thorough" in markers)
+
+
+def is_accepted(reason: str) -> bool:
+    """Tells whether a test may be skipped for this reason."""
+    return any(re.fullmatch(accepted, reason, re.DOTALL) for accepted in SKIPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +240,7 @@ class Journal:
 
     seconds: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)  # passed, failed, skipped
+    skipped: dict[str, str] = field(default_factory=dict)  # node id, of a test or of a file: reason
     running: dict[str, float] = field(default_factory=dict)  # node id: when it began
 
     @classmethod
@@ -207,11 +249,13 @@ class Journal:
         for line in path.read_text().splitlines() if path.exists() else ():
             entry = json.loads(line)
             node_id = entry["test"]
+            if "reason" in entry:
+                journal.skipped[node_id] = entry["reason"]
             if entry["event"] == "begins":
                 journal.running[node_id] = entry["at"]
             elif entry["event"] == "ended":
                 journal.running.pop(node_id, None)
-            else:
+            elif entry["event"] != "file":
                 journal.seconds[node_id] = journal.seconds.get(node_id, 0.0) + entry["seconds"]
                 outcome = entry["outcome"]  # of set-up, call and clean-up the worst counts
                 journal.outcomes[node_id] = max(outcome, journal.outcomes.get(node_id, outcome), key=WORSE.index)
@@ -219,6 +263,10 @@ class Journal:
 
     def failed(self) -> list[str]:
         return sorted(node_id for node_id, outcome in self.outcomes.items() if outcome == "failed")
+
+    def unaccepted(self) -> dict[str, str]:
+        """Returns the skipped tests whose reason ``SKIPS`` does not accept, with their reasons."""
+        return {node_id: reason for node_id, reason in self.skipped.items() if not is_accepted(reason)}
 
 
 def seed_of_commit() -> int:
@@ -426,6 +474,12 @@ class Gate:
         for tests in failed.values():
             for test in tests:
                 print(f"FAILED: {test}")
+        reasons = {test: reason for journal in journals.values() for test, reason in journal.skipped.items()}
+        unaccepted = {test: reason for journal in journals.values() for test, reason in journal.unaccepted().items()}
+        for reason, count in sorted(Counter(reasons.values()).items()):
+            print(f"skipped {count}: {reason}")
+        for test, reason in sorted(unaccepted.items()):
+            print(f"SKIPPED: {test}: {reason}; red, as SKIPS in tests/gate.py does not accept this reason")
         said = ", ".join(f"{lane.name} {lane.seconds:.0f} s" for lane in self.lanes)
         print(f"{said}; {seconds / 60:.1f} minutes in all, cap {CAP_S[self._tier] / 60:.0f}")
         counts = defaultdict(int)
@@ -433,7 +487,7 @@ class Gate:
             counts["passed" if any(test in tests for tests in flaky.values()) else outcome] += 1
         ended_badly = any(status not in may_be for status in statuses.values())
         unexplained = any(status == 1 and not journals[lane].failed() for lane, status in statuses.items())
-        red = ended_badly or unexplained or any(failed.values()) or bool(flaky.get("cpu"))
+        red = ended_badly or unexplained or any(failed.values()) or bool(flaky.get("cpu")) or bool(unaccepted)
         skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
         print(f"{counts['passed']} passed, {counts['failed']} failed{skipped}", flush=True)
         return 1 if red or not counts["passed"] else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from random import Random
 import pytest
 
 from tests import hunt
+from tests.conftest import _Journal
 from tests.gate import (
     BUDGET_S,
     LANES,
@@ -17,9 +19,11 @@ from tests.gate import (
     PROMISES_PAGE,
     ROOT,
     Durations,
+    Gate,
     Journal,
     Promise,
     flaky_entries,
+    is_accepted,
     is_in_gate,
     lane_of,
     promises,
@@ -110,6 +114,70 @@ def test_a_journal_knows_what_failed_and_what_was_running(tmp_path: Path) -> Non
     assert journal.seconds["a"] == 1.75
     assert list(journal.running) == ["c"]
     assert Journal.read(tmp_path / "none").outcomes == {}
+
+
+def test_a_journal_knows_why_tests_were_skipped(tmp_path: Path) -> None:
+    at = ("tests/a.py", 1, ())
+    reports = [
+        pytest.TestReport("a", at, {}, "skipped", ("tests/a.py", 1, "Skipped: told by /proc"), "setup"),
+        pytest.TestReport("b", at, {}, "passed", None, "call"),
+        pytest.TestReport("c", at, {}, "skipped", ("tests/a.py", 1, "Skipped: it is odd"), "call"),
+        expected := pytest.TestReport("d", at, {}, "skipped", "it fails", "call"),
+    ]
+    expected.wasxfail = "a difference that is known"  # type: ignore[attr-defined]
+    hooks = _Journal(tmp_path / "lane.jsonl")
+    for report in reports:
+        hooks.pytest_runtest_logreport(report)
+    hooks.pytest_collectreport(pytest.CollectReport("f.py", "passed", None, []))
+    hooks.pytest_collectreport(pytest.CollectReport("g.py", "skipped", ("g.py", 1, "Skipped: it is gone"), []))
+    journal = Journal.read(tmp_path / "lane.jsonl")
+    assert journal.skipped == {"a": "told by /proc", "c": "it is odd", "g.py": "it is gone"}
+    assert journal.unaccepted() == {"c": "it is odd", "g.py": "it is gone"}
+    assert journal.outcomes == {"a": "skipped", "b": "passed", "c": "skipped", "d": "skipped"}
+
+
+@pytest.mark.parametrize(("reason", "red"), [("told by /proc", 0), ("no commit of this clone is called so", 1)])
+def test_a_reason_that_is_not_accepted_turns_a_run_red(
+    reason: str, red: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(outcomes={"a": "passed", "b": "skipped"}, skipped={"b": reason})
+    gate = Gate("gate", "", [], tmp_path)
+    assert gate._tell({"cpu": 0}, {"cpu": journal}, {"cpu": []}, {}, 1.0) == red
+    said = capsys.readouterr().out
+    assert f"skipped 1: {reason}" in said
+    assert (f"SKIPPED: b: {reason}" in said) == bool(red)
+
+
+@pytest.mark.parametrize(
+    ("reason", "accepted"),
+    [
+        ("STATEFLOW_TEST_POSTGRES_URL names no postgresql server", True),
+        ("real-time mode needs PySpark 4.3 or newer, and this is 4.2.0.dev1", True),
+        ("its other blocks run; a.md, 7: the JetStream source needs PySpark 4.2 or newer, and this is 4.1.0", True),
+        ("could not import 'pandas': No module named 'pandas'", True),
+        ("could not import 'stateflow': No module named 'stateflow'", False),
+        ("got empty parameter set for (folder)", False),
+        ("unconditional skip", False),
+        ("", False),
+    ],
+)
+def test_reasons_that_lie_in_the_machine_are_accepted(reason: str, accepted: bool) -> None:
+    assert is_accepted(reason) is accepted
+
+
+def test_reasons_in_the_tests_are_accepted() -> None:
+    """A reason that is computed is checked when it is given, by the gate."""
+    found = {
+        (str(path.relative_to(ROOT)), said.value)
+        for path in (ROOT / "tests").rglob("*.py")
+        if "skip" in (text := path.read_text())
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("pytest.skip", "pytest.mark.skipif")
+        for said in [*call.args[:1], *(each.value for each in call.keywords if each.arg == "reason")]
+        if isinstance(said, ast.Constant) and isinstance(said.value, str)
+    }
+    assert ("tests/integration/test_open_files.py", "prlimit is not here") in found
+    assert [each for each in sorted(found) if not is_accepted(each[1])] == []
 
 
 def test_durations_are_kept_and_added_up(tmp_path: Path) -> None:

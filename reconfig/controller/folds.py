@@ -332,6 +332,8 @@ class RestoreBook:
                 self.records[record.item_id] = planned, record
             case RecordState.PROCESSING:
                 planned = self.records[record.item_id][0]
+                if (record.payload or {}).get("stop_sources"):  # not in the plan, where release 0.1 refuses the field
+                    planned = replace(planned, stop_sources=True)
                 self.records[record.item_id] = planned, record
             case RecordState.PROCESSED | RecordState.FAILED:
                 planned = self.records.pop(record.item_id)[0]

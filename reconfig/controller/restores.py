@@ -24,12 +24,14 @@ from stateflow.errors import (
     MoveCancelled,
     MoveConflict,
     MoveUnknown,
+    ReleaseMismatch,
     StaleCheckpoint,
     StateflowError,
     Unavailable,
 )
 from stateflow.partition.control import NEWEST, Cancellation, Fence, Restore, Restored, Wanted
 from stateflow.private import is_masked, masked
+from stateflow.release import FIRST
 from stateflow.reports import RestoredPartition
 from stateflow.rpc.wire import unexpected
 from stateflow.types import PartitionId
@@ -108,6 +110,8 @@ class Restores:
                     )
             self._check_not_alone(partition, owner)
             target = self._target(request.operator, owner, request.to, owned)
+            if request.stop_sources:
+                self._check_stops_sources(target)
             owned[target] += 1
             epoch = self._cluster.next_epoch(partition)
             planned.append(
@@ -138,6 +142,15 @@ class Restores:
                 remedy="check that it runs; if it is gone for good, run "
                 "`stateflow takeover OPERATOR --accept-loss` first",
                 partition=partition,
+            )
+
+    def _check_stops_sources(self, target: str) -> None:
+        """Checks that a replica stops sources where that is asked for. Raises ReleaseMismatch."""
+        version = self._context.members.version(target)
+        if version == FIRST.version:  # it would restore the partition, and say nothing
+            raise ReleaseMismatch(
+                f"stateflow {version} of replica {target} cannot stop sources",
+                remedy="upgrade the replica first, or restore without --stop-sources",
             )
 
     def _target(self, operator: str, owner: str, to: str, owned: Mapping[str, int]) -> str:

@@ -311,8 +311,15 @@ def plan_restores(cluster: ClusterState, restores: Iterable[PlannedRestore]) -> 
         batch = f"restores/{planned.restore_id}"
         if not entries:
             entries += begun_batch(batch, planned.partition.operator, "restore", cluster.now_us())
-        entries += [new := entity(batch, planned), taken_up(new)]
+        entries += [new := entity(batch, planned), _restore_begun(new, planned)]
     return entries
+
+
+def _restore_begun(new: Entry, planned: PlannedRestore) -> Entry:
+    record = taken_up(new)
+    if not planned.stop_sources:
+        return record
+    return replace(record, payload={**record.payload, "stop_sources": True})  # see RestoreBook.fold_one
 
 
 def restore_owned(cluster: ClusterState, restore: PlannedRestore, epoch: int, report: Mapping[str, Any]) -> Ending:

@@ -275,7 +275,8 @@ class Job:
 
     def to_payload(self) -> dict[str, Any]:
         return {
-            "schedule": self.schedule.text,
+            "schedule": self.schedule.in_seconds,  # release 0.1 reads no units
+            **({} if self.schedule.in_seconds == self.schedule.text else {"schedule_text": self.schedule.text}),
             "do": str(self.do),
             "operator": self.operator,
             "policies": [str(each) for each in self.policies],
@@ -293,7 +294,7 @@ class Job:
         policies = payload.get("policies") or []
         return cls(
             name,
-            Schedule.parse(payload["schedule"]),
+            Schedule.parse(payload.get("schedule_text", payload["schedule"])),
             Do(payload["do"]),
             payload.get("operator", ""),
             tuple(policies_named(",".join(policies))) if policies else (),

@@ -214,8 +214,7 @@ def to_payload(work: Work) -> dict[str, Any]:
     if isinstance(work, PlannedRestore):
         fields = asdict(work)
         del fields["restore_id"], fields["partition"]
-        if not work.stop_sources:
-            del fields["stop_sources"]  # the previous release does not know it
+        del fields["stop_sources"]  # release 0.1 refuses it here, so the record by which the restore begins has it
         return fields | place
     move = work if isinstance(work, PlannedMove) else None
     takeover = work if isinstance(work, PlannedTakeover) else None

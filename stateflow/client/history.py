@@ -13,9 +13,12 @@ A new client must know which batches every partition acknowledged to its predece
 these batches. So the client sends an entry with this knowledge with each batch, in rewinds too, and every partition of
 the batch stores the entry with its position. One surviving partition is enough to recover it::
 
+    msgpack [1, generation, id, batch, [batch - acknowledged of partition 0, …], [partition of the batch, …]]
     msgpack [2, generation, id, batch, zlib of msgpack [[batch - acknowledged of partition 0, …], (0 or 1, …)]]
 
-The last list has a byte for each partition: 1 if the batch was sent to it.
+The last list of the second form has a byte for each partition: 1 if the batch was sent to it. The second form is for
+operators of more than ``PLAIN_MAX`` partitions, because every partition of a batch stores the entry. Release 0.1 reads
+only the first form.
 
 The new client uses the newest entry that it finds. A batch that some of its partitions contain and others lack may have
 been acknowledged, or its client may have died before the acknowledgement. In both cases the new client sends the batch
@@ -37,6 +40,8 @@ from stateflow.partition.layout import Session
 from stateflow.rpc.apply import BatchRows
 
 KNOWN_VERSION = 2
+#: maximum number of partitions for an entry that is not compressed
+PLAIN_MAX = 128
 #: maximum number of batches whose partitions are remembered, with or without their rows
 LOGGED_MAX = 65_536
 #: maximum size of the inner part of a predecessor's entry, unpacked, in bytes
@@ -164,11 +169,15 @@ class History:
             number, half = self.position, self._half
             partitions = half.partitions if half is not None and half.number == number else ()
         behind = [number - acknowledged for acknowledged in self._acknowledged]
+        packed: bytes
+        if self.partitions <= PLAIN_MAX:
+            packed = msgpack.packb([1, session.generation_us, session.id, number, behind, list(partitions)])
+            return packed
         among = bytearray(self.partitions)
         for partition in partitions:
             among[partition] = 1
         inner = zlib.compress(msgpack.packb([behind, among]), 1)
-        packed: bytes = msgpack.packb([KNOWN_VERSION, session.generation_us, session.id, number, inner])
+        packed = msgpack.packb([KNOWN_VERSION, session.generation_us, session.id, number, inner])
         return packed
 
     # -- batches -------------------------------------------------------------------------------------------

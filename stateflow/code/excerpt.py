@@ -104,7 +104,7 @@ class Writer:
             return name
         if getattr(sys.modules.get(module), name, None) is not value or module == "__main__":
             raise Unwritten
-        return f"{_imported(module)}.{name}"
+        return f"{_imported(_home(value, module, name))}.{name}"
 
     def _numpy(self, value: Any) -> str:
         """Returns the text of an array or a scalar, exact to the bit."""
@@ -627,8 +627,16 @@ def _import_of(name: str, value: object, program: object) -> Statement | None:
         return Statement((-1, 0), f"import {value.__name__} as {name}", frozenset({name}))
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(module, str) and isinstance(qualname, str) and module != program and qualname.isidentifier():
-        return Statement((-1, 0), f"from {module} import {qualname} as {name}", frozenset({name}))
+        home = _home(value, module, qualname)
+        return Statement((-1, 0), f"from {home} import {qualname} as {name}", frozenset({name}))
     return None
+
+
+def _home(value: object, module: str, name: str) -> str:
+    """Returns the module to import an object from: ``stateflow`` for a public name, which another release may define in
+    another module."""
+    is_public = module.startswith("stateflow.") and getattr(sys.modules["stateflow"], name, None) is value
+    return "stateflow" if is_public else module
 
 
 # -- Comparison with what runs ---------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ import contextlib
 import hashlib
 import hmac
 import importlib
+import importlib.util
 import linecache
 import os
+import re
 import secrets
 import stat
 import sys
@@ -48,6 +50,8 @@ _REMEDY = (
 )
 #: name of a module made from text: this prefix and the text's digest
 _MODULE = "stateflow code "
+#: line by which an excerpt imports what the program got by ``import *``
+_FORMER = re.compile(r"^from (stateflow\.[\w.]+) import (?=(\w+) as )", re.MULTILINE)
 #: the operator that is being loaded in this context; empty: none
 _inside: ContextVar[str] = ContextVar("inside", default="")
 #: environment variable with the same meaning for a whole process and its children, such as a replica
@@ -279,8 +283,23 @@ def _module(place: str, text: str, package: str = "") -> ModuleType:
     linecache.cache[shown] = len(text), None, text.splitlines(keepends=True), shown  # tracebacks show its lines
     sys.modules[name] = module
     try:
-        exec(compile(text, shown, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - deployed code
+        exec(compile(_for_today(text), shown, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - deployed code
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _for_today(text: str) -> str:
+    """Returns a text with its lines that import public names from modules of release 0.1, which are gone, changed to
+    import them from ``stateflow``."""
+    return _FORMER.sub(lambda found: "from stateflow import " if _is_former(*found.groups()) else found[0], text)
+
+
+def _is_former(module: str, name: str) -> bool:
+    if name not in sys.modules["stateflow"].__all__:
+        return False
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        return True

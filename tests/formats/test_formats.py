@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,27 +13,33 @@ from reconfig.controller.context import Writer
 from stateflow.ledger import Ledger
 from stateflow.operator.arrow import read_table
 from stateflow.partition.replica import ReplicaNode
+from stateflow.release import FIRST, VERSION
 from stateflow.testing import LocalCluster
 from stateflow.types import ReplicaInfo
-from tests.formats.__main__ import BATCHES, PARTITIONS, SITES, state_of
+from tests.formats import RELEASES, archive, unpack, unpack_code
+from tests.formats.__main__ import BATCHES, MORE, MORE_BATCHES, PARTITIONS, SITES, state_of
 from tests.formats.everything import KEYS, Everything, rows
 from tests.integration.support import check_owners
 
-KEPT = sorted(Path(__file__).parent.glob("*.tar.gz"))
+#: releases before this one: each has all of its archives
+KEPT = RELEASES[:-1]
 
 
-@pytest.fixture(params=KEPT, ids=lambda path: path.name.removesuffix(".tar.gz"))
+@pytest.fixture(params=KEPT)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Unpacks a cluster as a release left it."""
-    with tarfile.open(request.param) as packed:
-        packed.extractall(tmp_path, filter="data")
-    for path in tmp_path.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
+    unpack(archive(request.param), tmp_path)
     return tmp_path / "cluster"
 
 
-def test_something_is_kept() -> None:
-    assert "0.1.0.tar.gz" in {path.name for path in KEPT}
+def test_every_release_before_this_one_has_its_archives(tmp_path: Path) -> None:
+    assert (RELEASES[0], RELEASES[-1]) == (FIRST.version, VERSION), "a new release is added to tests/formats"
+    for release in KEPT:
+        for kind in ("", "more", "code"):
+            assert archive(release, kind).exists(), "see tests/formats/__init__.py"
+        code = unpack_code(release, tmp_path / release)
+        assert f'VERSION = "{release}"' in (code / "stateflow" / "release.py").read_text()
+        assert release in (code / "README").read_text()
 
 
 class Left:
@@ -96,3 +101,32 @@ def test_it_is_gone_on_with(folder: Path) -> None:
         local.cluster.restore("Everything", range(PARTITIONS), savepoint="kept")
         seen = local.cluster.read_state("Everything", "seen").column("value").to_pylist()
         assert seen == [3] * len(KEYS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("release", KEPT)
+def test_what_only_some_clusters_have_is_gone_on_with(
+    release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit log ahead of its databases, an outbox, a bundle, and checkpoints that are compressed and encrypted."""
+    for name, value in MORE.items():
+        monkeypatch.setenv(name, value)
+    unpack(archive(release, "more"), tmp_path)
+    folder = tmp_path / "cluster"
+    kept = [path for path in (folder / "checkpoints" / "blobs").rglob("*") if path.is_file()]
+    assert kept
+    assert all(path.suffixes and path.read_bytes().startswith(b"SFE1") for path in kept), "encrypted"
+    assert [path for path in (folder / "edge-0" / "commits").iterdir() if path.stat().st_size > 1000]
+    with LocalCluster(sites=SITES, data_dir=folder, checkpoint_interval_s=0) as local:
+        with local.cluster.forwarding("Everything", "gateway", folder / "outbox") as gateway:
+            assert gateway.waiting()
+            gateway.flush(60)
+        seen = local.cluster.read_state("Everything", "seen").column("value").to_pylist()
+        assert seen == [MORE_BATCHES] * len(KEYS)
+        local.cluster.restore("Everything", range(PARTITIONS))
+        expected = json.loads((folder / "state.json").read_text())["at_checkpoint"]
+        assert state_of(local.cluster) == expected
+        for to in ("edge", "cloud"):
+            assert local.migrate("Packed", list(range(PARTITIONS)), to).wait().state == "COMPLETED"
+        outputs = local.stream("Packed", source="p").send([{"k": str(number)} for number in range(20)])
+        assert {row["n"] for row in outputs} == {2}

@@ -15,7 +15,6 @@ from typing import Any
 
 from stateflow import Context, Operator, TumblingWindows, state
 from stateflow.errors import StateDamaged
-from stateflow.partition.local_partition import LocalPartition
 
 RAISES, UNENCODABLE, WRONG_OUTPUT, EXITS = -1, -2, -3, -4
 
@@ -246,6 +245,8 @@ class Corrupting(Operator):
 
     def process(self, row: Any, ctx: Context) -> Iterator[Any]:
         self.n.value += 1
+        from stateflow.partition.local_partition import LocalPartition  # earlier releases load this module without it
+
         for local in [found for found in gc.get_objects() if type(found) is LocalPartition] if row.what else []:
             match row.what:
                 case "epoch":

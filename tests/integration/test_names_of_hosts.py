@@ -55,7 +55,7 @@ def edge() -> Iterator[tuple[dict[str, tuple[str, str]], Hosts]]:
         try:
             spaces = undo.enter_context(network(["edge"], Link()))
         except CannotShape as error:
-            pytest.skip(str(error))
+            pytest.skip(f"no network of its own: {error}")
         hosts = Hosts(spaces["edge"][0])
         undo.callback(shutil.rmtree, hosts.directory)
         yield spaces, hosts

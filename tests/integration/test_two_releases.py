@@ -1,47 +1,43 @@
-"""A fleet of two releases: the one before, as it was committed, and this one, in processes beside each other."""
+"""A fleet of two releases, the one before and this one, in processes beside each other."""
 
 from __future__ import annotations
 
-import io
+import json
+import os
 import subprocess
-import tarfile
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stateflow.cli import show
+from stateflow.errors import ReleaseMismatch
 from stateflow.local.process import Process
-from stateflow.release import FIRST, VERSION
+from stateflow.release import VERSION
 from stateflow.testing import LocalCluster
+from tests.formats import BEFORE, unpack_code
 from tests.integration.operators import Tally
 from tests.integration.support import Model, check_owners, eventually, outputs, rows_of
 
 pytestmark = pytest.mark.processes
 REPOSITORY = Path(__file__).parents[2]
-#: the newest commit whose message begins so is the last one of the release before
-BEFORE = f"Release {FIRST.version}:"
-MODULE = "tests/integration/operators.py"
+#: a client of the release before: sends a batch, and prints the source's position before it and the outputs
+CLIENT = """
+import json, sys
+from stateflow import Cluster
 
-
-def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, check=False)
+with Cluster(sys.argv[1]).stream("Tally", source="s") as stream:
+    position = stream.position
+    rows = stream.send(json.load(sys.stdin))
+print(json.dumps([position, rows]))
+"""
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Code of the release before, with today's module of the operator: that one is the user's, and stays."""
-    commit = git("log", "-1", "--format=%H", f"--grep=^{BEFORE}").stdout.decode().strip()
-    if not commit:
-        pytest.skip(f"no commit of this clone is called {BEFORE!r}")
-    made = git("archive", commit, "stateflow", "reconfig")
-    assert made.returncode == 0, made.stderr
-    folder = tmp_path_factory.mktemp("release") / FIRST.version
-    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    for path in (MODULE, "tests/__init__.py", "tests/integration/__init__.py"):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes((REPOSITORY / path).read_bytes())
-    return folder
+    """Unpacks the release before, with today's operators: these are the user's, and stay."""
+    return unpack_code(BEFORE, tmp_path_factory.mktemp("release") / BEFORE)
 
 
 class Mixed(LocalCluster):
@@ -107,6 +103,7 @@ def order(request: pytest.FixtureRequest) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_fleet_is_upgraded_process_by_process_and_back(before: Path, order: list[str], tmp_path: Path) -> None:
     """Either release reads what is on disk and in the ledger, on the way to the new one and on the way back."""
     with Mixed(tmp_path / "c", {"controller", "cloud-0", "edge-0"}, before) as local:
@@ -117,14 +114,61 @@ def test_a_fleet_is_upgraded_process_by_process_and_back(before: Path, order: li
                 local.become(name, older)
                 _all_there(local)
                 run.move_all()
-        assert _versions(local) == {""}, "one that says nothing of releases"
+            assert _versions(local) == {BEFORE if older else VERSION}
 
 
-def test_status_says_who_is_of_which(before: Path, tmp_path: Path) -> None:
+def test_two_releases_serve_and_move_and_status_says_who_is_of_which(before: Path, tmp_path: Path) -> None:
     with Mixed(tmp_path / "c", {"edge-0"}, before) as local:
-        assert _versions(local) == {FIRST.version, VERSION}
+        Run(local).move_all()
+        assert _versions(local) == {BEFORE, VERSION}
         caption = show.replicas(local.cluster.status().replicas, {}).caption
-        assert caption == f"stateflow releases: {FIRST.version}: edge-0; {VERSION}: cloud-0"
+        assert caption == f"stateflow releases: {BEFORE}: edge-0; {VERSION}: cloud-0"
+        with pytest.raises(ReleaseMismatch, match=f"{BEFORE} of replica edge-0 cannot stop sources"):
+            local.cluster.restore("Tally", to="edge-0", stop_sources=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("older", [{"controller", "cloud-0", "edge-0"}, set()], ids=["older fleet", "newer fleet"])
+def test_clients_of_either_release_go_on_with_a_source(before: Path, older: set[str], tmp_path: Path) -> None:
+    with Mixed(tmp_path / "c", older, before) as local:
+        run = Run(local)
+        for _ in range(2):
+            run.send()
+            rows = rows_of("k", run.batch)
+            position, came = _sent_by_older(local, before, rows)
+            assert position == run.batch - 1
+            assert outputs(came) == run.model.apply(rows)
+            run.batch += 1
+            run.stream = local.stream("Tally", source="s")
+            assert run.stream.position == run.batch - 1
+        run.move_all()
+
+
+@pytest.mark.thorough
+def test_a_controller_reads_what_a_newer_one_recorded(before: Path, tmp_path: Path) -> None:
+    with Mixed(tmp_path / "c", set(), before) as local:
+        run = Run(local)
+        run.move_all()
+        local.cluster.create_job("hourly", "every 1h", "checkpoint")
+        assert [each.fault for each in local.cluster.restore("Tally", stop_sources=True)] == [None] * 4
+        run.stream = local.stream("Tally", source="s")
+        for older, schedule in ((True, "every 3600"), (False, "every 1h")):
+            local.become("controller", older)
+            _all_there(local)
+            assert [each.schedule for each in local.cluster.jobs()] == [schedule]
+            run.move_all()
+
+
+def _sent_by_older(local: LocalCluster, before: Path, rows: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """Sends a batch with a client of the release before. Returns its position before the batch, and the outputs."""
+    command = [sys.executable, "-P", "-c", CLIENT, local.address]
+    environment = os.environ | {"PYTHONPATH": str(before)}
+    done = subprocess.run(
+        command, input=json.dumps(rows), env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    position, came = json.loads(done.stdout)
+    return position, came
 
 
 def _versions(local: LocalCluster) -> set[str]:

@@ -8,7 +8,7 @@ from random import Random
 import msgpack
 import pytest
 
-from stateflow.client.history import History, Sent
+from stateflow.client.history import PLAIN_MAX, History, Sent
 from stateflow.errors import DecodeError, PositionGap
 from stateflow.partition.layout import Session
 from tests.applying import words
@@ -149,6 +149,22 @@ def test_what_the_release_before_wrote_is_read() -> None:
     h = history()
     h.resume({1: 1}, [packed([3, 1, 0], [2], version=1)])
     assert (h.lost, h.position) == ({2}, 2)
+
+
+@pytest.mark.parametrize(("partitions", "version"), [(3, 1), (PLAIN_MAX, 1), (PLAIN_MAX + 1, 2)])
+def test_the_release_before_reads_what_an_operator_of_not_too_many_partitions_stores(
+    partitions: int, version: int
+) -> None:
+    h = History("Op", "s", partitions, 1 << 20)
+    sent(h, batch(0, 0), batch(1, 1))
+    known = h.known(ME, 2, [2, 0])
+    assert msgpack.unpackb(known)[0] == version
+    if version == 1:
+        behind = [2, 1, *[3] * (partitions - 2)]
+        assert msgpack.unpackb(known) == [1, ME.generation_us, ME.id, 2, behind, [2, 0]]
+    after = History("Op", "s", partitions, 1 << 20)
+    after.resume({1: 1, 2: 2}, [known])
+    assert (after.lost, after.position) == ({0}, 2)
 
 
 def test_a_loss_that_is_accepted_is_forgotten() -> None:

@@ -418,6 +418,16 @@ def test_functions_in_a_table_are_the_programs_own() -> None:
         excerpt([early], "Op", run(early, "live"))
 
 
+def test_public_names_are_imported_from_where_each_release_has_them() -> None:
+    source = "from stateflow import *\nN = {}\nN['w'] = Window\n"
+    source += "class Op:\n    t = Timer\n    def f(self):\n        return N\n"
+    live = run(source, "live")
+    text = excerpt([source], "Op", live)
+    assert "stateflow." not in text
+    found = run(text)
+    assert (found["Op"].t, found["Op"]().f()) == (live["Timer"], {"w": live["Window"]})
+
+
 def test_a_line_is_where_it_was() -> None:
     source = "\n\nRATE = 3\n\nprint('x')\n\nclass Op:\n    def f(self):\n        raise ValueError\n"
     for live in (None, run(source, "live")):

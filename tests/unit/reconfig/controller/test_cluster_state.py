@@ -210,6 +210,17 @@ def test_restores_of_one_command_are_a_batch(ledger: Ledger, cluster: Written) -
     assert ledger.verify() == []
 
 
+def test_a_restore_that_stops_sources_does_so_after_a_restart(ledger: Ledger, cluster: Written) -> None:
+    restores = [PlannedRestore("x", PartitionId("Op", n), "a", "b", 2, stop_sources=True) for n in (0, 2)]
+    write(cluster, steps.plan_restores, restores)
+    again = Written.read(ledger)
+    assert (facts(again), again.restores.under_way) == (facts(cluster), restores)
+    write(again, steps.restore_owned, restores[0], 2, {"bytes": 7})
+    write(again, steps.restore_owned, restores[1], 2, {"bytes": 7})
+    assert Board(ledger).batch("restores/x")["status"] == "DONE"
+    assert ledger.verify() == []
+
+
 def test_restores_that_are_called_off_end_so(ledger: Ledger, cluster: Written) -> None:
     restores = [PlannedRestore("x", PartitionId("Op", n), "a", "b", 2) for n in (0, 2)]
     write(cluster, steps.plan_restores, restores)

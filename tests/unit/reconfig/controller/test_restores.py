@@ -11,9 +11,10 @@ import pytest
 
 from reconfig.controller.restores import Restores
 from reconfig.decisions.plan import PlannedRestore
-from stateflow.errors import HoldLost, MoveConflict, StateflowError, Unavailable
+from stateflow.errors import HoldLost, MoveConflict, ReleaseMismatch, StateflowError, Unavailable
 from stateflow.operator.operator import describe
 from stateflow.partition.control import Cancelled, Restore, Restored
+from stateflow.release import FIRST, VERSION
 from stateflow.types import PartitionId
 from tests.unit.operators import Count
 
@@ -85,3 +86,15 @@ def test_a_term_that_is_over_asks_nobody() -> None:
 
     with pytest.raises(HoldLost):
         outcome([AWAY, REFUSED], leads)
+
+
+def test_a_replica_that_would_ignore_that_sources_stop_is_refused() -> None:
+    versions = {"a": VERSION, "b": FIRST.version, "silent": ""}
+    context: Any = SimpleNamespace(
+        cluster=None, members=SimpleNamespace(alive=lambda _: True, version=versions.__getitem__)
+    )
+    restores = Restores(context, lambda _: asyncio.sleep(0))
+    restores._check_stops_sources("a")
+    restores._check_stops_sources("silent")
+    with pytest.raises(ReleaseMismatch, match=r"stateflow 0\.1\.0 of replica b cannot stop sources"):
+        restores._check_stops_sources("b")

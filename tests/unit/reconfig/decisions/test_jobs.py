@@ -10,7 +10,7 @@ import pytest
 
 from reconfig.controller import steps
 from reconfig.controller.history import entry
-from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, due, next_at_us, next_us
+from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, due, next_at_us, next_us, read_job
 from reconfig.decisions.policies import PolicyName
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger, RecordState
@@ -141,3 +141,17 @@ def test_a_job_whose_record_would_say_something_else_is_not_recorded() -> None:
     EVERY.prove(0)
     with pytest.raises(InvalidArgument, match="would not be read back unchanged"):
         Job("nightly", replace(EVERY.schedule, text="every 61"), Do.CHECKPOINT).prove(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded"), [("every 1h", "every 3600"), ("every 1.5m", "every 90"), ("every 60", "every 60")]
+)
+def test_release_0_1_reads_a_recorded_schedule(text: str, recorded: str) -> None:
+    """A unit used to be recorded: a controller of release 0.1 did not start with that ledger."""
+    job = replace(EVERY, schedule=Schedule.parse(text))
+    job.prove(0)
+    payload = job.to_payload()
+    assert payload["schedule"] == recorded
+    assert read_job("nightly", payload, 0) == job
+    older = read_job("nightly", {"schedule": recorded, "do": "checkpoint"}, 0)
+    assert older == replace(job, schedule=Schedule.parse(recorded))
