@@ -389,14 +389,16 @@ class ValueColumn:
 
     def _load(self, indices: Array) -> None:
         get, decode, rows, head = self._reader.get, self._coder.decode, self._index.rows, self._head
-        of_value, known, arrays = self._layout.of_value, self._known, self._values
-        known[indices] = _ABSENT
-        for index in indices.tolist():
+        of_value, arrays = self._layout.of_value, self._values
+        known = np.full(len(indices), _ABSENT, np.uint8)
+        for place, index in enumerate(indices.tolist()):
             cell = get(head + rows[index])
             if cell is not None:
-                known[index] = _PRESENT
+                known[place] = _PRESENT
                 for array, item in zip(arrays, of_value(decode(unpack_cell(cell))), strict=True):
                     array[index] = item
+        # not sooner: after an error or an interruption, values that were not read must not count as absent
+        self._known[indices] = known
 
     def collect(self, into: Mutations) -> None:
         if not self._before:
