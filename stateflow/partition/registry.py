@@ -43,7 +43,7 @@ from stateflow.errors import (
 from stateflow.operator.operator import Operator, class_of, describe
 from stateflow.operator.rows import get_ready
 from stateflow.partition import layout
-from stateflow.partition.change_feed import FileDigests
+from stateflow.partition.change_feed import ChangeLog, FileDigests
 from stateflow.partition.data_directory import Copies, Quarantine, identify
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Commits
@@ -165,6 +165,8 @@ class PartitionRegistry:
         self._makers: Counter[str] = Counter()  # running calls that create something of an operator, by its name
         self._undeployed: dict[str, int] = {}  # operator → newest epoch that this process was told to drop
         self._local: dict[PartitionId, LocalPartition] = {}
+        #: every change log, by its snapshot; an entry changes with the partition's ``logs``, under its ``mutex``
+        self._followed: dict[str, tuple[LocalPartition, ChangeLog]] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
         #: called, from any thread, when a partition was lost
@@ -495,12 +497,19 @@ class PartitionRegistry:
                 local.validate()
                 known = partition.operator in self._operators or partition.operator in self._unloadable
                 if local.id != partition or not (known or local.lifecycle.state is State.ABSENT):
-                    raise InvariantBroken(
-                        "a partition has another partition's name, or an operator that is unknown here",
-                        remedy=REPORT_LINE,
-                        partition=local.id,
-                        replica=self.info.name,
+                    raise self._broken(
+                        "a partition has another partition's name, or an operator that is unknown here", local
                     )
+                for changes in local.logs.values():
+                    if self._followed.get(changes.snapshot_id) != (local, changes):
+                        raise self._broken("a change log is not found by its snapshot", local)
+        for snapshot_id, (local, changes) in list(self._followed.items()):
+            with local.mutex:
+                if snapshot_id in self._followed and local.logs.get(changes.move_id) is not changes:
+                    raise self._broken("a change log is still found by its snapshot, though it was dropped", local)
+
+    def _broken(self, words: str, local: LocalPartition) -> InvariantBroken:
+        return InvariantBroken(words, remedy=REPORT_LINE, partition=local.id, replica=self.info.name)
 
     def store(self, local: LocalPartition) -> PartitionStore:
         """Returns a partition's store; the first call opens it. Raises StateMissing, StateDamaged, Unavailable."""
@@ -563,10 +572,22 @@ class PartitionRegistry:
         store.sync()
         return (self.clock.monotonic() - began) * 1e3
 
+    def add_log(self, local: LocalPartition, changes: ChangeLog) -> None:
+        """Adds a follower's change log, which is empty. Callers hold ``mutex``, and have dropped the log of the same
+        move."""
+        local.logs[changes.move_id] = changes
+        self._followed[changes.snapshot_id] = local, changes
+
+    def followed(self, snapshot_id: str) -> tuple[LocalPartition, ChangeLog] | None:
+        """Returns the partition of which a snapshot was taken, and the change log since then; None: there is no such
+        snapshot, or its log was dropped. Callers need no lock."""
+        return self._followed.get(snapshot_id)
+
     def drop_log(self, local: LocalPartition, move_id: str) -> None:
         """Removes a follower's change log and its snapshot. Callers hold ``mutex``."""
         changes = local.logs.pop(move_id, None)
         if changes is not None:
+            self._followed.pop(changes.snapshot_id, None)
             changes.close()
             self.environment.remove_tree(self.snapshots / changes.snapshot_id)
 

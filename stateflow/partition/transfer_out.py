@@ -76,7 +76,7 @@ class Sender:
             changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
             changes.read_at = self._registry.clock.monotonic()
             self._registry.drop_log(local, move_id)
-            local.logs[move_id] = changes
+            self._registry.add_log(local, changes)
         # the rest is done while the stream goes on
         try:
             if known:
@@ -107,11 +107,14 @@ class Sender:
         raise MoveUnknown("there is no such base file", remedy="the transfer restarts", path=path)
 
     def change_log(self, snapshot_id: str) -> ChangeLog:
-        for local in self._registry.local_partitions():
-            for changes in list(local.logs.values()):
-                if changes.snapshot_id == snapshot_id:
-                    return changes
-        raise MoveUnknown("there is no such snapshot", remedy="the transfer restarts", snapshot=snapshot_id)
+        return self._followed(snapshot_id)[1]
+
+    def _followed(self, snapshot_id: str) -> tuple[LocalPartition, ChangeLog]:
+        """Returns the partition of which a snapshot was taken, and its change log. Raises MoveUnknown."""
+        followed = self._registry.followed(snapshot_id)
+        if followed is None:
+            raise MoveUnknown("there is no such snapshot", remedy="the transfer restarts", snapshot=snapshot_id)
+        return followed
 
     @contextmanager
     def reading(self, snapshot_id: str) -> Iterator[ChangeLog]:
@@ -141,11 +144,9 @@ class Sender:
         return any(move_id in logs and logs[move_id].readers > 0 for move_id in moves)
 
     def confirm(self, snapshot_id: str, sequence: int) -> None:
-        changes = self.change_log(snapshot_id)
+        local, changes = self._followed(snapshot_id)
         changes.confirm(sequence)
-        for local in self._registry.local_partitions():
-            if changes in local.logs.values():
-                self._registry.on_change(local.id)
+        self._registry.on_change(local.id)
 
     def confirmed(self, partition: PartitionId, sequence: int) -> bool:
         """Tells whether a standby of this partition has confirmed everything up to ``sequence``."""

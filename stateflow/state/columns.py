@@ -21,7 +21,7 @@ import pyarrow as pa
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowError
 from stateflow.state import coders
-from stateflow.state.arrays import Array, KeyIndex, Layout, Typed, grown, layout_of, taken, typed_of
+from stateflow.state.arrays import Array, KeyIndex, Layout, Typed, distinct, grown, layout_of, taken, typed_of
 from stateflow.state.cache import CachePool
 from stateflow.state.cells import CELL, decode_row_key, split_address, unpack_cell
 from stateflow.state.coders import Coder
@@ -352,10 +352,8 @@ class ValueColumn:
         if values.null_count:
             null = values.is_null().to_numpy(zero_copy_only=False)
         arrays = self._arrays(values, null)
-        touched = np.zeros(len(self._dirty), np.bool_)
-        touched[indices] = True
-        fresh = np.flatnonzero(touched)  # faster than np.unique for many keys
-        fresh = fresh[~self._dirty[fresh]]
+        touched = distinct(indices, len(self._index.rows))
+        fresh = touched[~self._dirty[touched]]
         self._before.append((fresh, self._known[fresh], [array[fresh] for array in self._values]))
         self._dirty[fresh] = True
         self._known[indices] = np.where(null, _ABSENT, _PRESENT)
@@ -386,19 +384,21 @@ class ValueColumn:
             self._known, self._dirty = grown(self._known, length), grown(self._dirty, length)
         unknown = indices[self._known[indices] == _UNKNOWN]
         if len(unknown):
-            self._load(np.unique(unknown))
+            self._load(distinct(unknown, len(self._index.rows)))
         return indices
 
     def _load(self, indices: Array) -> None:
         get, decode, rows, head = self._reader.get, self._coder.decode, self._index.rows, self._head
-        of_value, known, arrays = self._layout.of_value, self._known, self._values
-        known[indices] = _ABSENT
-        for index in indices.tolist():
+        of_value, arrays = self._layout.of_value, self._values
+        known = np.full(len(indices), _ABSENT, np.uint8)
+        for place, index in enumerate(indices.tolist()):
             cell = get(head + rows[index])
             if cell is not None:
-                known[index] = _PRESENT
+                known[place] = _PRESENT
                 for array, item in zip(arrays, of_value(decode(unpack_cell(cell))), strict=True):
                     array[index] = item
+        # not sooner: after an error or an interruption, values that were not read must not count as absent
+        self._known[indices] = known
 
     def collect(self, into: Mutations) -> None:
         if not self._before:

@@ -6,16 +6,19 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from backends import Backend
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from stateflow import state
 from stateflow.errors import EncodeError, NullKey
 from stateflow.state import CachePool, ColumnStates, KeyedState, declarations_of
+from stateflow.state.arrays import KeyIndex
+from stateflow.state.cells import encode_row_key, row_part
 from stateflow.storage import MemoryStore
 from tests.sizes import sized
 
@@ -106,9 +109,14 @@ def as_tuple(value: Any) -> Any:
 class Columns(RuleBasedStateMachine):
     backend: str
 
-    @initialize(cached=st.sampled_from([0, 2, 100]), pool=st.sampled_from([None, 1_000]))
-    def start(self, cached: int, pool: int | None) -> None:
+    @initialize(
+        cached=st.sampled_from([0, 2, 100, 1_000]),
+        pool=st.sampled_from([None, 1_000]),
+        others=st.sampled_from([0, 300]),
+    )
+    def start(self, cached: int, pool: int | None, others: int) -> None:
         self.sizes: Any = {"cached_keys": cached, "cache": None if pool is None else CachePool(pool)}
+        self.others = pa.array(np.arange(100, 100 + others))
         self.store = Backend(self.backend)
         #: store of the same state, written row by row
         self.twin = MemoryStore()
@@ -120,6 +128,7 @@ class Columns(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.states = ColumnStates("op", STATES, self.store, **self.sizes)
+        self.states.columns["n"].get_many(self.others)  # beside so many keys, a batch is small
         self.by_rows.rollback()
         self.now = dict(self.committed)
 
@@ -153,6 +162,7 @@ class Columns(RuleBasedStateMachine):
     def commit(self) -> None:
         mutations = self.states.collect()
         assert self.states.collect() == mutations
+        assert len(dict(mutations.puts)) == len(mutations.puts), "a repeated key is one change"
         assert all(self.store.get(cell) != data for cell, data in mutations.puts)
         assert all(self.store.get(cell) is not None for cell in mutations.deletes)
         self.store.apply(mutations)
@@ -197,6 +207,30 @@ TestOnMemory = OnMemory.TestCase
 TestOnMemory.settings = settings(max_examples=sized(300), stateful_step_count=30)
 TestOnRocksDb = OnRocksDb.TestCase
 TestOnRocksDb.settings = settings(max_examples=sized(100), stateful_step_count=30)
+
+
+@given(
+    st.sampled_from([0, 1, 300]),
+    st.lists(st.tuples(st.lists(st.integers(-5, 700), max_size=9), st.none() | st.integers(0, 400)), max_size=12),
+)
+@settings(max_examples=sized(300))
+def test_each_int_key_has_one_index(known: int, batches: list[tuple[list[int], int | None]]) -> None:
+    """Each key has one index, and each index one key, in whichever batches the keys come and whichever are dropped.
+
+    Args:
+        known: number of keys in the first batch.
+        batches: keys, and how many are kept when the oldest are dropped afterwards.
+    """
+    index = KeyIndex("op")
+    for keys, keep in [(list(range(0, 2 * known, 2)), None), *batches]:
+        indices = index.of(pa.array(keys, pa.int64())).tolist()
+        assert [index.rows[each] for each in indices] == [row_part(encode_row_key(key)) for key in keys]
+        assert len(set(index.rows)) == len(index.rows)
+        index.end_batch()
+        if keep is not None and keep < len(index.rows):
+            before = index.rows
+            kept = index.drop_oldest(keep)
+            assert index.rows == [before[each] for each in kept.tolist()]
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_stored() -> None:

@@ -133,7 +133,8 @@ def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
         registry.environment.process.loop.may_switch()  # type: ignore[attr-defined]
         sequence = read_sequence(store)
         changes = ChangeLog(move_id, snapshot_id, sequence, 1 << 20, standby=standby)
-        local.logs[move_id] = changes
+        registry.drop_log(local, move_id)
+        registry.add_log(local, changes)
         files = registry.digests.files(registry.snapshots / snapshot_id)
         changes.base = SnapshotInfo(snapshot_id, sequence, local.lifecycle.epoch, base_digest(files, sequence), files)
         if local.lifecycle.state is State.SEALED and local.kept is not None:
