@@ -216,6 +216,7 @@ class ChangeLog:
     Args:
         standby: the follower is a standby, which follows permanently and confirms change sets once they are durable
             there.
+        follower: name of the replica that follows; empty: the source cannot tell callers apart.
     """
 
     def __init__(
@@ -226,7 +227,9 @@ class ChangeLog:
         bytes_max: int,
         *,
         standby: bool = False,
+        follower: str = "",
     ) -> None:
+        self.follower = follower
         self.move_id = move_id
         self.snapshot_id = snapshot_id
         self.changes = NO_CHANGES

@@ -24,6 +24,7 @@ from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, FenceAnswer, State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.registry import PartitionRegistry
+from stateflow.security.roles import Identity, check_follower
 from stateflow.types import PartitionId, ReplicaInfo
 
 
@@ -39,6 +40,7 @@ class Sender:
         move_id: str,
         standby: bool = False,
         kept: Kept | None = None,
+        follower: str = "",
     ) -> SnapshotInfo:
         """Takes a snapshot as the base for a move's target, and starts a change log at that point.
 
@@ -48,6 +50,7 @@ class Sender:
         Args:
             kept: the sealed copy that the target has; None: it has none. This copy becomes the base if every change
                 since then is known here.
+            follower: name of the replica that asks, which alone may read the log and confirm it; empty: not known.
 
         Raises Busy if the partition has ``followers_max`` other followers.
         """
@@ -82,7 +85,7 @@ class Sender:
             else:
                 known = ""
                 store.snapshot(directory)
-            changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
+            changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby, follower=follower)
             changes.read_at = self._registry.clock.monotonic()
             self._registry.drop_log(local, move_id)
             local.logs[move_id] = changes
@@ -118,6 +121,17 @@ class Sender:
                 partition=local.id,
                 move=move_id,
             )
+
+    def fenced_for(self, partition: PartitionId, move_id: str) -> str:
+        """Returns the replica that a fence of the move named as the partition's next owner; empty: there was none."""
+        lifecycle = self._registry.look(partition).lifecycle
+        fenced = lifecycle.state in (State.FENCING, State.SEALED) and lifecycle.move_id == move_id
+        return lifecycle.successor.name if fenced and lifecycle.successor is not None else ""
+
+    def check_follower(self, who: Identity, call: str, snapshot_id: str) -> None:
+        """Checks that a caller's certificate speaks for the follower that took a snapshot. Raises MoveUnknown,
+        NotAllowed."""
+        check_follower(who, call, self.change_log(snapshot_id).follower)
 
     def followers(self) -> Counter[str]:
         """Returns the number of copies that follow partitions on this replica, by operator."""

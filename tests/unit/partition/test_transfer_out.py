@@ -1,4 +1,4 @@
-"""Followers of a partition at its source: how many there may be, and what they may confirm."""
+"""Followers of a partition at its source: how many there may be, what they may confirm, and who speaks for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.errors import Busy, InvalidArgument
+from stateflow.errors import Busy, InvalidArgument, NotAllowed
+from stateflow.security.roles import Identity, Role
 from tests.unit.partition.test_replica import SETTINGS, P, Two
 
 LIMIT = SETTINGS.followers_max
@@ -69,3 +70,26 @@ def test_the_target_of_a_sealed_partition_is_let_in_beside_all_others(two: Two) 
     two.send(two.a, 1)
     assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
     assert two.a.sender.snapshot(P, "m1").sequence == 1
+
+
+# -- who ----------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_belongs_to_its_follower(two: Two) -> None:
+    sender = two.a.sender
+    base = sender.snapshot(P, "s1", True, follower="b~1")
+    sender.check_follower(Identity(Role.NODE, "b"), "Confirm", base.snapshot_id)
+    for who in (Identity(Role.NODE, "c"), Identity(Role.AGENT, "a"), Identity(Role.NODE, "b~1")):
+        with pytest.raises(NotAllowed, match=f"{who} may not call Confirm for this copy: it is for b~1"):
+            sender.check_follower(who, "Confirm", base.snapshot_id)
+    nobodys = sender.snapshot(P, "s2", True)
+    with pytest.raises(NotAllowed):
+        sender.check_follower(Identity(Role.NODE, "b"), "Confirm", nobodys.snapshot_id)
+
+
+def test_a_fence_names_the_target_of_its_move(two: Two) -> None:
+    sender = two.a.sender
+    assert sender.fenced_for(P, "m1") == ""
+    assert sender.fence(P, "m1", 2, two.b.info, cold=True)
+    assert (sender.fenced_for(P, "m1"), sender.fenced_for(P, "m2")) == ("b", "")
+    assert two.restart("a").sender.fenced_for(P, "m1") == "b"
