@@ -18,10 +18,11 @@ from reconfig.controller.context import ControllerContext
 from reconfig.controller.folds import Home
 from reconfig.controller.takeovers import Takeovers
 from reconfig.decisions.failover import NOTHING, Claim, Found, Held, Said, assignment, claimants, find
+from reconfig.decisions.plan import Copy, PlannedMove, PlannedStandby
 from stateflow.clock import Clock
 from stateflow.code.loading import check_signed
 from stateflow.errors import AdoptionRefused, ForeignLedger, PartitionsClaimed
-from stateflow.partition.control import PartitionView, Superseded
+from stateflow.partition.control import NamedFollower, PartitionView, Superseded
 from stateflow.settings import ControllerSettings
 from stateflow.status import AdoptedOperator
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -36,7 +37,7 @@ SILENT_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A copy that is under way to a replica."""
+    """A copy that is under way between replicas."""
 
     partition: PartitionId
     move_id: str
@@ -49,6 +50,7 @@ class Beat:
     Attributes:
         belongs_to: the ledger that its data directory belongs to; empty: none yet.
         incoming: copies that it is receiving.
+        outgoing: copies that others ask it for, and of which it does not know who may have them.
         opening: it is starting, and registers when it has opened its partitions.
         alone: operators that it may serve without a controller.
         version: its version of stateflow.
@@ -59,6 +61,7 @@ class Beat:
     incarnation: str
     belongs_to: str = ""
     incoming: Sequence[Incoming] = ()
+    outgoing: Sequence[Incoming] = ()
     opening: bool = False
     alone: Said = NOTHING
     version: str = ""
@@ -71,6 +74,7 @@ class Answer:
     Attributes:
         known: the lease is renewed for ``lease_s``; otherwise the replica registers with ``ticket``.
         ended: those of the replica's incoming copies that are over.
+        followers: who may have the replica's outgoing copies, one entry each.
         claimed: the replica has already reported all partitions that the ledger does not know.
         adopted: the ledger that the replica belongs to, if this ledger has adopted that one; otherwise empty.
     """
@@ -78,6 +82,7 @@ class Answer:
     known: bool = False
     lease_s: float = 0.0
     ended: Sequence[Incoming] = ()
+    followers: Sequence[NamedFollower] = ()
     ticket: str = ""
     claimed: bool = False
     adopted: str = ""
@@ -289,7 +294,7 @@ class Registration:
             self._members.says(name, beat.alone)  # only from the registered process, not from another one of the name
             self._members.runs(name, beat.version)
             ended = [copy for copy in beat.incoming if self._is_over(copy)]
-            return Answer(True, self._context.settings.lease_s, ended)
+            return Answer(True, self._context.settings.lease_s, ended, self._followers(name, beat.outgoing))
         self._names.check(beat.info, beat.home)
         if beat.opening:
             self._members.opens(name)
@@ -314,6 +319,18 @@ class Registration:
         if copy.partition.operator not in self._cluster.deployed or self._takeovers.concerns(copy.partition):
             return False
         return all(open_move.planned.move_id != copy.move_id for open_move in self._cluster.open_moves.values())
+
+    def _followers(self, owner: str, copies: Sequence[Incoming]) -> list[NamedFollower]:
+        """Names, for each copy, the replica that was told to copy the partition from its owner. The name is empty if
+        there is none."""
+        if not copies:
+            return []
+        told = {
+            (planned.partition, planned.move_id): planned
+            for planned in (open_move.planned for open_move in self._cluster.open_moves.values())
+            if planned.source == owner and isinstance(planned, PlannedMove | PlannedStandby)
+        }
+        return [_named(copy, told.get((copy.partition, copy.move_id))) for copy in copies]
 
     def claim(self, piece: Piece) -> None:
         """Notes one piece of a replica's report on partitions that this ledger does not know."""
@@ -359,6 +376,12 @@ class Registration:
             partitions,
         )
         return directory, partitions
+
+
+def _named(copy: Incoming, planned: Copy | None) -> NamedFollower:
+    if planned is None:
+        return NamedFollower(copy.partition, copy.move_id)
+    return NamedFollower(copy.partition, copy.move_id, planned.target, isinstance(planned, PlannedStandby))
 
 
 # -- Adoption --------------------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ REPLICA = (
     Figure("stateflow_lease_seconds", "gauge", "time until the replica's lease expires; below 0 after it has expired"),
     Figure("stateflow_checkpoint_rounds_total", "counter", "checkpoint rounds without an error"),
     Figure("stateflow_disk_free_bytes", "gauge", "free space for state, beyond the reserve"),
+    Figure("stateflow_followers", "gauge", "copies of moves and standbys that follow partitions here", ("operator",)),
 )
 CONTROLLER = (
     Figure("stateflow_leads", "gauge", "1 if this controller leads, otherwise 0; the other metrics are the leader's"),

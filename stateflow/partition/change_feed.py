@@ -28,7 +28,7 @@ from pathlib import Path
 import xxhash
 
 from stateflow.changes import chain
-from stateflow.errors import MoveUnknown
+from stateflow.errors import InvalidArgument, MoveUnknown
 from stateflow.types import ReplicaInfo
 
 # -- Following a source. Sans-io -------------------------------------------------------------------------------------
@@ -216,11 +216,20 @@ class ChangeLog:
     Args:
         standby: the follower is a standby, which follows permanently and confirms change sets once they are durable
             there.
+        follower: name of the replica that follows; empty: the source cannot tell callers apart.
     """
 
     def __init__(
-        self, move_id: str, snapshot_id: str, base_sequence: int, bytes_max: int, *, standby: bool = False
+        self,
+        move_id: str,
+        snapshot_id: str,
+        base_sequence: int,
+        bytes_max: int,
+        *,
+        standby: bool = False,
+        follower: str = "",
     ) -> None:
+        self.follower = follower
         self.move_id = move_id
         self.snapshot_id = snapshot_id
         self.changes = NO_CHANGES
@@ -235,7 +244,7 @@ class ChangeLog:
         self._bytes_max = bytes_max
         self._entries: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
-        self._forgotten = self._head = base_sequence
+        self._forgotten = self._head = self._sent = base_sequence
         self._lock = threading.Lock()
         self.wake: Callable[[], None] = lambda: None
 
@@ -265,9 +274,16 @@ class ChangeLog:
     def confirm(self, sequence: int) -> None:
         """Forgets everything up to ``sequence``, which the follower has confirmed.
 
-        Sending alone proves nothing, because the connection may break afterwards.
+        Sending alone proves nothing, because the connection may break afterwards. Raises InvalidArgument for a sequence
+        that was not sent yet: acknowledgements may depend on it.
         """
         with self._lock:
+            if sequence > self._sent:
+                raise InvalidArgument(
+                    f"the follower confirms changes up to {sequence}, but was sent only those up to {self._sent}",
+                    remedy="check what runs at the follower, and its version",
+                    move=self.move_id,
+                )
             self.confirmed = max(self.confirmed, sequence)
             while self._entries and self._entries[0][0] <= sequence:
                 self._forgotten, forgotten = self._entries.popleft()
@@ -278,8 +294,10 @@ class ChangeLog:
         self.wake()
 
     def read(self, after: int, bytes_max: int) -> Reading:
-        """Returns the change sets after sequence ``after``, at most about ``bytes_max`` bytes. Raises MoveUnknown if
-        change sets after it were already dropped."""
+        """Returns the change sets after sequence ``after``, at most about ``bytes_max`` bytes. They count as sent.
+
+        Raises MoveUnknown if change sets after it were already dropped.
+        """
         with self._lock:
             if after < self._forgotten:
                 raise MoveUnknown(
@@ -297,6 +315,7 @@ class ChangeLog:
                 else:
                     taken.append(change_set)
                     size += len(change_set)
+                    self._sent = max(self._sent, sequence)
             lag = self._bytes - skipped - size
             return Reading(taken, self._head, lag, None if lag else self.seal, b"" if lag else self.changes)
 

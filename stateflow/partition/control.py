@@ -231,6 +231,21 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedFollower:
+    """The replica that the controller lets follow a partition for a move.
+
+    Attributes:
+        replica: name of the replica; empty: the controller has no such move of this partition from this source.
+        standby: the replica is to be a standby, so acknowledgements may depend on what it confirms.
+    """
+
+    partition: PartitionId
+    move_id: str
+    replica: str = ""
+    standby: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """Request to seal a partition for a move. ``epoch``: granted to the target."""
 

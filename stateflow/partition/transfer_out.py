@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
 from stateflow.changes import ChangeSet, net
-from stateflow.errors import MoveUnknown
+from stateflow.errors import Busy, MoveUnknown
 from stateflow.partition.change_feed import (
     CHANGES,
     ChangeLog,
@@ -23,6 +24,7 @@ from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, FenceAnswer, State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.registry import PartitionRegistry
+from stateflow.security.roles import Identity, check_follower
 from stateflow.types import PartitionId, ReplicaInfo
 
 
@@ -33,7 +35,12 @@ class Sender:
         self._registry, self._authority = registry, authority
 
     def snapshot(
-        self, partition: PartitionId, move_id: str, standby: bool = False, kept: Kept | None = None
+        self,
+        partition: PartitionId,
+        move_id: str,
+        standby: bool = False,
+        kept: Kept | None = None,
+        follower: str = "",
     ) -> SnapshotInfo:
         """Takes a snapshot as the base for a move's target, and starts a change log at that point.
 
@@ -43,6 +50,9 @@ class Sender:
         Args:
             kept: the sealed copy that the target has; None: it has none. This copy becomes the base if every change
                 since then is known here.
+            follower: name of the replica that asks, which alone may read the log and confirm it; empty: not known.
+
+        Raises Busy if the partition has ``followers_max`` other followers.
         """
         local = self._registry.look(partition)
         goes_back = kept is not None and local.since is not None and local.since.kept == kept
@@ -59,6 +69,8 @@ class Sender:
                     partition=partition,
                     move=move_id,
                 )
+            if owned:  # the one target of a sealed partition is always let in, or the partition would stay unserved
+                self._check_room(local, move_id)
             store = self._registry.store(local)
             if owned:
                 self._registry.settle(local)
@@ -73,7 +85,7 @@ class Sender:
             else:
                 known = ""
                 store.snapshot(directory)
-            changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
+            changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby, follower=follower)
             changes.read_at = self._registry.clock.monotonic()
             self._registry.drop_log(local, move_id)
             self._registry.add_log(local, changes)
@@ -95,6 +107,35 @@ class Sender:
             if local.lifecycle.state is State.SEALED and local.kept is not None:  # perhaps sealed since the snapshot
                 self._end(local, changes, local.kept)
         return changes.base
+
+    def _check_room(self, local: LocalPartition, move_id: str) -> None:
+        """Checks that a partition may have one more follower, which costs the files of a snapshot, and a log in memory.
+
+        Raises Busy.
+        """
+        others, limit = len(local.logs.keys() - {move_id}), self._registry.settings.followers_max
+        if others >= limit:
+            raise Busy(
+                f"{others} copies follow this partition already",
+                remedy="wait until one of them ends, or raise STATEFLOW_REPLICA_FOLLOWERS_MAX; the copy is retried",
+                partition=local.id,
+                move=move_id,
+            )
+
+    def fenced_for(self, partition: PartitionId, move_id: str) -> str:
+        """Returns the replica that a fence of the move named as the partition's next owner; empty: there was none."""
+        lifecycle = self._registry.look(partition).lifecycle
+        fenced = lifecycle.state in (State.FENCING, State.SEALED) and lifecycle.move_id == move_id
+        return lifecycle.successor.name if fenced and lifecycle.successor is not None else ""
+
+    def check_follower(self, who: Identity, call: str, snapshot_id: str) -> None:
+        """Checks that a caller's certificate speaks for the follower that took a snapshot. Raises MoveUnknown,
+        NotAllowed."""
+        check_follower(who, call, self.change_log(snapshot_id).follower)
+
+    def followers(self) -> Counter[str]:
+        """Returns the number of copies that follow partitions on this replica, by operator."""
+        return Counter(local.id.operator for local in self._registry.local_partitions() for _ in list(local.logs))
 
     def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
         """Opens a base file for reading. Raises MoveUnknown if the file is gone, as after a cancelled move."""

@@ -22,6 +22,7 @@ from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.executor import ErrorThrottle, Threads
 from stateflow.replica.peers import Bundles, Controller, Heartbeat, HeartbeatReply, Unanswered
 from stateflow.replica.transfer_in import IncomingTransfers
+from stateflow.replica.transfer_out import Followers
 from stateflow.rpc.clients import Round, addresses_of
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -45,6 +46,7 @@ class Member:
     connect: Callable[[str], grpc.aio.Channel]
     threads: Threads
     transfers: IncomingTransfers
+    followers: Followers
     bundles: Bundles
 
 
@@ -104,7 +106,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                 if asked not in controllers:
                     channel = await stack.enter_async_context(member.connect(asked))
                     controllers[asked] = Controller(channel, asked)
-                sent_at = member.clock.monotonic()
+                sent_at, questions = member.clock.monotonic(), member.followers.questions()
                 reply = await controllers[asked].heartbeat(
                     Heartbeat(
                         info,
@@ -113,6 +115,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                         _some(member.transfers.incoming(), beats),
                         node.authority.seen[1],
                         alone=node.alone,
+                        outgoing=questions,
                     )
                 )
                 adopted = reply.adopted or (free if free and node.is_empty else "")
@@ -122,6 +125,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                 member.bundles.controller = controllers[asked]
                 if reply.known and (reply.ledger, reply.term) == node.authority.seen:
                     node.lease.granted(sent_at, reply.lease_s)
+                    member.followers.answered(questions, reply.followers)
                     if reply.alone != node.alone:
                         await threads.in_files(node.serve_alone, *reply.alone)
                     for partition, move_id in reply.ended:
@@ -158,7 +162,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
             elif failed is not None:
                 node.lease.unanswered()
             refused = False
-            await asyncio.sleep(node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1))
+            await member.followers.pause(node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1))
             turn = Round(addresses, turn.asked)
 
 

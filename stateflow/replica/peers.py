@@ -32,7 +32,7 @@ from stateflow.code.bundles import PACKED_MAX, BundleStore
 from stateflow.errors import BundleDamaged, CheckpointCorrupt, StateflowError, TransferCorrupt, Unavailable
 from stateflow.fleet import Directory
 from stateflow.partition.change_feed import BaseFile, Kept, Reading, Seal, SnapshotInfo
-from stateflow.partition.control import Command, PartitionView, Superseded
+from stateflow.partition.control import Command, NamedFollower, PartitionView, Superseded
 from stateflow.partition.data_directory import STORED
 from stateflow.partition.environment import RateLimit
 from stateflow.release import VERSION
@@ -378,6 +378,7 @@ class Heartbeat:
         term: the greatest term that the replica knows.
         opening: True while the replica is starting; it registers when it knows which partitions it has.
         alone: (number of the order, operators that the replica may serve while no controller answers).
+        outgoing: (partition, move) of copies for which the replica is asked, and does not know who may have them.
     """
 
     replica: ReplicaInfo
@@ -387,6 +388,7 @@ class Heartbeat:
     term: int = 0
     opening: bool = False
     alone: tuple[int, frozenset[str]] = (0, frozenset())
+    outgoing: Sequence[tuple[PartitionId, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +405,8 @@ class HeartbeatReply:
         claimed: True if the controller has this replica's report on partitions that its ledger does not know.
         adopted: the ledger that the controller's ledger has taken over; empty if there is none.
         alone: (number of the order, operators that the replica may serve while no controller answers).
+        followers: who may follow for the outgoing copies that the heartbeat named; a controller of the previous release
+            names none.
     """
 
     known: bool
@@ -414,6 +418,7 @@ class HeartbeatReply:
     claimed: bool = False
     adopted: str = ""
     alone: tuple[int, frozenset[str]] = (0, frozenset())
+    followers: tuple[NamedFollower, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,10 +448,8 @@ class Controller:
             cpb.HeartbeatRequest,
             beat,
             name=beat.replica.name,
-            incoming=[
-                cpb.Incoming(operator=partition.operator, partition=partition.partition, move_id=move_id)
-                for partition, move_id in beat.incoming
-            ],
+            incoming=_copies(beat.incoming),
+            outgoing=_copies(beat.outgoing),
             alone=sorted(beat.alone[1]),
             alone_order=beat.alone[0],
             version=VERSION,
@@ -520,6 +523,13 @@ class Controller:
         except grpc.aio.AioRpcError as error:
             raise Unanswered(remote_error(error, self._address)) from error
         return answered(reply, self._address)
+
+
+def _copies(copies: Iterable[tuple[PartitionId, str]]) -> list[cpb.Incoming]:
+    return [
+        cpb.Incoming(operator=partition.operator, partition=partition.partition, move_id=move_id)
+        for partition, move_id in copies
+    ]
 
 
 def _views(partitions: Iterable[PartitionView]) -> Iterator[rpb.PartitionView]:

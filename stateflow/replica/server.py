@@ -64,7 +64,7 @@ class Figures:
         for view in node.views():
             states[view.partition.operator, str(view.state)] += 1
             rates[view.partition.operator] = rates.get(view.partition.operator, 0.0) + view.batch_rate
-        left = node.lease.until - self._clock.monotonic()
+        left, followers = node.lease.until - self._clock.monotonic(), node.sender.followers()
         return {
             "stateflow_info": {("replica", self._info.name, self._info.site, VERSION): 1},
             "stateflow_rows_total": {(name,): of.rows for name, of in by_operator.items()},
@@ -74,6 +74,7 @@ class Figures:
             "stateflow_batches_per_second": {(name,): rate for name, rate in rates.items()},
             "stateflow_lease_seconds": {(): left} if math.isfinite(left) else {},
             "stateflow_checkpoint_rounds_total": {(): service.checkpointing.taken},
+            "stateflow_followers": {(name,): followers[name] for name in rates},
             **await self._of_disk(),
             **self._limits.figures(),
         }

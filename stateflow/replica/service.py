@@ -44,7 +44,7 @@ from stateflow.replica.membership import Member
 from stateflow.replica.peers import Bundles, RoundTrips
 from stateflow.replica.streams import CallStream
 from stateflow.replica.transfer_in import IncomingTransfers
-from stateflow.replica.transfer_out import Fencer, SnapshotServer
+from stateflow.replica.transfer_out import Fencer, Followers, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
@@ -350,6 +350,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._trials = TrialShell(node, clock, self.threads)
         self._clock, self._connect = clock, connect
         changed = Changed(node, self._free_caches)
+        self._followers = Followers(node, clock)
         self._snapshots = SnapshotServer(node, clock, self.threads)
         self._fencer = Fencer(node, clock, self.threads, changed)
         self._transfers = IncomingTransfers(node, checkpoints, clock, connect, self.threads)
@@ -363,7 +364,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     def member(self, info: ReplicaInfo) -> Member:
         """Returns what this replica's membership of its cluster needs."""
-        return Member(self.node, info, self._clock, self._connect, self.threads, self._transfers, self.bundles)
+        shared = self._transfers, self._followers, self.bundles
+        return Member(self.node, info, self._clock, self._connect, self.threads, *shared)
 
     # -- batches ------------------------------------------------------------------------------------------
 
@@ -593,14 +595,17 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
         partition = PartitionId(request.operator, request.partition)
-        kept = value_of(Kept, request.kept)  # unset: no move, so it matches no copy
+        kept, follower = value_of(Kept, request.kept), ""  # unset: no move, so it matches no copy
+        if (who := caller()) is not None:
+            follower = await self._followers.check(who, partition, request.move_id, request.standby)
         snapshot = await self.threads.in_files(
-            self.node.sender.snapshot, partition, request.move_id, request.standby, kept
+            self.node.sender.snapshot, partition, request.move_id, request.standby, kept, follower
         )
         return message_of(rpb.SnapshotReply, snapshot)
 
     @streaming
     async def Fetch(self, request: rpb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.FileChunk]:
+        self._check_follower("Fetch", request.snapshot_id)
         async for data, checksum in self._snapshots.file(request.snapshot_id, request.name, request.offset):
             yield rpb.FileChunk(data=data, checksum=checksum)
 
@@ -608,14 +613,22 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Follow(
         self, request: rpb.FollowRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.ChangeFrame]:
+        self._check_follower("Follow", request.snapshot_id)
         async for reading in self._snapshots.changes(request.snapshot_id, request.after_sequence):
             for frame in frames_of(reading, self.node.settings.chunk_bytes):
                 yield frame
 
     @unary
     async def Confirm(self, request: rpb.ConfirmRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        self._check_follower("Confirm", request.snapshot_id)
         self.node.sender.confirm(request.snapshot_id, request.sequence)
         return pb.Empty()
+
+    def _check_follower(self, call: str, snapshot_id: str) -> None:
+        """Checks that the caller speaks for the follower that took a snapshot. In plain text callers cannot be told
+        apart. Raises MoveUnknown, NotAllowed."""
+        if (who := caller()) is not None:
+            self.node.sender.check_follower(who, call, snapshot_id)
 
     # -- plumbing -----------------------------------------------------------------------------------------
 

@@ -1,33 +1,139 @@
 """Performs the source's side of a copy: sends a snapshot's files and the changes after it, and fences moves.
 
-:class:`SnapshotServer` sends files and changes to the copies of moves and standbys. :class:`Fencer` ends a move at its
-source: it cancels the move, or seals the partition after its last batch here. The seal waits for a quiet disk (unless
-the fence is cold), for a quiet moment, and for the running batch.
+:class:`Followers` finds out who may copy a partition, and :class:`SnapshotServer` sends files and changes to the copies
+of moves and standbys. :class:`Fencer` ends a move at its source: it cancels the move, or seals the partition after its
+last batch here. The seal waits for a quiet disk (unless the fence is cold), for a quiet moment, and for the running
+batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+import math
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import xxhash
 
 from stateflow.clock import Clock
-from stateflow.errors import MoveUnknown
+from stateflow.errors import MoveUnknown, Unavailable
 from stateflow.partition.change_feed import ChangeLog, Reading
-from stateflow.partition.control import Cancellation, Cancelled, Fence
+from stateflow.partition.control import Cancellation, Cancelled, Fence, NamedFollower
 from stateflow.partition.environment import DutyCycle
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import QuietDisk, QuietMoment
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.executor import Changed, Threads
+from stateflow.security.roles import Identity, check_follower
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
 
 FOLLOW_IDLE_S = 1.0
 #: bytes of a base file in one message; larger messages take longer to pack, which delays batches that arrive then
 PIECE_BYTES = 1 << 18
 #: fraction of this process's time for sending base files while batches arrive
 SENDING_SHARE = 0.4
+#: time for which a copy waits for the controller to say whose it is, in seconds
+ASK_TIMEOUT_S = 10.0
+#: shortest time between two heartbeats that ask, in seconds; callers must not make a replica flood its controller
+ASK_INTERVAL_S = 0.05
+#: most copies that one heartbeat asks about
+ASKED_MAX = 1000
+
+# -- Who may follow --------------------------------------------------------------------------------------------------
+
+#: a copy that asks for a partition: the partition, and its move
+Asking = tuple[PartitionId, str]
+
+
+class Followers:
+    """Finds out which replica may follow a partition for a move, if callers are told apart by their certificates.
+
+    The target of a move begins the copy, and any node could claim to be the target. The controller knows whom it told
+    to copy. The replica's next heartbeat contains the question, so the answer comes from the controller that the
+    replica obeys. No question is needed once a fence has named the move's target, so a sealed partition waits for none.
+    """
+
+    def __init__(self, node: ReplicaNode, clock: Clock) -> None:
+        self._node, self._clock = node, clock
+        self._waiting: dict[asyncio.Future[NamedFollower | None], Asking] = {}
+        self._is_new = False  # a question came since the last heartbeat began
+        self._asked_at = -math.inf
+        self._pause: asyncio.Future[None] | None = None
+
+    async def check(self, who: Identity, partition: PartitionId, move_id: str, standby: bool) -> str:
+        """Checks that a caller may copy a partition for a move. Returns the name of the follower.
+
+        Args:
+            standby: the caller wants to be a standby.
+
+        Raises NotAllowed, and Unavailable if no controller answers in time.
+        """
+        fenced_for = self._node.sender.fenced_for(partition, move_id)
+        named = NamedFollower(partition, move_id, fenced_for) if fenced_for else await self._named(partition, move_id)
+        if named is None:
+            log.warning("move %s: the controller is of a release that does not say who may follow", move_id)
+            return who.name
+        check_follower(who, "Snapshot", named.replica, standby=named.standby, as_standby=standby)
+        return named.replica
+
+    async def _named(self, partition: PartitionId, move_id: str) -> NamedFollower | None:
+        """Returns the controller's answer; None: its release does not know the question. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[NamedFollower | None] = loop.create_future()
+        self._waiting[answer], self._is_new = (partition, move_id), True
+        if self._pause is not None:
+            loop.call_later(self._due_in_s(), _end, self._pause)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                return await answer
+        except TimeoutError as error:
+            raise Unavailable(
+                f"no controller has said within {ASK_TIMEOUT_S:g} s who may follow the partition",
+                remedy="check that a controller leads; the copy is retried",
+                partition=partition,
+                move=move_id,
+            ) from error
+        finally:
+            del self._waiting[answer]
+
+    def _due_in_s(self) -> float:
+        return max(0.0, self._asked_at + ASK_INTERVAL_S - self._clock.monotonic())
+
+    def questions(self) -> list[Asking]:
+        """Returns the copies to ask about with the heartbeat that begins now: at most ``ASKED_MAX``, oldest first."""
+        self._is_new, self._asked_at = False, self._clock.monotonic()
+        return list(dict.fromkeys(self._waiting.values()))[:ASKED_MAX]
+
+    def answered(self, asked: Iterable[Asking], named: Iterable[NamedFollower]) -> None:
+        """Passes on the answer to a heartbeat that asked about the copies ``asked``.
+
+        A copy without an entry in ``named`` was sent to a controller that does not know the question.
+        """
+        known = {(each.partition, each.move_id): each for each in named}
+        asked = set(asked)
+        for answer, copy in self._waiting.items():
+            if copy in asked and not answer.done():
+                answer.set_result(known.get(copy))
+
+    async def pause(self, seconds: float) -> None:
+        """Waits ``seconds`` before the next heartbeat; only until the question is due if one arrives."""
+        loop = asyncio.get_running_loop()
+        self._pause = loop.create_future()
+        timer = loop.call_later(min(seconds, self._due_in_s()) if self._is_new else seconds, _end, self._pause)
+        try:
+            await self._pause
+        finally:
+            timer.cancel()
+            self._pause = None
+
+
+def _end(pause: asyncio.Future[None]) -> None:
+    if not pause.done():
+        pause.set_result(None)
+
 
 # -- Files and changes -----------------------------------------------------------------------------------------------
 
@@ -62,6 +168,7 @@ class SnapshotServer:
         stream. Raises MoveUnknown if the snapshot is gone, or the change log is closed or has overflowed.
         """
         with self._node.sender.reading(snapshot_id) as changes:
+            changes.confirm(after)
             more = asyncio.Event()
 
             def wake() -> None:
@@ -69,7 +176,6 @@ class SnapshotServer:
 
             changes.wake = wake
             said = False
-            changes.confirm(after)
             while True:
                 more.clear()
                 _check_log(changes)

@@ -85,8 +85,22 @@ class Incoming(_message.Message):
     move_id: str
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., move_id: _Optional[str] = ...) -> None: ...
 
+class NamedFollower(_message.Message):
+    __slots__ = ("operator", "partition", "move_id", "replica", "standby")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    move_id: str
+    replica: str
+    standby: bool
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., move_id: _Optional[str] = ..., replica: _Optional[str] = ..., standby: _Optional[bool] = ...) -> None: ...
+
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("name", "incarnation", "incoming", "directory", "replica", "opening", "term", "alone", "alone_order", "version")
+    __slots__ = ("name", "incarnation", "incoming", "directory", "replica", "opening", "term", "alone", "alone_order", "version", "outgoing")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INCOMING_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +111,7 @@ class HeartbeatRequest(_message.Message):
     ALONE_FIELD_NUMBER: _ClassVar[int]
     ALONE_ORDER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTGOING_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     incoming: _containers.RepeatedCompositeFieldContainer[Incoming]
@@ -107,10 +122,11 @@ class HeartbeatRequest(_message.Message):
     alone: _containers.RepeatedScalarFieldContainer[str]
     alone_order: int
     version: str
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., opening: _Optional[bool] = ..., term: _Optional[int] = ..., alone: _Optional[_Iterable[str]] = ..., alone_order: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    outgoing: _containers.RepeatedCompositeFieldContainer[Incoming]
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., opening: _Optional[bool] = ..., term: _Optional[int] = ..., alone: _Optional[_Iterable[str]] = ..., alone_order: _Optional[int] = ..., version: _Optional[str] = ..., outgoing: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "lease_s", "ended", "ticket", "ledger", "term", "claimed", "adopted", "alone", "alone_order")
+    __slots__ = ("known", "lease_s", "ended", "ticket", "ledger", "term", "claimed", "adopted", "alone", "alone_order", "followers")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +137,7 @@ class HeartbeatReply(_message.Message):
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     ALONE_ORDER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     lease_s: float
     ended: _containers.RepeatedCompositeFieldContainer[Incoming]
@@ -131,7 +148,8 @@ class HeartbeatReply(_message.Message):
     adopted: str
     alone: _containers.RepeatedScalarFieldContainer[str]
     alone_order: int
-    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., claimed: _Optional[bool] = ..., adopted: _Optional[str] = ..., alone: _Optional[_Iterable[str]] = ..., alone_order: _Optional[int] = ...) -> None: ...
+    followers: _containers.RepeatedCompositeFieldContainer[NamedFollower]
+    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., claimed: _Optional[bool] = ..., adopted: _Optional[str] = ..., alone: _Optional[_Iterable[str]] = ..., alone_order: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[NamedFollower, _Mapping]]] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
     __slots__ = ("spec", "sites", "anywhere", "failover")

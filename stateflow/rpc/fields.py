@@ -156,6 +156,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "HeartbeatRequest.name": NAMED,
     "replica": NAMED,
     "Unserved.owner": NAMED,
+    "NamedFollower.replica": optional(NAMED),  # nobody
     "sites": NAMED,
     "alone": NAMED,
     "failover": WORD,

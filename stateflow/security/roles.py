@@ -302,6 +302,33 @@ def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
             )
 
 
+def check_follower(who: Identity, call: str, follower: str, *, standby: bool = True, as_standby: bool = False) -> None:
+    """Checks that a node copies only what it was told to copy. Raises NotAllowed.
+
+    Args:
+        follower: replica that the controller named for the copy; empty: it named none.
+        standby: the replica was named as a standby.
+        as_standby: the caller wants to be a standby, whose confirmations count.
+    """
+    if not who.speaks_for(follower):
+        whose = f"it is for {follower}" if follower else "the controller has no such move"
+        raise NotAllowed(
+            f"{who} may not call {call} for this copy: {whose}",
+            remedy="let the controller begin the copy: `stateflow migrate`, `stateflow standby`",
+            call=call,
+            who=who,
+            role=who.role,
+        )
+    if as_standby and not standby:
+        raise NotAllowed(
+            f"{who} may not call {call} as a standby: the controller named {follower} as the target of a move",
+            remedy="check what runs there, and its version",
+            call=call,
+            who=who,
+            role=who.role,
+        )
+
+
 def _field(request: Any, path: str) -> str:
     """Returns a field of a request. An unset field is empty, which is not a valid name."""
     return str(reduce(getattr, path.split("."), request))

@@ -440,6 +440,11 @@ class ReplicaSettings(CheckedSettings):
         ge=1 << 20,
         description="maximum size of a follower's change log, in bytes; beyond it the base is sent again",
     )
+    followers_max: int = Field(
+        default=8,
+        ge=1,
+        description="maximum number of copies, of standbys and of moves, that may follow one partition",
+    )
     return_log_bytes_max: int = Field(
         default=4 << 20,
         ge=0,

@@ -13,12 +13,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from stateflow.client import Cluster, StreamClient
-from stateflow.errors import NotAllowed
+from stateflow.errors import NotAllowed, StateflowError
 from stateflow.ledger import Ledger
 from stateflow.local.cluster import Certificates
+from stateflow.rpc import replica_pb2, replica_pb2_grpc
+from stateflow.rpc.secure import blocking_channel
+from stateflow.rpc.wire import CHANNEL_OPTIONS, remote_error
 from stateflow.security.certificates import LOOK_S
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Reading, Tally
@@ -183,6 +187,49 @@ def test_a_node_takes_no_partition_from_others(
         cluster.drain("cloud-0")
     with pytest.raises(NotAllowed, match="may not call Undeploy"):
         cluster.undeploy("Reading")
+
+
+def test_a_stranger_follows_nothing_and_confirms_nothing(
+    secure: LocalCluster, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node copies only what the controller told it to copy; standbys and moves go on as before."""
+    secure.cluster.standby("Reading", 1)
+    try:
+        eventually(
+            lambda: {each.phase for each in secure.cluster.status().standbys} == {"CATCHING_UP"}, "standbys follow"
+        )
+        (reading,) = [each for each in secure.cluster.status().operators if each.name == "Reading"]
+        with Ledger(secure.ledger) as ledger:
+            planned = [
+                record
+                for record in ledger.records()
+                if record.item_id.startswith("move/") and (record.payload or {}).get("strategy") == "standby"
+            ]
+        item = next(each for each in planned[::-1] if each.payload["partition"] == 0)
+        move, target = f"{item.item_id.split('/')[1]}-0", item.payload["target"]
+        with monkeypatch.context() as patched:
+            for name, value in certificates.issue("mallory", "node", "127.0.0.1").items():
+                patched.setenv(name, value)
+            address = secure.processes[reading.owners[0]].address
+            with blocking_channel(address, CHANNEL_OPTIONS) as channel:
+                stub = replica_pb2_grpc.ReplicaServiceStub(channel)
+
+                def asked(call: str, request: Any) -> StateflowError:
+                    with pytest.raises(grpc.RpcError) as caught:
+                        getattr(stub, call)(request, timeout=60)
+                    return remote_error(caught.value, address)
+
+                def snapshot(move_id: str) -> Any:
+                    return replica_pb2.SnapshotRequest(operator="Reading", move_id=move_id, standby=True)
+
+                assert "the controller has no such move" in str(asked("Snapshot", snapshot("made-up")))
+                assert f"it is for {target}" in str(asked("Snapshot", snapshot(move)))
+                ids = [f"Reading-0-{move}-{number}" for number in range(1, 9)]
+                confirmed = [replica_pb2.ConfirmRequest(snapshot_id=each, sequence=1) for each in ids]
+                refused = [asked("Confirm", each) for each in confirmed]
+                assert [each for each in refused if f"it is for {target}" in str(each)], refused
+    finally:
+        secure.cluster.standby("Reading", 0)
 
 
 def test_an_agents_replicas_have_its_certificate(

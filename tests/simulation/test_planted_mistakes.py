@@ -124,7 +124,7 @@ def lost_from_change_sets(*prefixes: bytes) -> Any:
 def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
     """The base is copied without holding batches off: what is committed meanwhile is in neither copy nor log."""
 
-    def racing(self: Sender, partition: Any, move_id: str, standby: bool = False, _kept: Any = None) -> SnapshotInfo:
+    def racing(self: Sender, partition: Any, move_id: str, standby: bool = False, *_: Any) -> SnapshotInfo:
         registry, local = self._registry, self._registry.local(partition)
         local.snapshots += 1
         snapshot_id = f"{partition}-{move_id}-{local.snapshots}".replace("/", "-")

@@ -71,8 +71,9 @@ def test_every_error_that_is_raised_says_what_to_do() -> None:
 def test_texts_of_errors_are_read_from_the_code() -> None:
     said = {each.what: each.remedy for each in error_page.raised()[StateflowError.registry["data_dir_locked"]]}
     assert said
-    (busy,) = error_page.raised()[StateflowError.registry["busy"]]
-    assert "STATEFLOW_SERVER_CALLS_PER_CALLER_MAX" in busy.remedy
+    remedies = " ".join(each.remedy for each in error_page.raised()[StateflowError.registry["busy"]])
+    assert "STATEFLOW_SERVER_CALLS_PER_CALLER_MAX" in remedies
+    assert "STATEFLOW_REPLICA_FOLLOWERS_MAX" in remedies
 
 
 def test_every_command_is_there() -> None:

@@ -81,7 +81,7 @@ def test_the_dashboard_is_of_figures_that_there_are_and_its_panels_do_not_overla
         *("stateflow_leads", "stateflow_partitions", "stateflow_state_entries", "stateflow_replica_heartbeat_seconds"),
         *("stateflow_partitions_damaged", "stateflow_checkpoint_rounds_total", "stateflow_batches_per_second"),
         *("stateflow_agent_controller_seconds", "stateflow_agent_disk_free_bytes", "stateflow_agent_cores"),
-        *("stateflow_client_replayed_total", "stateflow_client_batches_running"),
+        *("stateflow_client_replayed_total", "stateflow_client_batches_running", "stateflow_followers"),
     }
 
 

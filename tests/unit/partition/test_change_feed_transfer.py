@@ -185,6 +185,7 @@ def test_what_was_confirmed_makes_room() -> None:
     log = ChangeLog("m1", "snap", 0, bytes_max=2 * size)
     for sequence in range(1, 50):
         log.append(sequence, change_set(sequence))
+        log.read(sequence - 1, 1)
         log.confirm(sequence - 1)
     assert not log.overflowed
 

@@ -432,7 +432,7 @@ def test_a_flush_after_the_close_is_no_error(two: Two) -> None:
 def test_only_what_a_standby_confirmed_is_confirmed(two: Two) -> None:
     two.send(two.a, 1)
     plain, standby = two.a.sender.snapshot(P, "m1"), two.a.sender.snapshot(P, "s1", True)
-    two.a.sender.confirm(plain.snapshot_id, 5)
+    two.a.sender.confirm(plain.snapshot_id, 1)
     assert not two.a.sender.confirmed(P, 1)
     two.a.sender.confirm(standby.snapshot_id, 1)
     assert two.a.sender.confirmed(P, 1)

@@ -1,77 +1,95 @@
-"""Change logs of many followed partitions: which one a snapshot belongs to, and what a confirmation costs."""
+"""Followers of a partition at its source: how many there may be, what they may confirm, and who speaks for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stateflow.errors import InvariantBroken, MoveUnknown
-from stateflow.partition.change_feed import ChangeLog
-from stateflow.partition.registry import PartitionRegistry
-from stateflow.partition.replica import ReplicaNode
-from stateflow.settings import ReplicaSettings
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.errors import Busy, InvalidArgument, NotAllowed
+from stateflow.security.roles import Identity, Role
+from tests.unit.partition.test_replica import SETTINGS, P, Two
 
-PARTITIONS = [PartitionId("Op", number) for number in range(500)]
-P = PARTITIONS[0]
+LIMIT = SETTINGS.followers_max
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[ReplicaNode]:
-    settings = ReplicaSettings(block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20)
-    made = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path, settings)
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
     yield made
     made.close()
 
 
-def follow(node: ReplicaNode, partition: PartitionId, move_id: str) -> str:
-    """Adds the change log of a standby, as a snapshot does. Returns the snapshot's id."""
-    local = node._registry.local(partition)
-    snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}"
-    with local.mutex:
-        node._registry.add_log(local, ChangeLog(move_id, snapshot_id, 0, 1 << 20, standby=True))
-    return snapshot_id
+# -- what may be confirmed ----------------------------------------------------------------------------------
 
 
-def test_a_confirmation_looks_at_no_other_partition(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshots = {partition: follow(node, partition, "s1") for partition in PARTITIONS}
-    follow(node, P, "s2")
-    changed: list[PartitionId] = []
-    node.on_change(changed.append)
-    monkeypatch.setattr(PartitionRegistry, "local_partitions", lambda _: pytest.fail("all partitions are looked at"))
-    for sequence, (partition, snapshot_id) in enumerate(snapshots.items(), 1):
-        node.sender.confirm(snapshot_id, sequence)
-        assert node.sender.confirmed(partition, sequence)
-        assert not node.sender.confirmed(partition, sequence + 1)
-        assert node.sender.change_log(snapshot_id).confirmed == sequence
-    assert changed == PARTITIONS, "each is woken once, and no other is"
+def test_a_standby_that_lies_confirms_nothing_that_it_was_not_sent(two: Two) -> None:
+    two.send(two.a, 1)
+    sender = two.a.sender
+    base = sender.snapshot(P, "s1", True)
+    two.send(two.a, 2)
+    two.send(two.a, 3)
+    for sequence in (2, 3, 1 << 40):
+        with pytest.raises(InvalidArgument, match=f"up to {sequence}, but was sent only those up to 1"):
+            sender.confirm(base.snapshot_id, sequence)
+    assert not sender.confirmed(P, 2)
+    sender.confirm(base.snapshot_id, base.sequence)
+    reading = sender.change_log(base.snapshot_id).read(base.sequence, 1)
+    assert len(reading.change_sets) == 1, "one of two was sent"
+    with pytest.raises(InvalidArgument, match="up to 3, but was sent only those up to 2"):
+        sender.confirm(base.snapshot_id, 3)
+    sender.confirm(base.snapshot_id, 2)
+    assert sender.confirmed(P, 2)
+    assert not sender.confirmed(P, 3)
 
 
-def test_a_snapshot_whose_log_was_dropped_is_unknown(node: ReplicaNode) -> None:
-    stale, kept = follow(node, P, "s1"), follow(node, P, "s2")
-    changed: list[PartitionId] = []
-    node.on_change(changed.append)
-    local = node._registry.local(P)
-    with local.mutex:
-        node._registry.drop_log(local, "s1")
-    asked: list[Callable[[str], Any]] = [node.sender.change_log, lambda snapshot: node.sender.confirm(snapshot, 1)]
-    for ask in asked:
-        with pytest.raises(MoveUnknown, match=f"there is no such snapshot .*snapshot={stale}"):
-            ask(stale)
-    assert not changed
-    node.sender.confirm(kept, 1)
-    assert changed == [P]
+# -- how many -----------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_is_not_found_by_its_snapshot_is_named(node: ReplicaNode) -> None:
-    follow(node, P, "s1")
-    node._registry.validate()
-    node._registry.local(P).logs["s1"] = ChangeLog("s1", "other", 0, 1 << 20)
-    with pytest.raises(InvariantBroken, match=r"not found by its snapshot \(partition=Op/0 replica=a\)"):
-        node._registry.validate()
-    node._registry.local(P).logs.clear()
-    with pytest.raises(InvariantBroken, match=r"still found by its snapshot, though it was dropped \(partition=Op/0"):
-        node._registry.validate()
+def test_the_copies_of_a_partition_are_bounded(two: Two) -> None:
+    sender = two.a.sender
+    for number in range(LIMIT):
+        sender.snapshot(P, f"s{number}")
+    with pytest.raises(Busy, match=f"{LIMIT} copies follow this partition already") as caught:
+        sender.snapshot(P, "one-more")
+    assert caught.value.retryable
+    assert "STATEFLOW_REPLICA_FOLLOWERS_MAX" in caught.value.remedy
+    assert len(list((two.root / "a" / "snapshots").iterdir())) == LIMIT, "nothing was written for it"
+    assert sender.followers() == {"Op": LIMIT}
+    sender.snapshot(P, "s0")  # it begins again, in place of its former copy
+    assert sender.followers() == {"Op": LIMIT}
+    sender.cancel(P, "s0", 1)
+    sender.snapshot(P, "one-more")
+
+
+def test_the_target_of_a_sealed_partition_is_let_in_beside_all_others(two: Two) -> None:
+    """The target is let in, because a sealed partition is served again only by its target."""
+    for number in range(LIMIT):
+        two.a.sender.snapshot(P, f"s{number}")
+    two.send(two.a, 1)
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    assert two.a.sender.snapshot(P, "m1").sequence == 1
+
+
+# -- who ----------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_belongs_to_its_follower(two: Two) -> None:
+    sender = two.a.sender
+    base = sender.snapshot(P, "s1", True, follower="b~1")
+    sender.check_follower(Identity(Role.NODE, "b"), "Confirm", base.snapshot_id)
+    for who in (Identity(Role.NODE, "c"), Identity(Role.AGENT, "a"), Identity(Role.NODE, "b~1")):
+        with pytest.raises(NotAllowed, match=f"{who} may not call Confirm for this copy: it is for b~1"):
+            sender.check_follower(who, "Confirm", base.snapshot_id)
+    nobodys = sender.snapshot(P, "s2", True)
+    with pytest.raises(NotAllowed):
+        sender.check_follower(Identity(Role.NODE, "b"), "Confirm", nobodys.snapshot_id)
+
+
+def test_a_fence_names_the_target_of_its_move(two: Two) -> None:
+    sender = two.a.sender
+    assert sender.fenced_for(P, "m1") == ""
+    assert sender.fence(P, "m1", 2, two.b.info, cold=True)
+    assert (sender.fenced_for(P, "m1"), sender.fenced_for(P, "m2")) == ("b", "")
+    assert two.restart("a").sender.fenced_for(P, "m1") == "b"

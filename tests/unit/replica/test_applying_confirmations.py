@@ -15,6 +15,7 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotOwner, StandbyMissing
+from stateflow.partition.change_feed import SnapshotInfo
 from stateflow.partition.layout import Session
 from stateflow.partition.lifecycle import Lifecycle, State
 from stateflow.partition.local_partition import acknowledgement, moved
@@ -71,6 +72,12 @@ def two(tmp_path: Path) -> Iterator[Two]:
     made.close()
 
 
+def confirm_sent(node: ReplicaNode, base: SnapshotInfo, sequence: int) -> None:
+    """Confirms what a standby was sent."""
+    node.sender.change_log(base.snapshot_id).read(base.sequence, 1 << 20)
+    node.sender.confirm(base.snapshot_id, sequence)
+
+
 def asked(node: ReplicaNode, applied: Any, meanwhile: Callable[[], object], wait_s: float = LONG_S) -> Any:
     """Returns the answer for a batch that is applied and not confirmed, when ``meanwhile`` happens."""
 
@@ -108,7 +115,7 @@ def test_a_former_owner_that_follows_by_now_says_that_it_is_not_the_owner(two: T
 def test_a_standby_that_confirms_is_enough(two: Two) -> None:
     base = two.a.sender.snapshot(P, "s1", True)
     applied = two.send(two.a, 1)
-    assert asked(two.a, applied, lambda: two.a.sender.confirm(base.snapshot_id, applied.sequence)) is None
+    assert asked(two.a, applied, lambda: confirm_sent(two.a, base, applied.sequence)) is None
 
 
 def test_without_a_standby_it_is_said(two: Two) -> None:
@@ -150,7 +157,7 @@ def test_a_client_is_let_in_when_a_standby_has_what_it_is_told(two: Two) -> None
 
     def confirm(opening: asyncio.Task[Any]) -> None:
         assert not opening.done()
-        two.a.sender.confirm(base.snapshot_id, two.a.sequence(P))
+        confirm_sent(two.a, base, two.a.sequence(P))
 
     opened(two.a, LONG_S, confirm)
 
@@ -160,4 +167,4 @@ def test_it_is_not_enough_that_a_standby_has_its_predecessors_batches(two: Two) 
     base = two.a.sender.snapshot(P, "s1", True)
     applied = two.send(two.a, 1)
     with pytest.raises(StandbyMissing):
-        opened(two.a, 0.01, lambda _: two.a.sender.confirm(base.snapshot_id, applied.sequence))
+        opened(two.a, 0.01, lambda _: confirm_sent(two.a, base, applied.sequence))

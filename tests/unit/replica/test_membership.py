@@ -14,14 +14,16 @@ import grpc.aio
 import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import NotLeading, StateMissing
+from stateflow.errors import NotAllowed, NotLeading, StateMissing
 from stateflow.partition.control import FencingGuard
 from stateflow.partition.data_directory import Identity
 from stateflow.replica.membership import Member, stay_registered
+from stateflow.replica.transfer_out import Followers
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.wire import abort, connect
+from stateflow.security import roles
 from stateflow.types import PartitionId, ReplicaInfo
 
 LOST = cpb.Superseded(operator="Op", partition=3, epoch=2, owner=pb.Replica(name="b-0", site="b", address="x:1"))
@@ -74,11 +76,14 @@ class Shell:
             inventory=lambda: (),
             views=list,
             is_empty=True,
+            sender=SimpleNamespace(fenced_for=lambda *_: ""),
         )
+        self.followers = Followers(cast(Any, self.node), self.clock)
 
     def member(self) -> Member:
         info, this = ReplicaInfo("a-0", "a", "127.0.0.1:1"), cast(Any, self)
-        return Member(this.node, info, self.clock, self.connect, threads=this, transfers=this, bundles=this)
+        shared: Any = {"threads": this, "transfers": this, "bundles": this}
+        return Member(this.node, info, self.clock, self.connect, followers=self.followers, **shared)
 
     async def ensure(self, _: Any) -> None:
         """Loads nothing: no operator came in a bundle."""
@@ -222,3 +227,39 @@ def test_whatever_a_disk_does_is_said_once_and_tried_again(
     (said,) = [each for each in caplog.records if "cannot be carried out" in each.getMessage()]
     assert line in said.getMessage()
     assert bool(said.exc_info) == traced
+
+
+class Naming(Controller):
+    """A controller that lets ``b-0`` follow, as a standby."""
+
+    async def Heartbeat(self, request: cpb.HeartbeatRequest, context: Any) -> cpb.HeartbeatReply:
+        reply = await super().Heartbeat(request, context)
+        for each in request.outgoing:
+            where: dict[str, Any] = {"operator": each.operator, "partition": each.partition, "move_id": each.move_id}
+            reply.followers.append(cpb.NamedFollower(**where, replica="b-0", standby=True))
+        return reply
+
+
+def test_a_question_is_asked_with_a_heartbeat_at_once_and_answered_by_the_controller() -> None:
+    """A question is not kept until the next regular heartbeat, for which a copy would wait."""
+
+    async def run() -> None:
+        shell = Shell(0)
+        shell.node.settings.heartbeat_interval_s = 3600.0
+        server = grpc.aio.server()
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(Naming(0), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        staying = asyncio.create_task(stay_registered(shell.member(), f"127.0.0.1:{port}", "this-one"))
+        await asyncio.wait_for(shell.leased.wait(), 30)
+        where = PartitionId("Op", 3), "m", True
+        for _ in range(2):
+            asked = shell.followers.check(roles.Identity(roles.Role.NODE, "b-0"), *where)
+            assert await asyncio.wait_for(asked, 30) == "b-0"
+            with pytest.raises(NotAllowed, match="node/c-0 may not call Snapshot for this copy: it is for b-0"):
+                await asyncio.wait_for(shell.followers.check(roles.Identity(roles.Role.NODE, "c-0"), *where), 30)
+        staying.cancel()
+        await asyncio.wait([staying])
+        await server.stop(None)
+
+    asyncio.run(run())

@@ -1,0 +1,79 @@
+"""Change logs of many followed partitions: which one a snapshot belongs to, and what a confirmation costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.errors import InvariantBroken, MoveUnknown
+from stateflow.partition.change_feed import ChangeLog
+from stateflow.partition.registry import PartitionRegistry
+from stateflow.partition.replica import ReplicaNode
+from stateflow.settings import ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+
+PARTITIONS = [PartitionId("Op", number) for number in range(500)]
+P = PARTITIONS[0]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ReplicaNode]:
+    settings = ReplicaSettings(block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20)
+    made = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path, settings)
+    yield made
+    made.close()
+
+
+def follow(node: ReplicaNode, partition: PartitionId, move_id: str) -> str:
+    """Adds the change log of a standby, as a snapshot does. Returns the snapshot's id."""
+    local = node._registry.local(partition)
+    snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}"
+    with local.mutex:
+        changes = ChangeLog(move_id, snapshot_id, 0, 1 << 20, standby=True)
+        changes._sent = 10_000  # as if it had read so far
+        node._registry.add_log(local, changes)
+    return snapshot_id
+
+
+def test_a_confirmation_looks_at_no_other_partition(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots = {partition: follow(node, partition, "s1") for partition in PARTITIONS}
+    follow(node, P, "s2")
+    changed: list[PartitionId] = []
+    node.on_change(changed.append)
+    monkeypatch.setattr(PartitionRegistry, "local_partitions", lambda _: pytest.fail("all partitions are looked at"))
+    for sequence, (partition, snapshot_id) in enumerate(snapshots.items(), 1):
+        node.sender.confirm(snapshot_id, sequence)
+        assert node.sender.confirmed(partition, sequence)
+        assert not node.sender.confirmed(partition, sequence + 1)
+        assert node.sender.change_log(snapshot_id).confirmed == sequence
+    assert changed == PARTITIONS, "each is woken once, and no other is"
+
+
+def test_a_snapshot_whose_log_was_dropped_is_unknown(node: ReplicaNode) -> None:
+    stale, kept = follow(node, P, "s1"), follow(node, P, "s2")
+    changed: list[PartitionId] = []
+    node.on_change(changed.append)
+    local = node._registry.local(P)
+    with local.mutex:
+        node._registry.drop_log(local, "s1")
+    asked: list[Callable[[str], Any]] = [node.sender.change_log, lambda snapshot: node.sender.confirm(snapshot, 1)]
+    for ask in asked:
+        with pytest.raises(MoveUnknown, match=f"there is no such snapshot .*snapshot={stale}"):
+            ask(stale)
+    assert not changed
+    node.sender.confirm(kept, 1)
+    assert changed == [P]
+
+
+def test_a_log_that_is_not_found_by_its_snapshot_is_named(node: ReplicaNode) -> None:
+    follow(node, P, "s1")
+    node._registry.validate()
+    node._registry.local(P).logs["s1"] = ChangeLog("s1", "other", 0, 1 << 20)
+    with pytest.raises(InvariantBroken, match=r"not found by its snapshot \(partition=Op/0 replica=a\)"):
+        node._registry.validate()
+    node._registry.local(P).logs.clear()
+    with pytest.raises(InvariantBroken, match=r"still found by its snapshot, though it was dropped \(partition=Op/0"):
+        node._registry.validate()
