@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
 import grpc.aio
@@ -34,6 +35,7 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import answered, connected, message_of, remote_error, value_of
+from stateflow.schedule import jittered
 from stateflow.settings import ControllerSettings
 from stateflow.tracing import carried
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -59,6 +61,7 @@ class Replicas:
         command: returns the identity under which this controller commands a replica. Raises HoldLost, and Unavailable
             for a replica that has not registered.
         refused: called with the error of each call that fails.
+        random: varies the pauses before calls are repeated.
     """
 
     def __init__(
@@ -70,9 +73,11 @@ class Replicas:
         connect: Callable[[str], grpc.aio.Channel],
         command: Callable[[str], Command],
         refused: Callable[[StateflowError], None],
+        random: Random,
     ) -> None:
         self._cluster, self._members, self._settings, self._clock = cluster, members, settings, clock
         self._connect, self._command, self._refused = connect, command, refused
+        self._random = random
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     # -- operators ----------------------------------------------------------------------------------------
@@ -150,7 +155,7 @@ class Replicas:
         while self._members.may_serve(name):
             if self._members.session(name):
                 break
-            await asyncio.sleep(self._settings.retry_interval_s)
+            await asyncio.sleep(jittered(self._settings.retry_interval_s, self._random))
         await self._connected(name)
         request = self._commanded(name, message_of(rpb.PrepareRequest, move, standby_move=standby_move))
         try:
@@ -241,7 +246,7 @@ class Replicas:
                 while self._members.session(name) in ("", session):
                     if self._clock.monotonic() >= until:
                         raise
-                    await asyncio.sleep(self._settings.retry_interval_s)
+                    await asyncio.sleep(jittered(self._settings.retry_interval_s, self._random))
 
     async def _ask(self, name: str, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Calls a replica without waiting for a connection."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random  # noqa: TID251 - the type; which one is handed in
 
 import grpc.aio
 
@@ -23,6 +24,7 @@ from stateflow.replica.executor import ErrorThrottle, Threads
 from stateflow.replica.peers import Bundles, Controller, Heartbeat, HeartbeatReply, Unanswered
 from stateflow.replica.transfer_in import IncomingTransfers
 from stateflow.rpc.clients import Round, addresses_of
+from stateflow.schedule import jittered
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,12 @@ INCOMING_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Parts of a replica that its membership needs. ``connect`` opens a channel to a controller's address."""
+    """Parts of a replica that its membership needs.
+
+    Attributes:
+        connect: opens a channel to a controller's address.
+        random: varies the intervals of heartbeats, so that replicas that started together do not stay in step.
+    """
 
     node: ReplicaNode
     info: ReplicaInfo
@@ -46,6 +53,7 @@ class Member:
     threads: Threads
     transfers: IncomingTransfers
     bundles: Bundles
+    random: Random
 
 
 async def say_opening(member: Member, controller: str) -> None:
@@ -66,7 +74,7 @@ async def say_opening(member: Member, controller: str) -> None:
             for each in controllers:
                 with contextlib.suppress(Unanswered, StateflowError):  # registration reports the error
                     await each.heartbeat(beat)
-            await asyncio.sleep(node.settings.heartbeat_interval_s)
+            await asyncio.sleep(jittered(node.settings.heartbeat_interval_s, member.random))
 
 
 async def stay_registered(member: Member, controller: str, incarnation: str) -> None:
@@ -158,7 +166,8 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
             elif failed is not None:
                 node.lease.unanswered()
             refused = False
-            await asyncio.sleep(node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1))
+            interval_s = node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1)
+            await asyncio.sleep(jittered(interval_s, member.random))
             turn = Round(addresses, turn.asked)
 
 

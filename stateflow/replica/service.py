@@ -326,6 +326,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     Args:
         checkpoints: store for periodic and on-demand checkpoints; None if no checkpoints are taken.
+        random: varies the intervals of heartbeats and checkpoints; None: one with a fixed seed, for tests.
         garbage: collects this process's garbage between batches; None if other code does.
         tracing: receiver of the replica's spans; None turns tracing off.
     """
@@ -343,7 +344,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self.node, self.tracing = node, tracing
         self.threads = Threads()
         self.bundles = Bundles(node.bundles, self.threads)
-        self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
+        self._random = random or Random(0)
+        self.checkpointing = CheckpointShell(node, checkpoints, clock, self._random)
         self._verifying = VerifyShell(node, self.threads)
         self._trials = TrialShell(node, clock, self.threads)
         self._clock, self._connect = clock, connect
@@ -361,7 +363,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     def member(self, info: ReplicaInfo) -> Member:
         """Returns what this replica's membership of its cluster needs."""
-        return Member(self.node, info, self._clock, self._connect, self.threads, self._transfers, self.bundles)
+        own = self.threads, self._transfers, self.bundles
+        return Member(self.node, info, self._clock, self._connect, *own, self._random)
 
     # -- batches ------------------------------------------------------------------------------------------
 

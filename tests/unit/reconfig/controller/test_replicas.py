@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,7 @@ class World:
             lambda _: self,
             lambda _: Command("ledger", 5, self.sessions[0]),
             self.refused.append,
+            Random(5),
         )
 
     async def channel_ready(self) -> None:
