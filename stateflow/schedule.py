@@ -1,4 +1,5 @@
-"""Due times of jobs, and estimates of remaining work, computed from records without I/O.
+"""Due times of jobs, and estimates of remaining work, computed from records without I/O; and pauses that keep processes
+out of step.
 
 Times are microseconds since 1970-01-01 UTC.
 
@@ -15,6 +16,7 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from random import Random  # noqa: TID251 - the type; which one is handed in
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -29,9 +31,22 @@ FINISHED_MIN = 2
 EVERY_MIN_S = 0.1
 #: seconds: a hundred years
 EVERY_MAX_S = 3_155_760_000
+#: largest random change of a pause before a retry, or of the interval of heartbeats, as a fraction
+JITTER = 0.25
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _REMEDY = "write once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 18 * * 1-5 Europe/Berlin"
+
+
+# -- Pauses ----------------------------------------------------------------------------------------------------------
+
+
+def jittered(seconds: float, random: Random) -> float:
+    """Returns a duration within ``JITTER`` of ``seconds``, which is also the mean of many.
+
+    Processes that failed at the same moment, such as all clients of one replica, do not try again at the same moment.
+    """
+    return seconds * random.uniform(1 - JITTER, 1 + JITTER)
 
 
 # -- Remaining work --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc.aio
@@ -35,6 +36,7 @@ from stateflow.errors import (
 from stateflow.ledger import Entry, Ledger, Record
 from stateflow.partition.control import Command
 from stateflow.rpc.serving import asker
+from stateflow.schedule import jittered
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo, node_of
 
@@ -166,8 +168,9 @@ class ControllerContext:
         new_id: Callable[[], str],
         leadership: Leadership,
         grace_s: float,
+        random: Random,
     ) -> None:
-        self.settings, self.clock, self.new_id = settings, clock, new_id
+        self.settings, self.clock, self.new_id, self.random = settings, clock, new_id, random
         self.ledger, self.cluster, self._writer, self._leadership = writer.ledger, writer.cluster, writer, leadership
         self.ledger_id = self.ledger.id
         self._writer.check = self.check_leads  # checked again, as a locked database makes the writer wait
@@ -175,7 +178,8 @@ class ControllerContext:
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self.members = Members(self.cluster.roster.replicas, settings, clock, grace_s)
         self.names = Names(self.cluster, self.members, settings, clock)
-        self.replicas = Replicas(self.cluster, self.members, settings, clock, connect, self._command, self._refused)
+        asked = self.cluster, self.members, settings, clock, connect
+        self.replicas = Replicas(*asked, self._command, self._refused, random)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._writing = asyncio.Lock()  # held from when a step is decided until its records are folded
         self._loop = asyncio.get_running_loop()
@@ -218,11 +222,15 @@ class ControllerContext:
                 if self._waited_for != error.what:
                     self._waited_for = error.what
                     log.warning("ledger not writable, decisions paused: %s", error)
-            await asyncio.sleep(self.settings.retry_interval_s)
+            await self.pause()
 
     def _take(self, author: str, decide: Callable[..., Step], *arguments: Any) -> list[Record]:
         """Decides a step and appends its records, in the thread. Callers hold ``_writing``, so the state is fixed."""
         return self._writer.append(decide(self.cluster, *arguments), author)
+
+    async def pause(self) -> None:
+        """Waits before a failed step is tried again. The wait varies, because one fault may have failed many steps."""
+        await asyncio.sleep(jittered(self.settings.retry_interval_s, self.random))
 
     async def knows_what_it_wrote(self) -> None:
         """Waits until all records written so far are folded. A record reaches the ledger a moment before it is folded

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from random import Random  # noqa: TID251 - the type; which one is handed in
 
 import grpc.aio
 
@@ -160,6 +161,7 @@ class Controller:
             term.
         grace_s: seconds from now for which a predecessor may still grant leases.
         address: the address at which it listens, which is also its name if the settings give it none.
+        random: varies the pauses before retries; None: one with a fixed seed, for tests.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class Controller:
         writer: Writer | None = None,
         grace_s: float = 0.0,
         address: str = "",
+        random: Random | None = None,
     ) -> None:
         self.settings = settings or ControllerSettings()
         self.context = context = ControllerContext(
@@ -184,6 +187,7 @@ class Controller:
             new_id,
             leadership or Leadership(),
             grace_s,
+            random or Random(0),
         )
         self.over, self.cluster, self.members = context.over, context.cluster, context.members
         self.runs = RunRegistry(self.cluster)

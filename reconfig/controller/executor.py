@@ -469,6 +469,7 @@ class Executor:
             hooks=self.hooks(running, planned),
             settings=self._context.settings,
             clock=self._context.clock,
+            random=self._context.random,
             newest_epoch=lambda: self._context.cluster.next_epoch(planned.partition) - 1,
             standby_move=lambda: self.standby_move(planned.partition, planned.target),
             machine=machine,

@@ -255,7 +255,7 @@ class Jobs:
             except Exception as error:
                 log.exception("%s: failed for operator %s", run.mark, operator)
                 return JobStage(operator, error=f"{type(error).__name__}: {error}; {REPORT_LOG}")
-            await asyncio.sleep(self._context.settings.retry_interval_s)
+            await self._context.pause()
 
     async def _completed(self, reconfiguration: str) -> bool:
         states = [report.state async for report in self._runs.watch(reconfiguration)]

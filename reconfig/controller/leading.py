@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any, TypeVar
 
 from reconfig.controller.context import Leadership, Writer
@@ -39,6 +40,7 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import Holder, LeaderLease, Ledger
+from stateflow.schedule import jittered
 from stateflow.settings import ControllerSettings
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Leading:
         gone: tells whether the process of a holder has ended.
         make: creates the controller of one term from its leadership, the writer, and the seconds for which a
             predecessor may still grant leases.
+        random: varies the pauses before retries; None: one with a fixed seed, for tests.
     """
 
     def __init__(
@@ -85,9 +88,11 @@ class Leading:
         settings: ControllerSettings,
         clock: Clock,
         make: Callable[[Leadership, Writer, float], Controller],
+        random: Random | None = None,
     ) -> None:
         self._ledger, self._me, self._gone = ledger, me, gone
         self._settings, self._clock, self._make = settings, clock, make
+        self._random = random or Random(0)
         self.serving: Controller | None = None
         self._leadership = Leadership(0, settings.hold_s, 0.0)
         self._leader: LeaderLease | None = None  # leader lease of another controller
@@ -188,8 +193,9 @@ class Leading:
         """Waits for the next try, or until the process of a holder on this machine has ended."""
         left_s = self._wait_s()
         while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
-            await asyncio.sleep(min(left_s, self._settings.retry_interval_s))
-            left_s -= self._settings.retry_interval_s
+            pause_s = min(left_s, jittered(self._settings.retry_interval_s, self._random))
+            await asyncio.sleep(pause_s)
+            left_s -= pause_s
 
     def _wait_s(self) -> float:
         """Returns the seconds until the next try.
@@ -279,7 +285,7 @@ class Leading:
                 return error
             except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # the lease lasts as the last renewal said
                 self._say(f"leader lease not renewed: {error}")
-                wait_s = self._settings.retry_interval_s
+                wait_s = jittered(self._settings.retry_interval_s, self._random)
             except StateflowError as error:
                 return error
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from contextlib import aclosing
+from functools import partial
+from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
 import grpc.aio
@@ -33,7 +36,8 @@ from stateflow.reports import Taken
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import answered, connected, message_of, remote_error, value_of
+from stateflow.rpc.wire import SILENCE_S, answered, connected, heard, message_of, remote_error, value_of
+from stateflow.schedule import jittered
 from stateflow.settings import ControllerSettings
 from stateflow.tracing import carried
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -47,6 +51,8 @@ TAKE_OVER_TIMEOUT_S = 600.0
 CHECKPOINT_TIMEOUT_S = RESTORE_TIMEOUT_S = 3600.0
 #: larger than the number of any request that a replica served
 _NO_REQUESTS = 1 << 62
+#: asks for a partition that does not exist, which every replica answers at once
+_NOTHING = rpb.InspectRequest(operator="ping", partition=0)
 
 
 class Replicas:
@@ -59,6 +65,7 @@ class Replicas:
         command: returns the identity under which this controller commands a replica. Raises HoldLost, and Unavailable
             for a replica that has not registered.
         refused: called with the error of each call that fails.
+        random: varies the pauses before calls are repeated.
     """
 
     def __init__(
@@ -70,9 +77,11 @@ class Replicas:
         connect: Callable[[str], grpc.aio.Channel],
         command: Callable[[str], Command],
         refused: Callable[[StateflowError], None],
+        random: Random,
     ) -> None:
         self._cluster, self._members, self._settings, self._clock = cluster, members, settings, clock
         self._connect, self._command, self._refused = connect, command, refused
+        self._random = random
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     # -- operators ----------------------------------------------------------------------------------------
@@ -92,16 +101,10 @@ class Replicas:
         The trial ends when the caller stops iterating. Raises the error with which the version fails, or
         ReleaseMismatch if the replica's release has no trials.
         """
-        await self._connected(name)
         request = message_of(rpb.TryRequest, spec=spec, partitions=sorted(numbers))
-        call = self._stub(name).Try(self._commanded(name, request))
-        try:
-            async for message in call:
-                yield answered(message, self._shown(name)).partition
-        except grpc.aio.AioRpcError as error:
-            raise self._meant(error, name) from error
-        finally:
-            call.cancel()
+        async with aclosing(self._stream(name, "Try", request)) as pages:
+            async for page in pages:
+                yield page.partition
 
     async def create(self, name: str, spec: OperatorSpec, numbers: Collection[int], epoch: int, total: int) -> None:
         """Creates partitions at a replica.
@@ -150,14 +153,11 @@ class Replicas:
         while self._members.may_serve(name):
             if self._members.session(name):
                 break
-            await asyncio.sleep(self._settings.retry_interval_s)
-        await self._connected(name)
-        request = self._commanded(name, message_of(rpb.PrepareRequest, move, standby_move=standby_move))
-        try:
-            async for message in self._stub(name).Prepare(request, **_traced()):
-                yield value_of(Progress, answered(message, self._shown(name)))
-        except grpc.aio.AioRpcError as error:
-            raise self._meant(error, name) from error
+            await self._pause()
+        request = message_of(rpb.PrepareRequest, move, standby_move=standby_move)
+        async with aclosing(self._stream(name, "Prepare", request)) as reports:
+            async for report in reports:
+                yield value_of(Progress, report)
 
     async def fence(self, name: str, fence: Fence) -> Fenced:
         return value_of(Fenced, await self._ask(name, "Fence", message_of(rpb.FenceRequest, fence)))
@@ -201,16 +201,10 @@ class Replicas:
             standby_of: sequence of the owner at which the replica's standby copy is verified; None: the partition that
                 the replica owns is verified.
         """
-        await self._connected(name)
         request = rpb.VerifyRequest(operator=partition.operator, partition=partition.partition, standby_of=standby_of)
-        call = self._stub(name).Verify(self._commanded(name, request))
-        try:
-            async for message in call:
-                yield value_of(Verification, answered(message, self._shown(name)))
-        except grpc.aio.AioRpcError as error:
-            raise self._meant(error, name) from error
-        finally:
-            call.cancel()
+        async with aclosing(self._stream(name, "Verify", request)) as pages:
+            async for page in pages:
+                yield value_of(Verification, page)
 
     async def fetch(self, name: str, restore: Restore) -> Restored:
         """Lets a replica fetch and prove a checkpoint."""
@@ -241,7 +235,10 @@ class Replicas:
                 while self._members.session(name) in ("", session):
                     if self._clock.monotonic() >= until:
                         raise
-                    await asyncio.sleep(self._settings.retry_interval_s)
+                    await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(jittered(self._settings.retry_interval_s, self._random))
 
     async def _ask(self, name: str, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Calls a replica without waiting for a connection."""
@@ -253,6 +250,24 @@ class Replicas:
         except grpc.aio.AioRpcError as error:
             raise self._meant(error, name) from error
         return answered(answer, self._shown(name))
+
+    async def _stream(self, name: str, method: str, request: Any) -> AsyncGenerator[Any]:
+        """Yields the answers to a request whose work may take hours, or for a standby has no end.
+
+        The replica may be silent meanwhile, because an older controller would take a sign of life for a result. This
+        controller therefore asks it something else, which every release answers. Raises Unavailable if it is silent to
+        both for ``SILENCE_S``.
+        """
+        await self._connected(name)
+        stub = self._stub(name)
+        call = getattr(stub, method)(self._commanded(name, request), **_traced())
+        async with aclosing(heard(call, self._shown(name), SILENCE_S, partial(_answers, stub))) as messages:
+            try:
+                async for message in messages:
+                    yield message
+            except StateflowError as error:
+                self._refused(error)
+                raise
 
     def _commanded(self, name: str, request: Any) -> Any:
         """Adds this controller's identity to a request that is a command. No other place adds it."""
@@ -293,6 +308,19 @@ class Replicas:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+
+
+async def _answers(stub: replica_pb2_grpc.ReplicaServiceStub, within_s: float) -> bool:
+    """Tells whether a replica answers an ordinary request in time.
+
+    A refusal is an answer. If the connection is broken, the stream that is silent breaks as well, so that does not
+    count as silence.
+    """
+    try:
+        await stub.Inspect(_NOTHING, timeout=within_s)
+    except grpc.aio.AioRpcError as error:
+        return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+    return True
 
 
 def _traced() -> dict[str, Any]:

@@ -289,7 +289,7 @@ class Restores:
                     ) from error
                 log.warning("restore of %s retried: %s", planned.partition, error)
                 there = there and not isinstance(error, FETCHED_AGAIN)
-            await asyncio.sleep(self._context.settings.retry_interval_s)
+            await self._context.pause()
 
     async def _may_own(self, planned: PlannedRestore) -> bool:
         """Tells whether the target may own the partition: yes, unless it says that it does not. Raises HoldLost.
@@ -319,7 +319,7 @@ class Restores:
                 with contextlib.suppress(LeaseLost):  # the owner is registering again
                     await self.surrender(planned.owner, planned.partition, planned.restore_id, epoch, planned.target)
                     return
-            await asyncio.sleep(self._context.settings.retry_interval_s)
+            await self._context.pause()
 
     def _serves_no_more(self, planned: PlannedRestore) -> bool:
         context = self._context

@@ -17,6 +17,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
 from reconfig.controller.cluster_state import Deployed
@@ -39,6 +40,7 @@ from stateflow.partition.control import (
     Progress,
 )
 from stateflow.reports import MoveReport
+from stateflow.schedule import jittered
 from stateflow.settings import ControllerSettings
 from stateflow.tracing import Made, about, tracing
 from stateflow.transitions import check
@@ -173,6 +175,7 @@ class Runner:
     hooks: Hooks
     settings: ControllerSettings
     clock: Clock
+    random: Random  # varies the pauses before retries
     report: MoveReport = field(init=False)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _began: float = 0.0  # monotonic
@@ -280,7 +283,8 @@ class Runner:
         return event
 
     async def _later(self, work: Callable[[], Awaitable[None]], seconds: float | None = None) -> None:
-        await asyncio.sleep(self.settings.retry_interval_s if seconds is None else seconds)
+        pause_s = self.settings.retry_interval_s if seconds is None else seconds
+        await asyncio.sleep(jittered(pause_s, self.random))
         await work()
 
     async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> Cancelled | None:

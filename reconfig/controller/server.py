@@ -13,6 +13,7 @@ import socket
 import uuid
 from collections import Counter
 from pathlib import Path
+from random import Random  # noqa: TID251 - seeded by the system, here where a controller's process is put together
 
 from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.controller import Controller
@@ -181,10 +182,18 @@ async def serve(
     tracing = begin_tracing("controller", advertise or listen, settings.site)
     limits = CallLimits(ServerSettings())
     server, page = new_server(limits), None
+    random = Random()
 
     def make(leadership: Leadership, writer: Writer, grace_s: float) -> Controller:
         return Controller(
-            ledger, settings, clock, leadership=leadership, writer=writer, grace_s=grace_s, address=address
+            ledger,
+            settings,
+            clock,
+            leadership=leadership,
+            writer=writer,
+            grace_s=grace_s,
+            address=address,
+            random=random,
         )
 
     def gone(holder: Holder) -> bool:
@@ -193,7 +202,7 @@ async def serve(
     try:
         address = bind(server, listen, advertise)
         log.info("controller uses ledger %s at %s", ledger.id, ledger.database.shown)
-        leading = Leading(ledger, here(advertise or address), gone, settings, clock, make)
+        leading = Leading(ledger, here(advertise or address), gone, settings, clock, make, random)
         following = Following(ledger, settings, clock, lambda: leading.leads, leading.who)
         ControllerService(leading, following).add_to(server)
         add_health(server)  # a controller that waits to lead is ready, too

@@ -328,7 +328,7 @@ class Covering:
                 await self._at(known, name, partitions, tally, last=True)
             if tally.counts["partitions"] > done:  # a pass may take hours, and other partitions are served by then
                 until, done = clock.monotonic() + PATIENCE_S, tally.counts["partitions"]
-            await asyncio.sleep(self._context.settings.retry_interval_s)
+            await self._context.pause()
 
     def _check_alive(self, name: str) -> None:
         """Checks that a replica answers, so that no call waits for a connection to one that is gone. Raises

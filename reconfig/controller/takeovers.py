@@ -537,6 +537,7 @@ class Takeovers:
             hooks=self._executor.hooks(running, planned),
             settings=self._context.settings,
             clock=self._context.clock,
+            random=self._context.random,
             machine=machine,
         )
         running.runners = [runner]

@@ -30,6 +30,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import IO
 
 from stateflow.agent import processes as limiting
@@ -64,6 +65,7 @@ from stateflow.rpc.clients import ControllerCaller, Round, addresses_of
 from stateflow.rpc.secure import check_reach
 from stateflow.rpc.serving import CallLimits, add_agent_service, add_health, bind, new_server, reached_at
 from stateflow.rpc.wire import connect, unexpected
+from stateflow.schedule import jittered
 from stateflow.settings import ServerSettings
 
 
@@ -175,15 +177,21 @@ class Config:
 
 
 class Agent:
-    """An agent. Raises DataDirLocked or InvalidArgument if it cannot use its data directory."""
+    """An agent. Raises DataDirLocked or InvalidArgument if it cannot use its data directory.
+
+    Args:
+        random: varies the intervals of heartbeats; None: one with a fixed seed, for tests.
+    """
 
     def __init__(
         self,
         config: Config,
         limits: Limits,
         launcher: Launcher,
+        random: Random | None = None,
     ) -> None:
         self._config, self._limits, self._launcher, self._clock = config, limits, launcher, SYSTEM_CLOCK
+        self._random = random or Random(0)
         self._claimed = _claim(config.data_dir)
         try:
             self._store = Store(config.data_dir, config.name)
@@ -285,7 +293,7 @@ class Agent:
                     continue
                 turn = Round(addresses, turn.asked)
                 with contextlib.suppress(TimeoutError):  # a change of a replica's state is reported at once
-                    await asyncio.wait_for(self._told.wait(), interval_s)
+                    await asyncio.wait_for(self._told.wait(), jittered(interval_s, self._random))
                 self._told.clear()
 
     async def _beat_of(self, info: AgentInfo) -> Beat:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from random import Random  # noqa: TID251 - seeded by the system, here where everything is put together
 from typing import Annotated
 
 import typer
@@ -136,7 +137,7 @@ def agent(
 
     async def run() -> None:
         stop = stop_on_signal(stop_with_parent, stop_s + STOP_S)
-        one = Agent(config, processes.limits(processes.own_group()), LocalLauncher())
+        one = Agent(config, processes.limits(processes.own_group()), LocalLauncher(), Random())
 
         def ready(address: str) -> None:
             say_ready(Listening(address), f"agent {named} at {site}", as_json)

@@ -34,6 +34,7 @@ from stateflow.cli.output import (
     keep_stdout,
     log_to_stderr,
 )
+from stateflow.clock import SYSTEM_CLOCK
 from stateflow.code.loading import INSIDE, check_outside
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.fleet import Listening
@@ -278,6 +279,7 @@ def replica(
             ready=ready,
             stop=stop,
         )
+        stop.say_over()
         if node.batches.running.is_stuck:
             _end_now(0)
 
@@ -355,13 +357,24 @@ class _Stop(asyncio.Event):
     def __init__(self, limit_s: float) -> None:
         super().__init__()
         self._limit_s = limit_s
+        self._set_at = 0.0
 
     def set(self) -> None:
         if not self.is_set():
+            self._set_at = SYSTEM_CLOCK.monotonic()
             last = threading.Timer(self._limit_s, _end_as_it_is, (self._limit_s,))
             last.daemon = True
             last.start()
         super().set()
+
+    def say_over(self) -> None:
+        """Logs how long the shutdown took, unless the process ends for another reason.
+
+        Whoever sets the limit learns from it how much of the limit is needed.
+        """
+        if self.is_set():
+            took_s = SYSTEM_CLOCK.monotonic() - self._set_at
+            log.info("shutdown took %.1f s of at most %g s", took_s, self._limit_s)
 
 
 def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:

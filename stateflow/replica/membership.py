@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random  # noqa: TID251 - the type; which one is handed in
 
 import grpc.aio
 
@@ -24,6 +25,7 @@ from stateflow.replica.peers import Bundles, Controller, Heartbeat, HeartbeatRep
 from stateflow.replica.transfer_in import IncomingTransfers
 from stateflow.replica.transfer_out import Followers
 from stateflow.rpc.clients import Round, addresses_of
+from stateflow.schedule import jittered
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,12 @@ INCOMING_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Parts of a replica that its membership needs. ``connect`` opens a channel to a controller's address."""
+    """Parts of a replica that its membership needs.
+
+    Attributes:
+        connect: opens a channel to a controller's address.
+        random: varies the intervals of heartbeats, so that replicas that started together do not stay in step.
+    """
 
     node: ReplicaNode
     info: ReplicaInfo
@@ -48,6 +55,7 @@ class Member:
     transfers: IncomingTransfers
     followers: Followers
     bundles: Bundles
+    random: Random
 
 
 async def say_opening(member: Member, controller: str) -> None:
@@ -68,7 +76,7 @@ async def say_opening(member: Member, controller: str) -> None:
             for each in controllers:
                 with contextlib.suppress(Unanswered, StateflowError):  # registration reports the error
                     await each.heartbeat(beat)
-            await asyncio.sleep(node.settings.heartbeat_interval_s)
+            await asyncio.sleep(jittered(node.settings.heartbeat_interval_s, member.random))
 
 
 async def stay_registered(member: Member, controller: str, incarnation: str) -> None:
@@ -162,7 +170,8 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
             elif failed is not None:
                 node.lease.unanswered()
             refused = False
-            await member.followers.pause(node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1))
+            interval_s = node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1)
+            await member.followers.pause(jittered(interval_s, member.random))
             turn = Round(addresses, turn.asked)
 
 

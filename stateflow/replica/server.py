@@ -136,7 +136,7 @@ async def serve(
         listen: address at which the replica listens.
         controller: address of the controller, or comma-separated addresses of several.
         advertise: address at which others reach the replica; by default the address at which it listens.
-        random: spreads the periodic checkpoints of replicas that were started together.
+        random: spreads the heartbeats and periodic checkpoints of replicas that were started together.
         checkpoints: store for checkpoints; None if none are taken.
         metrics: address at which metrics are served; empty if they are not served.
         ready: gets the addresses once the replica serves requests.

@@ -48,7 +48,7 @@ from stateflow.replica.transfer_out import Fencer, Followers, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.serving import caller_name
+from stateflow.rpc.serving import caller, caller_name
 from stateflow.rpc.wire import abort, connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
 from stateflow.tracing import Made, Tracing, begin_about, traceparent_in
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
@@ -328,6 +328,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     Args:
         checkpoints: store for periodic and on-demand checkpoints; None if no checkpoints are taken.
+        random: varies the intervals of heartbeats and checkpoints; None: one with a fixed seed, for tests.
         garbage: collects this process's garbage between batches; None if other code does.
         tracing: receiver of the replica's spans; None turns tracing off.
     """
@@ -345,7 +346,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self.node, self.tracing = node, tracing
         self.threads = Threads()
         self.bundles = Bundles(node.bundles, self.threads)
-        self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
+        self._random = random or Random(0)
+        self.checkpointing = CheckpointShell(node, checkpoints, clock, self._random)
         self._verifying = VerifyShell(node, self.threads)
         self._trials = TrialShell(node, clock, self.threads)
         self._clock, self._connect = clock, connect
@@ -364,8 +366,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     def member(self, info: ReplicaInfo) -> Member:
         """Returns what this replica's membership of its cluster needs."""
-        shared = self._transfers, self._followers, self.bundles
-        return Member(self.node, info, self._clock, self._connect, self.threads, *shared)
+        shared = self.threads, self._transfers, self._followers, self.bundles
+        return Member(self.node, info, self._clock, self._connect, *shared, self._random)
 
     # -- batches ------------------------------------------------------------------------------------------
 

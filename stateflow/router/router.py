@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from random import Random  # noqa: TID251 - seeded by the system, unless a caller hands one in
 from time import sleep
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
@@ -34,6 +35,7 @@ from stateflow.router.session import (
 )
 from stateflow.rpc.apply import PASSED, Answers, BatchRows
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.schedule import jittered
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.status import Deployment
 from stateflow.tracing import Made, Tracing, tracing
@@ -142,6 +144,7 @@ class Router:
             ``unavailable_timeout_s`` if that is longer.
         addresses: replicas' advertised addresses → addresses as seen from here, if they differ. Raises InvalidArgument
             for a malformed address.
+        random: varies the pauses before retries; None: one that the system seeds.
     """
 
     def __init__(
@@ -152,11 +155,13 @@ class Router:
         known: Deployment | None = None,
         silence_s: float = SILENCE_S_MIN,
         addresses: Mapping[str, str] | None = None,
+        random: Random | None = None,
     ) -> None:
         self._addresses = {ADDRESS.check(each): ADDRESS.check(here) for each, here in (addresses or {}).items()}
         self._controller = ControllerClient(controller)
         self.settings = settings or RouterSettings()
         self.clock: Clock = SYSTEM_CLOCK
+        self.random = random or Random()
         self.operator = operator
         self._silence_s = silence_s
         #: tracing of this process when the router was made; None: there is none
@@ -232,6 +237,7 @@ class Router:
             self.table,
             rows,
             settings.unavailable_timeout_s,
+            self.random,
             settings.backoff_initial_s,
             settings.backoff_max_s,
             self._silence_s,
@@ -330,11 +336,18 @@ class Router:
         replica.apply(self.operator, batch, rows, send.parts, chunk_bytes, after, tell)
 
 
-def backoff(timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK) -> Iterator[float | None]:
-    """Yields the pause, in seconds, after each attempt to reach a moving partition; None: the time is over."""
+def backoff(
+    timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK, random: Random | None = None
+) -> Iterator[float | None]:
+    """Yields the pause, in seconds, after each attempt to reach a moving partition; None: the time is over.
+
+    Args:
+        random: varies the pauses; None: one that the system seeds.
+    """
+    random = random or Random()
     over_at, pause = clock.monotonic() + timeout_s, 0.01
     while clock.monotonic() < over_at:
-        yield pause
+        yield jittered(pause, random)
         pause = min(0.5, 2 * pause)
     yield None
 
@@ -387,7 +400,7 @@ class Asked:
                 table = self._router.table
                 partition = min(self._open, key=lambda each: (each not in table.unserved, each))
                 raise table.no_owner(partition, waited, error)
-            sleep(pause)
+            sleep(jittered(pause, self._router.random))
             pause = min(settings.backoff_max_s, 2 * pause)
             try:
                 self._router.refresh()

@@ -22,8 +22,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from random import Random  # noqa: TID251 - the type; which one is handed in
 
 from stateflow.errors import BatchIncomplete, Moved, PositionGap, StateflowError, Unavailable
+from stateflow.schedule import jittered
 from stateflow.types import PartitionId, ReplicaInfo
 
 #: least silence, in seconds, after which a replica counts as having lost a batch; a working replica gives signs of life
@@ -219,11 +221,14 @@ class BatchSession:
 
     Args:
         timeout_s: seconds for which a partition may stay without a reachable owner before the batch fails.
+        random: varies the pauses, so that clients that one replica failed do not all send again at once.
+        backoff_max_s: longest pause, before it is varied.
     """
 
     table: RoutingTable
     partitions: Iterable[int]
     timeout_s: float
+    random: Random
     backoff_initial_s: float = 0.02
     backoff_max_s: float = 0.25
     silence_s_min: float = SILENCE_S_MIN
@@ -235,6 +240,7 @@ class BatchSession:
     _failing_since: dict[int, float] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)  # address → when it last answered, or was sent something
     _tries: dict[int, int] = field(default_factory=dict)
+    _pauses: dict[int, float] = field(default_factory=dict)  # tries → pause after as many
     _refresh_wanted: bool = False
     _error: StateflowError | None = None
     _last_error: str = ""
@@ -388,8 +394,15 @@ class BatchSession:
             self._fail(self.table.no_owner(partition, now - since, error))
             return
         tries = self._tries[partition] = self._tries.get(partition, 0) + 1
-        pause = 0.0 if at_once else min(self.backoff_max_s, self.backoff_initial_s * 2 ** min(tries - 1, 20))
-        self._waiting[partition] = now + pause
+        self._waiting[partition] = now if at_once else now + self._pause_s(tries)
+
+    def _pause_s(self, tries: int) -> float:
+        """Returns the pause after so many tries. All partitions have the same, so that one message takes those of one
+        owner."""
+        if tries not in self._pauses:
+            pause_s = min(self.backoff_max_s, self.backoff_initial_s * 2 ** min(tries - 1, 20))
+            self._pauses[tries] = jittered(pause_s, self.random)
+        return self._pauses[tries]
 
     def _fail(self, error: StateflowError) -> None:
         if self._error is None:

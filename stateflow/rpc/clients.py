@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from time import sleep
 from typing import Any, TypeVar
@@ -37,7 +37,9 @@ from stateflow.rpc.secure import blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
     CHANNEL_OPTIONS,
+    SILENCE_S,
     answered,
+    heard,
     message_of,
     newest_of,
     positions_of,
@@ -49,8 +51,6 @@ from stateflow.types import ADDRESS, OperatorSpec, shown
 
 log = logging.getLogger(__name__)
 Stub = TypeVar("Stub")
-#: longest silence of a stream without deadline, in seconds; servers send something more often
-SILENCE_S = 60.0
 #: methods that change nothing, and may be answered by any controller
 READS = frozenset(
     {"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration", "ListAgents", "ListJobs", "GetJobRun"}
@@ -572,12 +572,8 @@ class AgentCaller:
         self._stub = agent_pb2_grpc.AgentServiceStub(channel)
 
     async def logs(self, command: Command, replica: str, lines: int, follow: bool) -> AsyncGenerator[bytes]:
+        """Yields a replica's log. While nothing is logged, the agent sends a page without data every few seconds."""
         request = message_of(apb.LogsRequest, replica=replica, lines=lines, follow=follow, command=command)
-        call = self._stub.Logs(request)
-        try:
-            while (page := await call.read()) is not grpc.aio.EOF:
-                yield answered(page, self._address).data
-        except grpc.aio.AioRpcError as error:
-            raise remote_error(error, self._address) from error
-        finally:
-            call.cancel()
+        async with aclosing(heard(self._stub.Logs(request), self._address)) as pages:
+            async for page in pages:
+                yield page.data

@@ -15,7 +15,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from operator import attrgetter
@@ -86,11 +87,17 @@ MESSAGE_BYTES_MAX = 4 << 20
 ANSWER_BYTES_MAX = 64 << 20
 #: after this silence a connection is asked for a sign of life, which must arrive within the second time, seconds
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10, 5
+#: time for the sign of life of a peer whose system still acknowledges packets, in seconds: a process that was stopped,
+#: or a proxy that holds. gRPC applies the time above to the system alone, and would wait for the peer for 60 s
+PING_TIMEOUT_S = 15
+#: longest silence of a stream without deadline, in seconds
+SILENCE_S = 60.0
 _COMMON = [
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_S * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),  # a server that takes pings for abuse would cut the channel in mid-call
@@ -210,6 +217,57 @@ async def connected(channel: grpc.aio.Channel, address: str) -> None:
     except TimeoutError as error:
         what = f"no connection to {address} within {CONNECT_TIMEOUT_S:g} s"
         raise Unavailable(what, remedy="check that it runs and that the address is right") from error
+
+
+async def heard(
+    call: Any,
+    address: str,
+    silence_s: float = SILENCE_S,
+    answers: Callable[[float], Awaitable[bool]] | None = None,
+) -> AsyncGenerator[Any]:
+    """Yields the messages of a stream without deadline, whose duration cannot be known.
+
+    gRPC answers keepalive in its own threads, so a server whose event loop hangs keeps its connections. Raises the
+    refusal of the server, or Unavailable if the server is silent for about ``silence_s``.
+
+    Args:
+        call: the stream, which is cancelled at the end.
+        answers: asks the server for something else, and tells whether it answered within so many seconds; work that
+            takes long is not silence then. None: only messages count, which the server sends more often.
+    """
+    loop = asyncio.get_running_loop()
+    waits_since, silent = loop.time(), False
+
+    async def watch() -> None:
+        nonlocal waits_since, silent
+        patience_s = silence_s if answers is None else silence_s / 2
+        while not silent:
+            await asyncio.sleep(silence_s / 8)
+            since = waits_since
+            if loop.time() - since < patience_s:
+                continue
+            alive = answers is not None and await answers(silence_s / 4)
+            if waits_since == since:  # otherwise a message has come meanwhile
+                waits_since, silent = loop.time(), not alive
+        call.cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            waits_since = math.inf  # the reader may take any time before it asks for more
+            yield answered(message, address)
+            waits_since = loop.time()
+    except grpc.aio.AioRpcError as error:
+        raise remote_error(error, address) from error
+    except asyncio.CancelledError:
+        reader = asyncio.current_task()
+        if not silent or (reader is not None and reader.cancelling()):
+            raise
+        what = f"no message from {address} for {silence_s:g} s"
+        raise Unavailable(what, remedy="check that it is healthy, and retry") from None
+    finally:
+        watching.cancel()
+        call.cancel()
 
 
 async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> None:

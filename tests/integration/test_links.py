@@ -19,13 +19,14 @@ from stateflow.errors import Unavailable
 from stateflow.partition.change_feed import BaseFile
 from stateflow.partition.environment import RateLimit
 from stateflow.replica.peers import Peer, SourceReplica
+from stateflow.rpc import clients, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient
-from stateflow.rpc.wire import OPTIONS, connect
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect
 from stateflow.testing import LocalCluster
+from tests.crash_matrix.proxy import Proxy
 from tests.integration.operators import Blob
 from tests.integration.slow_link import SlowLink
 from tests.integration.support import eventually, read
@@ -110,6 +111,80 @@ async def _silent_calls() -> None:
             await unary
     finally:
         await server.stop(0)
+
+
+# -- half-open connections ------------------------------------------------------------------------------------
+
+#: the shortest keepalive that gRPC takes: a connection is noticed to be half open after two seconds and a half
+SHORT = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 500, "grpc.http2.ping_timeout_ms": 1_500}
+
+
+def shortened(options: Any) -> list[tuple[str, Any]]:
+    assert dict(options).keys() >= SHORT.keys(), "keepalive is on"
+    return [*(dict(options) | SHORT).items()]
+
+
+def test_a_caller_notices_that_its_connection_is_half_open() -> None:
+    """A caller whose link holds what both ends send gets its error by keepalive, long before its deadline."""
+    asyncio.run(_call_over_a_link_that_holds())
+
+
+async def _call_over_a_link_that_holds() -> None:
+    server = grpc.aio.server(options=OPTIONS)
+    replica_pb2_grpc.add_ReplicaServiceServicer_to_server(_Slow(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    proxy = Proxy(lambda: f"127.0.0.1:{port}")
+    try:
+        async with grpc.aio.insecure_channel(proxy.address, options=shortened(CHANNEL_OPTIONS)) as channel:
+            stub = replica_pb2_grpc.ReplicaServiceStub(channel)
+            stream = stub.Follow(rpb.FollowRequest(), timeout=10)  # less than keepalive takes if it is not shortened
+            assert (await stream.read()).head_sequence == 1
+            proxy.hold()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stream.read()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, caught.value.details()
+    finally:
+        proxy.close()
+        await server.stop(0)
+
+
+def test_a_stream_goes_on_after_its_connection_was_half_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Moving(controller_pb2_grpc.ControllerServiceServicer):
+        calls = 0
+
+        def WatchReconfiguration(self, request: Any, context: Any) -> Iterator[cpb.Reconfiguration]:
+            self.calls += 1
+            if self.calls > 1:
+                yield cpb.Reconfiguration(id="later", operator="Op")
+                return
+            yield cpb.Reconfiguration(id="first", operator="Op")
+            ended.wait(60)
+
+    def upstream() -> str:
+        connections.append(1)
+        return f"127.0.0.1:{port}"
+
+    monkeypatch.setattr(clients, "_OPTIONS", shortened(clients._OPTIONS))
+    ended, connections = threading.Event(), list[int]()
+    server = grpc.server(ThreadPoolExecutor(4), options=OPTIONS)
+    controller_pb2_grpc.add_ControllerServiceServicer_to_server(Moving(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    proxy = Proxy(upstream)
+    try:
+        stream = ControllerClient(proxy.address, connect_timeout_s=30).watch(cpb.ReconfigurationRequest(id="one"))
+        assert next(stream).id == "first"
+        proxy.hold()
+        with ThreadPoolExecutor(1) as aside:
+            rest = aside.submit(lambda: [each.id for each in stream])
+            eventually(lambda: len(connections) > 1, "the client noticed it, and connects again", timeout_s=10)
+            proxy.heal()
+            assert rest.result(60) == ["later"]
+    finally:
+        ended.set()
+        proxy.close()
+        server.stop(0)
 
 
 # -- transfers ------------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class Controllers:
 
         world, name = self._world, process.name
         clock = Clock(process)
+        pauses = Random(f"{world.seed}:{name}/{world.programs[name].starts}:pauses")
         chosen = world.blank if world.blank is not None and name == NAMES[0] else world.ledger
         ledger: Any = Handle(chosen, lambda how: self.meets(name, how), world.loop.may_switch, self._random)
         me = Holder(f"{name}/{world.programs[name].starts}", name, f"{name}:1", 1)
@@ -80,7 +81,15 @@ class Controllers:
             world.log(f"{name} leads, term {leadership.term}")
             connect: Any = world.net.connect
             server = Controller(
-                ledger, CONTROLLER, clock, connect, world.new_id, leadership=leadership, writer=writer, grace_s=grace_s
+                ledger,
+                CONTROLLER,
+                clock,
+                connect,
+                world.new_id,
+                leadership=leadership,
+                writer=writer,
+                grace_s=grace_s,
+                random=pauses,
             )
             register = server.members.registered
 
@@ -91,7 +100,7 @@ class Controllers:
             server.members.registered = registered  # type: ignore[method-assign]
             return server
 
-        leading = Leading(ledger, me, gone, CONTROLLER, clock, make)
+        leading = Leading(ledger, me, gone, CONTROLLER, clock, make, pauses)
         following = Following(ledger, CONTROLLER, clock, lambda: leading.leads, leading.who)
         world.loop.create_task(world.guarded(following.run()))
         methods = Methods()

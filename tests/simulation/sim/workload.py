@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import grpc.aio
@@ -79,6 +80,7 @@ class Client:
         self._table: RoutingTable | None = None
         self._controller = Asked(world)
         self._streams = Streams(world)
+        self._pauses = Random(f"{world.seed}:{source.name}:pauses")
 
     async def run(self) -> None:
         source, random = self._source, self._world.random
@@ -167,7 +169,7 @@ class Client:
         loop = self._world.loop
         while self._table is None:
             await self._refresh(None)
-        session = BatchSession(self._table, rows, timeout_s=30.0)
+        session = BatchSession(self._table, rows, 30.0, self._pauses)
         answered = asyncio.Event()
         while not session.done:
             wait = math.inf

@@ -371,7 +371,8 @@ class World:
         else:
             environment.wrote = lambda store, mutations: self._wrote(process, store, mutations)
         node = Node(self, process, info, environment)
-        service = ReplicaService(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
+        beats = Random(f"{self.seed}:{name}/{program.starts}:heartbeats")
+        service = ReplicaService(node, None, Clock(process), self.net.connect, beats)  # type: ignore[arg-type]
         if self._slow.random() < SLOW_STARTS:
             saying = self.loop.create_task(say_opening(service.member(info), self.controllers.addresses()))
             await asyncio.sleep(2 * CONTROLLER.opening_timeout_s * self._slow.random())

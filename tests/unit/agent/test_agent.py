@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from stateflow.agent import agent as module
 from stateflow.agent.agent import Agent, Config
 from stateflow.agent.processes import LocalLauncher, Rlimits, Store
 from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm
@@ -226,3 +230,27 @@ def test_a_replica_that_cannot_be_begun_for_any_reason_costs_itself_alone(tmp_pa
         agent._claimed.close()
 
     asyncio.run(run())
+
+
+class Enough(Exception):
+    """Ends the loop of heartbeats."""
+
+
+def test_heartbeats_of_agents_do_not_stay_in_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    async def wait_for(change: Coroutine[Any, Any, bool], timeout: float) -> None:
+        change.close()
+        waited.append(timeout)
+        raise Enough if len(waited) == 20 else TimeoutError
+
+    async def run() -> None:
+        one = Agent(replace(config(tmp_path), controller="127.0.0.1:1"), Rlimits(), LocalLauncher(), Random(5))
+        patched = vars(asyncio) | {"wait_for": wait_for}
+        with monkeypatch.context() as patch, pytest.raises(Enough):
+            patch.setattr(module, "asyncio", SimpleNamespace(**patched))
+            await one._beat(one._info("127.0.0.1:9"))
+        one._claimed.close()
+
+    asyncio.run(run())
+    assert 0.75 * module.BEAT_S <= min(waited) < max(waited) <= 1.25 * module.BEAT_S

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from stateflow.cli import processes
-from stateflow.clock import SYSTEM_CLOCK
+from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import StateflowError
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica import executor, server
@@ -201,3 +201,18 @@ def test_a_process_that_stops_by_itself_ends_in_time_as_well(monkeypatch: pytest
     monkeypatch.setattr(processes, "_end_as_it_is", lambda _: ended.set())
     processes._Stop(SOON_S).set()
     assert ended.wait(LONG_S)
+
+
+def test_a_process_says_how_long_its_end_took(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(processes, "_end_as_it_is", lambda _: None)
+    monkeypatch.setattr(processes, "SYSTEM_CLOCK", clock)
+    stop = processes._Stop(SOON_S)
+    with caplog.at_level(logging.INFO, logger="stateflow"):
+        stop.say_over()  # it ends for another reason
+        stop.set()
+        clock.advance(1.5)
+        stop.say_over()
+    assert [each.getMessage() for each in caplog.records] == [f"shutdown took 1.5 s of at most {SOON_S:g} s"]

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +18,8 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotAllowed, NotLeading, StateMissing
 from stateflow.partition.control import FencingGuard
 from stateflow.partition.data_directory import Identity
-from stateflow.replica.membership import Member, stay_registered
+from stateflow.replica import membership
+from stateflow.replica.membership import Member, say_opening, stay_registered
 from stateflow.replica.transfer_out import Followers
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
@@ -82,8 +84,8 @@ class Shell:
 
     def member(self) -> Member:
         info, this = ReplicaInfo("a-0", "a", "127.0.0.1:1"), cast(Any, self)
-        shared: Any = {"threads": this, "transfers": this, "bundles": this}
-        return Member(this.node, info, self.clock, self.connect, followers=self.followers, **shared)
+        parts: dict[str, Any] = dict.fromkeys(("threads", "transfers", "bundles"), this)
+        return Member(this.node, info, self.clock, self.connect, followers=self.followers, **parts, random=Random(5))
 
     async def ensure(self, _: Any) -> None:
         """Loads nothing: no operator came in a bundle."""
@@ -263,3 +265,34 @@ def test_a_question_is_asked_with_a_heartbeat_at_once_and_answered_by_the_contro
         await server.stop(None)
 
     asyncio.run(run())
+
+
+class Enough(Exception):
+    """Ends a loop of heartbeats."""
+
+
+@pytest.mark.parametrize("opening", [False, True])
+def test_heartbeats_of_replicas_do_not_stay_in_step(opening: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 20:
+            raise Enough
+
+    async def run() -> None:
+        shell = Shell(0)
+        shell.node.settings.heartbeat_interval_s = 4.0
+        server = grpc.aio.server()
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(Controller(0), server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        beating = say_opening(shell.member(), address) if opening else stay_registered(shell.member(), address, "one")
+        with monkeypatch.context() as patch, pytest.raises(Enough):
+            patch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
+            patch.setattr(Followers, "pause", lambda _, seconds: sleep(seconds))
+            await asyncio.wait_for(beating, 30)
+        await server.stop(None)
+
+    asyncio.run(run())
+    assert 3.0 <= min(slept) < max(slept) <= 5.0

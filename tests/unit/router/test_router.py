@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import grpc
 import pytest
 
+from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, NotOwner, Unavailable
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
 from stateflow.router import Router
+from stateflow.router.router import backoff
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import ControllerClient
@@ -198,3 +201,28 @@ def test_a_silent_stream_fails_its_batch_and_the_next_gets_another(
 def test_an_address_that_is_none_is_refused_before_anybody_is_asked() -> None:
     with pytest.raises(InvalidArgument, match="'nowhere' is not a valid address: write host:port"):
         Router("nowhere:1", "Count", addresses={"a:1": "nowhere"})
+
+
+def test_pauses_for_a_partition_that_moves_vary_by_a_quarter_and_end_in_time() -> None:
+    def pauses(random: Random) -> list[float]:
+        clock, found = ManualClock(), list[float]()
+        for pause in backoff(8.0, clock, random):
+            if pause is None:
+                assert 8.0 <= clock.monotonic() < 9.0
+                return found
+            found.append(pause)
+            clock.advance(pause)
+        raise AssertionError
+
+    found = pauses(Random(1))
+    assert found == pytest.approx([min(0.5, 0.01 * 2**number) for number in range(len(found))], rel=0.2501)
+    assert len(set(found)) == len(found), "also at the bound"
+    assert found == pauses(Random(1)) != pauses(Random(2))
+
+
+def test_two_routers_draw_their_own_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = Deployment(describe(Count, 2), 1, (ReplicaInfo("a", "edge", "a:1"),) * 2, (1, 1))
+    monkeypatch.setattr(ControllerClient, "deployment", lambda *_: deployment)
+    one, two, given = Router("c:1", "Count"), Router("c:1", "Count"), Router("c:1", "Count", random=Random(3))
+    assert one.random.random() != two.random.random()
+    assert given.random.random() == Random(3).random()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -18,13 +20,23 @@ DOWN = Unavailable("no answer")
 FATAL = OperatorFailed("process() raised")
 
 
+class Steady(Random):
+    """Draws the middle of every range, so that no pause varies."""
+
+    def random(self) -> float:
+        return 0.5
+
+
+STEADY = Steady()
+
+
 def table(partitions: int = 4) -> RoutingTable:
     """Makes a table with even partitions at ``a`` and odd ones at ``b``, all at epoch 1."""
     return RoutingTable("Op", 1, [Route("ab"[p % 2], "ab"[p % 2], 1) for p in range(partitions)])
 
 
-def session(partitions: list[int], timeout_s: float = 10.0) -> BatchSession:
-    return BatchSession(table(), partitions, timeout_s, backoff_initial_s=0.5, backoff_max_s=2.0)
+def session(partitions: list[int], timeout_s: float = 10.0, random: Random = STEADY) -> BatchSession:
+    return BatchSession(table(), partitions, timeout_s, random, backoff_initial_s=0.5, backoff_max_s=2.0)
 
 
 def moved(owner: str, epoch: int) -> Moved:
@@ -187,6 +199,50 @@ def test_back_off_doubles_up_to_its_bound() -> None:
         waits.append(wait.seconds)
         now += wait.seconds
     assert waits == [0.5, 1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def pauses(random: Random, times: int) -> list[float]:
+    """Returns the pauses of a partition whose owner refuses it again and again."""
+    s = session([0], timeout_s=math.inf, random=random)
+    now, waits = 0.0, []
+    for _ in range(times):
+        s.poll(now)
+        s.refused(0, NOT_OWNER, now)
+        s.refreshed(s.table)
+        (wait,) = s.poll(now)
+        assert isinstance(wait, Wait)
+        waits.append(wait.seconds)
+        now = s._waiting[0]
+    return waits
+
+
+@settings(max_examples=sized(400), deadline=None)
+@given(st.integers())
+def test_pauses_vary_by_a_quarter_and_are_the_same_under_one_seed(seed: int) -> None:
+    found = pauses(Random(seed), 6)
+    for wait, steady in zip(found, pauses(STEADY, 6), strict=True):
+        assert wait == pytest.approx(steady, rel=0.2501)
+    assert found == pauses(Random(seed), 6)
+    assert len({round(each, 9) for each in found[2:]}) > 1, "also at the bound"
+
+
+def test_a_fleet_does_not_send_again_in_step() -> None:
+    """A thousand clients that lost one replica at the same moment do not come back to it at the same moment."""
+    after = Counter(int(pauses(Random(number), 1)[0] * 100) for number in range(1000))
+    assert min(after) >= 37
+    assert max(after) <= 62
+    assert max(after.values()) < 100, "a tenth of them in a hundredth of a second, at most"
+
+
+def test_partitions_of_one_owner_are_sent_again_together() -> None:
+    s = session([0, 2], random=Random(1))
+    s.poll(0.0)
+    down(s, "a", [0, 2], 0.0)
+    s.refreshed(s.table)
+    (wait,) = s.poll(0.0)
+    assert isinstance(wait, Wait)
+    assert wait.seconds != 0.5
+    assert sends(s.poll(wait.seconds)) == {"a": ((0, 1), (2, 1))}
 
 
 def test_a_controller_that_is_down_does_not_stop_the_batch() -> None:
@@ -353,7 +409,7 @@ def test_addresses_are_translated_wherever_owners_are_named() -> None:
     infos = [ReplicaInfo("a", "s", "a:1"), ReplicaInfo("b", "s", "b:1")]
     here = table_of("Op", 1, infos, [1, 1], addresses={"a:1": "nat:7", "c:1": "nat:9"})
     assert here.routes == [Route("a", "nat:7", 1), Route("b", "b:1", 1)]
-    s = BatchSession(here, [0, 1], 10.0)
+    s = BatchSession(here, [0, 1], 10.0, STEADY)
     assert set(sends(s.poll(0.0))) == {"nat:7", "b:1"}
     s.refused(1, Moved("it went", owner="c", address="c:1", epoch="2"), 0.1)
     assert sends(s.poll(0.1)) == {"nat:9": ((1, 2),)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 
@@ -87,6 +88,8 @@ class Table:
         self.spec = type("Spec", (), {"partitions": len(owners)})
         self.table = RoutingTable("Flow", 1, [Route(owner, owner, 1) for owner in owners])
         self.moves: Iterator[str] = iter(())
+        self.random = Random(1)
+        self.slept: list[float] = []
 
     def refresh(self) -> None:
         owners = next(self.moves, None)
@@ -120,6 +123,7 @@ def replicas(monkeypatch: pytest.MonkeyPatch, router: Table, **answers: Answer) 
 
     def sleep(seconds: float) -> None:
         router.clock.now += seconds
+        router.slept.append(seconds)
 
     monkeypatch.setattr(asking, "ReplicaClient", Client)
     monkeypatch.setattr(asking, "sleep", sleep)
@@ -150,3 +154,19 @@ def test_an_owner_that_stays_away_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(Unavailable, match=r"for \d+ s; last error: no answer from b .*partition=Flow/1 owner=b"):
         Asked(router, "s", 6, 60.0).answers()  # type: ignore[arg-type]
     assert 60 < router.clock.now < 62
+
+
+def test_pauses_between_questions_vary_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slept(seed: int) -> list[float]:
+        router = Table("a")
+        router.random = Random(seed)
+        replicas(monkeypatch, router, a=lambda _: Unavailable("no answer from a", remedy="-"))
+        with pytest.raises(Unavailable):
+            Asked(router, "s", 6, 10.0).answers()  # type: ignore[arg-type]
+        return router.slept
+
+    steady = [min(0.25, 0.01 * 2**number) for number in range(60)]
+    found = slept(1)
+    assert found[:20] == pytest.approx(steady[:20], rel=0.2501)
+    assert len(set(found[10:])) == len(found[10:]), "also at the bound"
+    assert found == slept(1) != slept(2)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from reconfig.controller import context as shared
 from reconfig.controller import steps
 from reconfig.controller.context import FOLDED_AT_ONCE, ControllerContext
 from reconfig.controller.controller import Controller
@@ -16,6 +20,7 @@ from reconfig.decisions.sweeps import Maintenance
 from stateflow.errors import OperatorNotDeployed, Unavailable
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import Ledger
+from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
@@ -100,3 +105,22 @@ def test_an_answer_waits_for_what_is_being_written(tmp_path: Path) -> None:
             await controller.close()
 
     asyncio.run(scenario())
+
+
+def test_pauses_before_retries_vary_by_a_quarter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def scenario() -> None:
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            controller = Controller(ledger, ControllerSettings(retry_interval_s=4.0), random=Random(5))
+            with monkeypatch.context() as patch:
+                patch.setattr(shared, "asyncio", SimpleNamespace(sleep=sleep))
+                for _ in range(20):
+                    await controller.context.pause()
+            await controller.close()
+
+    asyncio.run(scenario())
+    assert 3.0 <= min(slept) < max(slept) <= 5.0

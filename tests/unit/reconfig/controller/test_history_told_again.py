@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +95,7 @@ class First:
             cluster=self.cluster,
             settings=ControllerSettings(retry_interval_s=0.001),
             clock=SYSTEM_CLOCK,
+            random=Random(5),
             over=asyncio.get_running_loop().create_future(),
             spawn=asyncio.ensure_future,
             alive=lambda: {"a": A, "b": B},
@@ -113,6 +115,7 @@ class First:
             "hooks": self.executor.hooks(self.running, planned),
             "settings": context.settings,
             "clock": SYSTEM_CLOCK,
+            "random": Random(5),
         }
 
     async def _record(self, work: Any, *arguments: Any) -> Any:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from reconfig.controller import replicas as calls
 from reconfig.controller.replicas import Replicas
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import LeaseLost, MoveUnknown, StaleTerm, StateflowError, Unavailable
@@ -30,6 +35,7 @@ from stateflow.partition.control import (
 )
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import FAULT_KEY, fault_of
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, PartitionId, ReplicaInfo
@@ -70,10 +76,28 @@ def refusal(error: StateflowError) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), metadata)
 
 
-class World:
-    """A replica that gives ``answers`` in their order, and then empty ones."""
+class Answers:
+    """A stream of answers."""
 
-    def __init__(self, *answers: Any, connected: bool = True) -> None:
+    def __init__(self, answers: list[Any]) -> None:
+        self._answers = iter(answers)
+
+    async def read(self) -> Any:
+        return next(self._answers, grpc.aio.EOF)
+
+    def cancel(self) -> None:
+        """Ends nothing, as there is no server."""
+
+
+class World:
+    """A replica that gives ``answers`` in their order, and then empty ones.
+
+    ``address``: where a real one answers instead.
+    """
+
+    def __init__(
+        self, *answers: Any, connected: bool = True, address: str = "", settings: ControllerSettings | None = None
+    ) -> None:
         self.answers, self.connected = list(answers), connected
         self.known = {"a": A}
         self.sessions, self.asked = ["first"], list[tuple[str, Any]]()
@@ -81,11 +105,12 @@ class World:
         self.replicas = Replicas(
             SimpleNamespace(roster=SimpleNamespace(replicas=self.known)),  # type: ignore[arg-type]
             SimpleNamespace(session=lambda _: self.sessions[0], may_serve=lambda _: True),  # type: ignore[arg-type]
-            ControllerSettings(retry_interval_s=0.001),
+            settings or ControllerSettings(retry_interval_s=0.001),
             SYSTEM_CLOCK,
-            lambda _: self,
+            lambda _: grpc.aio.insecure_channel(address) if address else self,  # type: ignore[arg-type,return-value]
             lambda _: Command("ledger", 5, self.sessions[0]),
             self.refused.append,
+            Random(5),
         )
 
     async def channel_ready(self) -> None:
@@ -104,10 +129,9 @@ class World:
         return call
 
     def unary_stream(self, path: str, **_: Any) -> Any:
-        async def call(request: Any) -> Any:
+        def call(request: Any) -> Answers:
             self.asked.append((path.rpartition("/")[2], request))
-            for answer in self.answers:
-                yield answer
+            return Answers(self.answers)
 
         return call
 
@@ -218,3 +242,101 @@ def test_a_target_tells_how_far_it_is() -> None:
     assert (last.phase, str(last.fault)) == (Phase.FAILED, str(fault))
     ((method, request),) = world.asked
     assert (method, request.standby_move, request.command.session) == ("Prepare", "s", "first")
+
+
+# -- work that takes long ---------------------------------------------------------------------------------------
+
+
+class Working(replica_pb2_grpc.ReplicaServiceServicer):
+    """A replica that works until it was asked for something else twice. It refuses the first time."""
+
+    def __init__(self) -> None:
+        self.asked, self.enough = 0, threading.Event()
+
+    def Try(self, request: rpb.TryRequest, context: Any) -> Iterator[rpb.TryPage]:
+        self.enough.wait(60)
+        yield rpb.TryPage(partition=1)
+
+    def Verify(self, request: rpb.VerifyRequest, context: Any) -> Iterator[rpb.VerifyPage]:
+        self.enough.wait(60)
+        yield rpb.VerifyPage(done=True)
+
+    def Prepare(self, request: rpb.PrepareRequest, context: Any) -> Iterator[rpb.MoveProgress]:
+        self.enough.wait(60)
+        yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED)
+
+    def Inspect(self, request: rpb.InspectRequest, context: Any) -> rpb.PartitionView:
+        self.asked += 1
+        if self.asked == 1:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a refusal is an answer")
+        self.enough.set()
+        return rpb.PartitionView()
+
+
+STREAMS: dict[str, Callable[[Replicas], AsyncIterator[Any]]] = {
+    "try_out": lambda r: r.try_out("a", SPEC, [1]),
+    "verify": lambda r: r.verify("a", P),
+    "prepare": lambda r: r.prepare("a", Preparation("m", SPEC, P, A, 1), ""),
+}
+
+
+@contextmanager
+def replica_of(threads: int, silence_s: float, patch: pytest.MonkeyPatch) -> Iterator[tuple[Working, str]]:
+    """Yields a replica and its address.
+
+    ``threads``: how many calls it works on at a time, while others wait. ``silence_s``: how long it may be silent.
+    """
+    patch.setattr(calls, "SILENCE_S", silence_s)
+    server, replica = grpc.server(ThreadPoolExecutor(threads)), Working()
+    replica_pb2_grpc.add_ReplicaServiceServicer_to_server(replica, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield replica, f"127.0.0.1:{port}"
+    finally:
+        replica.enough.set()
+        server.stop(None).wait(30)
+
+
+async def all_of(world: World, stream: str) -> list[Any]:
+    try:
+        return [each async for each in STREAMS[stream](world.replicas)]
+    finally:
+        await world.replicas.close()
+
+
+def test_a_replica_that_works_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that works without a message is waited for, for more than the longest silence."""
+    with replica_of(2, 1.6, monkeypatch) as (replica, address):
+        (report,) = done(all_of(World(address=address), "prepare"))
+    assert report.phase is Phase.OWNED
+    assert replica.asked == 2
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_replica_that_hangs_is_not_waited_for(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that hangs answers nothing else either; its connection is alive, as gRPC's own threads keep it so."""
+    with replica_of(1, 0.4, monkeypatch) as (replica, address):
+        with pytest.raises(Unavailable, match=r"no message from a \(a:1\) for 0\.4 s"):
+            done(all_of(World(address=address), stream))
+        assert replica.asked == 0
+
+
+def test_pauses_before_a_call_is_repeated_vary_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 20:
+            world.sessions = ["second"]
+
+    world = World(refusal(LeaseLost("not registered yet")), settings=ControllerSettings(retry_interval_s=4.0))
+
+    async def run() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(calls, "asyncio", SimpleNamespace(sleep=sleep))
+            await world.replicas.cancel("a", CANCELLATION)
+
+    done(run())
+    assert 3.0 <= min(slept) < max(slept) <= 5.0
+    assert slept == [4.0 * random.uniform(0.75, 1.25) for random in [Random(5)] for _ in range(20)]

@@ -45,10 +45,16 @@ def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Res
         fetch=lambda *_: answer(Restored), own=lambda *_: answer(Restored), cancel=lambda *_: answer(Cancelled)
     )
     members = SimpleNamespace(alive=lambda _: True, lapsed=lambda _: False)
-    settings = SimpleNamespace(restore_patience_s=0.0, retry_interval_s=0.0)
+    settings = SimpleNamespace(restore_patience_s=0.0)
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     context: Any = SimpleNamespace(
-        replicas=replicas, members=members, settings=settings, clock=clock, cluster=SimpleNamespace(), check_leads=leads
+        replicas=replicas,
+        members=members,
+        settings=settings,
+        clock=clock,
+        cluster=SimpleNamespace(),
+        check_leads=leads,
+        pause=lambda: asyncio.sleep(0),
     )
 
     async def own() -> Restored:

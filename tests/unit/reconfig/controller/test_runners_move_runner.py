@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from reconfig.controller import runners
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.runners import Hooks, MoveRunner
 from reconfig.decisions import migration as m
@@ -73,6 +76,7 @@ def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float | None = None, **opt
         hooks=hooks,
         settings=ControllerSettings(),
         clock=SYSTEM_CLOCK,
+        random=Random(5),
         machine=MoveRunner.machine_for(planned),
         newest_epoch=lambda: 1,
         **options,
@@ -247,3 +251,24 @@ def test_what_begins_again_knows_what_it_was_told_while_it_was_broken_off() -> N
         assert again.machine.phase is m.Phase.ABORTED
 
     asyncio.run(run())
+
+
+def test_pauses_before_retries_vary_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[float]:
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        runner = runner_of(Pair(), Hooks(_nothing, _nothing, _nothing, lambda: None))
+        runner.settings = ControllerSettings(retry_interval_s=4.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(runners, "asyncio", SimpleNamespace(sleep=sleep))
+            for _ in range(20):
+                await runner._later(_nothing)
+            await runner._later(_nothing, 40.0)
+        return slept
+
+    *few, long = asyncio.run(run())
+    assert 3.0 <= min(few) < max(few) <= 5.0
+    assert 30.0 <= long <= 50.0

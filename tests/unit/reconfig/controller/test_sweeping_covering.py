@@ -39,7 +39,7 @@ class Fleet:
             cluster=self.cluster,
             members=SimpleNamespace(alive=lambda name: name not in self.dead),
             clock=SimpleNamespace(monotonic=asyncio.get_running_loop().time),
-            settings=SimpleNamespace(retry_interval_s=0.01),
+            pause=lambda: asyncio.sleep(0.01),
             acquainted=lambda: asyncio.sleep(0),
             check_leads=lambda: None,
             check_site=lambda site: None,
