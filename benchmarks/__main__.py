@@ -14,11 +14,13 @@ import importlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.record import Record
 from benchmarks.results import keep
+from tests.gate import slowness
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     run = importlib.import_module(benchmark.module).run
     extra = {} if options.minutes is None else {"minutes": options.minutes}
+    before = slowness() if options.keep else 1.0
+    began = time.monotonic()
     record: Record = run(experiment, quick=options.quick, seed=options.seed, only=options.only, **extra)
+    record = replace(record, took_s=time.monotonic() - began)
     if options.keep:
+        record = replace(record, slowness=max(before, slowness()))
         keep(options.name, record)
     print(json.dumps(record.to_json(), allow_nan=False) if options.json else _for_people(record))
     return 0 if record.complete else 1
@@ -180,6 +186,8 @@ def _for_people(record: Record) -> str:
         verdict = "met" if target.met else "NOT MET"
         lines.append(f"  {target.name:44} {value:>14}  ({sign} {target.target:g})  {verdict}")
     lines.append(f"  correctness {record.correctness.to_json()}")
+    if record.took_s is not None:
+        lines.append(f"  took {record.took_s:.0f} s")
     if record.skipped:
         lines.append(f"  skipped: {record.skipped}")
     lines += [f"  failed: {failure}" for failure in record.failures]

@@ -5,7 +5,8 @@ times, at a share of it; latency counts from the time a batch was scheduled. The
 is part of the figures, and the record tells how long the process itself was held up.
 
 L2: one sender that sends 200 rows again and again, over ever more partitions, which shows the cost of each partition.
-Making the rows and checking the answers is part of a batch's time.
+Making the rows and checking the answers is part of a batch's time. Beside the plain operator comes one that also writes
+a state with a ttl and sets a timer for each row.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.load import Ledger, Load, Source, ccdf, correctness_of, summary
-from benchmarks.operators import CountSum
+from benchmarks.operators import CountSum, CountSumTimed
 from benchmarks.record import Correctness, Record, Target, ratio, spread
+from stateflow import Operator
 from stateflow.testing import LocalCluster
 
 OPERATOR = "CountSum"
@@ -34,6 +36,8 @@ BOUNDS_MS = {"p50": 2.0, "p99": 5.0}
 SPREAD_ROWS = 200  # per batch of L2
 SPREAD_PARTITIONS = (16, 128, 1_024, 4_096)
 SPREAD_BOUND = 1.5
+#: most partitions of CountSumTimed in the quick size, whose two minutes allow for creating 4,096 partitions once
+TIMED_QUICK_MAX = 128
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
@@ -91,34 +95,25 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 def _run_spread(*, quick: bool, seed: int) -> Record:
     seconds, runs = (3.0, 1) if quick else (30.0, 5)
-    found: dict[str, dict[str, list[float]]] = {}
+    measured: dict[type[Operator], dict[str, dict[str, list[float]]]] = {CountSum: {}, CountSumTimed: {}}
     parts: list[Correctness] = []
     for number in range(runs):
         for partitions in SPREAD_PARTITIONS:
-            # two replicas: many systems limit a process to fewer open files than 4,096 partitions may need
-            sites = {"cloud": 2}
-            with LocalCluster(CountSum, sites=sites, partitions=partitions, checkpoint_interval_s=0) as local:
-                stream = local.stream(OPERATOR, source="spread")
-                load = Load([Source(stream, picker(0, SPREAD_ROWS), 0.0)], seed + number)
-                with load:
-                    load.wait(SETTLE_S + seconds)
-                # all batches are scheduled for the beginning: a batch takes from the previous answer to its own
-                ends = [end for end in load.sources[0].latencies.took_s if end >= SETTLE_S]
-                lasted_s, sent = ends[-1] - ends[0], len(ends) - 1
-                each = summary([1e3 * (end - before) for before, end in pairwise(ends)])
-                parts.append(correctness_of(load, local.cluster, OPERATOR))
-            of = found.setdefault(str(partitions), {"rows_per_s": [], "p50_ms": [], "p99_ms": []})
-            of["rows_per_s"].append(sent * SPREAD_ROWS / lasted_s)
-            of["p50_ms"].append(each["p50"])
-            of["p99_ms"].append(each["p99"])
-            _say(f"  {partitions:,} partitions: {of['rows_per_s'][-1]:,.0f} rows/s, p50 {each['p50']:.2f} ms")
-    figures = {count: {name: spread(values) for name, values in of.items()} for count, of in found.items()}
-    few, many = (figures[str(count)] for count in (SPREAD_PARTITIONS[0], SPREAD_PARTITIONS[-1]))
+            for operator, found in measured.items():
+                if quick and operator is CountSumTimed and partitions > TIMED_QUICK_MAX:
+                    continue
+                of = found.setdefault(str(partitions), {"rows_per_s": [], "p50_ms": [], "p99_ms": []})
+                parts.append(_spread_over(operator, partitions, seconds, seed + number, of))
+    plain, timed = (
+        {count: {name: spread(values) for name, values in of.items()} for count, of in found.items()}
+        for found in measured.values()
+    )
+    few, many = (plain[str(count)] for count in (SPREAD_PARTITIONS[0], SPREAD_PARTITIONS[-1]))
     costs = {name: ratio(many[name]["median"], few[name]["median"]) for name in ("p50_ms", "p99_ms")}
     costs["seconds a row"] = ratio(few["rows_per_s"]["median"], many["rows_per_s"]["median"])
     return Record(
         experiment="L2",
-        figures={"by_partitions": figures},
+        figures={"by_partitions": plain, "by_partitions_with_timer_and_ttl": timed},
         targets=[
             Target(
                 f"{name}, {SPREAD_PARTITIONS[-1]:,}/{SPREAD_PARTITIONS[0]} partitions", cost, SPREAD_BOUND, "at_most"
@@ -135,6 +130,27 @@ def _run_spread(*, quick: bool, seed: int) -> Record:
         },
         seed=seed,
     )
+
+
+def _spread_over(
+    operator: type[Operator], partitions: int, seconds: float, seed: int, found: dict[str, list[float]]
+) -> Correctness:
+    """Measures an operator over so many partitions, and adds its figures to ``found``."""
+    name = operator.__name__
+    # two replicas: many systems limit a process to fewer open files than 4,096 partitions may need
+    with LocalCluster(operator, sites={"cloud": 2}, partitions=partitions, checkpoint_interval_s=0) as local:
+        load = Load([Source(local.stream(name, source="spread"), picker(0, SPREAD_ROWS), 0.0)], seed)
+        with load:
+            load.wait(SETTLE_S + seconds)
+        # all batches are scheduled for the beginning: a batch takes from the previous answer to its own
+        ends = [end for end in load.sources[0].latencies.took_s if end >= SETTLE_S]
+        each = summary([1e3 * (end - before) for before, end in pairwise(ends)])
+        correctness = correctness_of(load, local.cluster, name)
+    found["rows_per_s"].append((len(ends) - 1) * SPREAD_ROWS / (ends[-1] - ends[0]))
+    found["p50_ms"].append(each["p50"])
+    found["p99_ms"].append(each["p99"])
+    _say(f"  {name}, {partitions:,} partitions: {found['rows_per_s'][-1]:,.0f} rows/s, p50 {each['p50']:.2f} ms")
+    return correctness
 
 
 def _saturation(local: LocalCluster, truth: Ledger, seed: int, seconds: float) -> float:

@@ -45,6 +45,27 @@ class CountSumColumns(BatchOperator):
         return pa.table({"k": keys, "n": n, "total": total})
 
 
+#: seconds that CountSumTimed keeps a key's last value, and seconds of silence after which it drops the value
+KEPT_S, SILENT_S = 10.0, 1.0
+
+
+class CountSumTimed(CountSum):
+    """CountSum that also keeps each key's last value for a time, and drops the value when the key falls silent.
+
+    Each row writes a state with a ttl and sets the key's timer anew. Outputs and ``figures`` are those of CountSum.
+    """
+
+    last = state.value(float, default=0.0, ttl=KEPT_S)
+
+    def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
+        self.last.value = row.v
+        ctx.set_timer(time.time_ns() // 1000 + round(SILENT_S * 1e6), domain="processing")
+        return super().process(row, ctx)
+
+    def on_timer(self, timer: Any, ctx: Any) -> None:
+        self.last.clear()
+
+
 #: CPU time that Busy takes for a row, in microseconds
 BUSY_US = 50
 

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from stateflow import __version__
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+#: seconds that an experiment of quick size may take on two quiet cores
+QUICK_S = 120.0
 _PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQLAlchemy", "bytewax")
 
 
@@ -93,6 +95,9 @@ class Record:
     Attributes:
         failures: what could not be measured and why, one line each.
         skipped: why this machine cannot run the experiment, or all of it; that is not a failure.
+        took_s: how long the experiment took, in seconds; None: not measured.
+        slowness: how many times longer the machine took for its work than a quiet one, see :func:`tests.gate.slowness`;
+            None: not measured.
     """
 
     experiment: str
@@ -103,6 +108,15 @@ class Record:
     seed: int
     failures: Sequence[str] = field(default_factory=list)
     skipped: str = ""
+    took_s: float | None = None
+    slowness: float | None = None
+
+    @property
+    def overran(self) -> bool:
+        """Tells whether an experiment of quick size is known to have taken longer than ``QUICK_S`` times the slowness."""
+        if self.took_s is None or self.slowness is None:
+            return False
+        return bool(self.settings.get("quick")) and self.took_s > QUICK_S * self.slowness
 
     @property
     def complete(self) -> bool:
@@ -121,7 +135,13 @@ class Record:
             "versions": versions(),
             "commit": commit(),
             "seed": self.seed,
+            **self._timing(),
         }
+
+    def _timing(self) -> dict[str, Any]:
+        measured = {"took_s": self.took_s, "slowness": self.slowness}
+        said = {name: round(value, 1) for name, value in measured.items() if value is not None}
+        return {**said, "overran": self.overran} if len(said) == len(measured) else said
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

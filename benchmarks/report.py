@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from benchmarks.record import QUICK_S
 from benchmarks.report_charts import Figure, charts, overview
 from benchmarks.report_page import PAGE
 from benchmarks.results import DIRECTORY, RESULTS, newest, read
@@ -22,7 +23,7 @@ from benchmarks.targets import Aim, aims_of, number
 
 Records = Mapping[str, dict[str, Any]]
 _COLUMNS = ("experiment", "target", "bound", "figure", "figure / bound", "range", "verdict")
-_COLUMNS += ("lost, duplicated, late, state", "commit", "settings")
+_COLUMNS += ("lost, duplicated, late, state", "took", "commit", "settings")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -91,7 +92,7 @@ def markdown(records: Records) -> str:
         for aim in aims_of(record) or [None]:
             settings = ", ".join(_settings(record))
             cells = [record["experiment"], *(_cells(aim) if aim else ["–", "", "", "", "", _state(record)])]
-            cells += [_correctness(record), _commit(record), settings]
+            cells += [_correctness(record), _took(record), _commit(record), settings]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -110,6 +111,9 @@ def _section(record: Mapping[str, Any], figures: dict[str, Figure]) -> str:
     ]
     tone = "" if _sound(record) else ' class="wrong"'
     parts.append(f"<p{tone}>{escape(_correctness(record))}</p>")
+    if took := _took(record):
+        tone = ' class="wrong"' if record.get("overran") else ""
+        parts.append(f"<p{tone}>Took {escape(took)}</p>")
     if "skipped" in record:
         parts.append(f"<p>Skipped: {escape(record['skipped'])}</p>")
     if record["failures"]:
@@ -169,7 +173,10 @@ def _subtitle(records: Records) -> str:
         e for e, r in records.items() if r["settings"].get("load_1min_at_end", 0) > 2 * r["settings"].get("cpus", 1)
     ]
     told = f"{size}, {first.get('cpus')} processors, {first.get('memory_gb')} GB, commit {', '.join(sorted(commits))}"
-    return told + (f"; the machine was busy with other things during {', '.join(busy)}" if busy else "")
+    if busy:
+        told += f"; the machine was busy with other things during {', '.join(busy)}"
+    slow = [experiment for experiment, record in records.items() if record.get("overran")]
+    return told + (f"; too long for a quick size: {', '.join(slow)}" if slow else "")
 
 
 def _commit(record: Mapping[str, Any]) -> str:
@@ -200,6 +207,16 @@ def _correctness(record: Mapping[str, Any]) -> str:
     counts = [f"{name} {'unknown' if found[name] is None else found[name]}" for name in ("lost", "duplicated", "late")]
     state = {True: "state equal", False: "STATE DIFFERENT", None: "state not compared"}[found["state_equal"]]
     return ", ".join([*counts, state])
+
+
+def _took(record: Mapping[str, Any]) -> str:
+    """Says how long an experiment took, and marks a quick one that took too long; empty: an older record."""
+    if "took_s" not in record:
+        return ""
+    said = f"{record['took_s']:.0f} s"
+    if not record.get("overran"):
+        return said
+    return f"{said}, TOO LONG for a quick size (at most {QUICK_S:.0f} s × {record['slowness']:g})"
 
 
 def _told(value: Any) -> str:

@@ -16,7 +16,7 @@ from benchmarks import report
 from benchmarks.record import REPOSITORY
 from benchmarks.results import RESULTS
 
-#: time limit of one experiment; a quick one is meant to take 120 s on two quiet cores
+#: time limit of one experiment; a quick one is meant to take ``record.QUICK_S``, and is marked beyond that
 LIMIT_QUICK_S, LIMIT_S = 600, 4 * 3600
 #: seconds that an experiment has to end its processes
 GRACE_S = 60

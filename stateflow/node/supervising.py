@@ -22,6 +22,9 @@ BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
 HOPELESS = 5
 #: least difference between the loads of two workers, as a share of the greater, at which partitions move
 GAIN = 0.2
+#: share by which a move may leave the receiving worker busier than the giving one; without this tolerance the second of
+#: two equally busy partitions would rarely move, because measured loads are never quite equal
+OVER = GAIN / 4
 #: share of a core below which a worker keeps all its partitions, because it keeps no caller waiting
 BUSY = 0.2
 #: least and greatest time over which loads are measured, in seconds; a round with moves doubles it, else it is halved
@@ -185,7 +188,8 @@ def spread(
 ) -> dict[PartitionId, str]:
     """Returns the moves within a node that make its workers about equally busy: partition → worker.
 
-    There are as few moves as possible, and none between workers where the gain would be small.
+    There are as few moves as possible, and none between workers where the gain would be small. No move leaves its
+    target busier than its source by more than ``OVER``.
 
     Args:
         loads: worker → partition → load, in any unit; partitions without load are spread by their number.
@@ -201,7 +205,11 @@ def spread(
         least = min(total, key=lambda worker: (total[worker], worker))
         most = max(total, key=lambda worker: (total[worker], worker))
         gap = total[most] - total[least]
-        fitting = [(load, p) for p, load in left[most].items() if load <= gap / 2 * (1 + 1e-9) and p not in moves]
+        fitting = [
+            (load, p)
+            for p, load in left[most].items()
+            if 2 * load - gap <= OVER * (total[least] + load) and p not in moves
+        ]
         if not fitting or gap <= GAIN * total[most]:
             return moves
         load, partition = max(

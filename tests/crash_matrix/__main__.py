@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.crash_matrix.matrix import AWAY_S, OUTAGE_S, Outcome, matrix, run_cell
+from benchmarks.record import commit
+from tests.crash_matrix.matrix import ACKNOWLEDGE, AWAY_S, OUTAGE_S, Outcome, matrix, run_cell
 from tests.crash_matrix.steps import FAULTS, cells, sample, steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "crash-matrix.md"
@@ -22,7 +23,8 @@ the move ends, each partition is owned by exactly one replica and by the one the
 outputs of an undisturbed run once, and the state equals that run's.
 
 Steps come from the code: the instructions of `reconfig.decisions.migration` and the RPCs that carry them out
-(`tests/crash_matrix/steps.py`). Made by `python -m tests.crash_matrix`: {count} cells, {bad} bad.
+(`tests/crash_matrix/steps.py`). Replicas acknowledged batches by `{acknowledge}`{spare}. Made by
+`python -m tests.crash_matrix --acknowledge {acknowledge}` (commit {commit}): {count} cells, {bad} bad.
 
 ✓ completed: the target owns. ↺ rolled back: the source does. In brackets the longest a batch took, in seconds, on a
 shared 2-core machine; the client holds the rows meanwhile, none is refused.
@@ -30,7 +32,8 @@ shared 2-core machine; the client holds the rows meanwhile, none is refused.
 """
 
 
-def page(outcomes: list[Outcome]) -> str:
+def page(outcomes: list[Outcome], acknowledge: str, revision: str) -> str:
+    """Makes the page of these outcomes. ``acknowledge``, ``revision``: the mode and the commit that gave them."""
     found = {(o.cell.step, o.cell.participant, o.cell.fault): o for o in outcomes}
     bad = [o for o in outcomes if o.problem]
     lines = [
@@ -41,11 +44,16 @@ def page(outcomes: list[Outcome]) -> str:
         row = [_cell(found.get((step, *column))) for column in FAULTS]
         lines.append(f"| {step} | " + " | ".join(row) + " |")
     lines += ["", *(f"- **{o.cell}**: {o.problem}" for o in bad)]
-    return (
-        HEAD.format(away_s=AWAY_S, outage_s=OUTAGE_S, count=len(outcomes), bad=len(bad))
-        + "\n".join(lines).rstrip()
-        + "\n"
+    head = HEAD.format(
+        away_s=AWAY_S,
+        outage_s=OUTAGE_S,
+        acknowledge=acknowledge,
+        spare=", and a third one had a standby of each partition" if acknowledge == "standby" else "",
+        commit=revision,
+        count=len(outcomes),
+        bad=len(bad),
     )
+    return head + "\n".join(lines).rstrip() + "\n"
 
 
 def _cell(outcome: Outcome | None) -> str:
@@ -59,12 +67,16 @@ def _cell(outcome: Outcome | None) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash_matrix", description=__doc__)
     parser.add_argument("--sample", action="store_true", help="only what the test suite runs; writes nothing")
+    parser.add_argument(
+        "--acknowledge", choices=ACKNOWLEDGE, default="wal", help="how replicas acknowledge batches; default: wal"
+    )
     parser.add_argument("--only", default="", help="cells whose name contains this; writes nothing")
     arguments = parser.parse_args()
     chosen = [cell for cell in (sample() if arguments.sample else cells()) if arguments.only in str(cell)]
     outcomes: list[Outcome] = []
+    revision = commit()
     started = time.monotonic()
-    with matrix() as local:
+    with matrix(arguments.acknowledge) as local:
         for number, cell in enumerate(chosen):
             outcome = run_cell(local, cell, number)
             outcomes.append(outcome)
@@ -73,7 +85,7 @@ def main() -> int:
             print(f"{elapsed:6.0f} s  {number + 1}/{len(chosen)}  {cell}: {said}", flush=True)
     bad = [outcome for outcome in outcomes if outcome.problem]
     if not arguments.sample and not arguments.only:
-        PAGE.write_text(page(outcomes))
+        PAGE.write_text(page(outcomes, arguments.acknowledge, revision))
     print(f"{len(outcomes)} cells, {len(bad)} bad")
     return 1 if bad else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from stateflow.errors import StateflowError
 from stateflow.rpc import controller_pb2 as cpb
@@ -24,23 +26,36 @@ from tests.integration.support import Streaming, check_owners, eventually, settl
 
 PARTITIONS = 4
 REPLICAS = ("cloud-0", "edge-0")
+#: takes no part in moves; with ``acknowledge=standby`` it has a standby of each partition
+SPARE = "spare-0"
+#: ways in which replicas acknowledge batches, see ``STATEFLOW_REPLICA_ACKNOWLEDGE``
+ACKNOWLEDGE = ("wal", "fsync", "standby")
 AWAY_S = 1.0  # how long a paused or cut participant is
 OUTAGE_S = 12.0  # longer than a hold
 STEP_TIMEOUT_S = 20.0
 
 
 class ProxiedCluster(LocalCluster):
-    """A cluster whose every process is behind a proxy of its own."""
+    """A cluster whose every process is behind a proxy of its own.
 
-    def __init__(self) -> None:
-        super().__init__(Tally, sites={"cloud": 1, "edge": 1}, partitions=PARTITIONS, checkpoint_interval_s=0)
-        names = ("controller", *REPLICAS)
+    Args:
+        standbys: adds the replica SPARE, and lets it have a standby of each partition.
+    """
+
+    def __init__(self, *, standbys: bool = False) -> None:
+        sites, spare = {"cloud": 1, "edge": 1}, {"spare": 1} if standbys else {}
+        first = tuple(sites) if standbys else ()
+        super().__init__(Tally, sites=sites | spare, partitions=PARTITIONS, deploy_to=first, checkpoint_interval_s=0)
+        names = ("controller", *(f"{site}-0" for site in sites | spare))
+        self.standbys = standbys
         self._lock: sqlite3.Connection | None = None
         self.proxies = {name: Proxy(lambda name=name: self.processes[name].address) for name in names}
 
     def _replica_arguments(self, name: str) -> list[str]:
         self.address = self.proxies["controller"].address
-        return [*super()._replica_arguments(name), "--advertise", self.proxies[name].address]
+        # standbys go to the replica with the fewest for its weight, and stay where a partition has data
+        weight = ["--weight", "100"] if name == SPARE else []
+        return [*super()._replica_arguments(name), "--advertise", self.proxies[name].address, *weight]
 
     def stop(self) -> None:
         super().stop()
@@ -81,8 +96,13 @@ class Outcome:
 
 
 @contextmanager
-def matrix() -> Iterator[ProxiedCluster]:
-    with ProxiedCluster() as local:
+def matrix(acknowledge: str = "wal") -> Iterator[ProxiedCluster]:
+    """Runs a cluster. ``acknowledge``: one of ACKNOWLEDGE."""
+    mode = patch.dict(os.environ, {"STATEFLOW_REPLICA_ACKNOWLEDGE": acknowledge})
+    standbys = acknowledge == "standby"
+    with mode, ProxiedCluster(standbys=standbys) as local:
+        if standbys:
+            local.cluster.standby("Tally", 1)
         yield local
 
 
@@ -98,8 +118,15 @@ def run_cell(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
 
 def _run(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
     partition = number % PARTITIONS
-    for proxy in local.proxies.values():
-        proxy.reset()
+    if local.standbys:
+        eventually(lambda: followed(local), "each partition has a standby that follows")
+        # standbys keep their connections: they would begin anew, by the calls that the trap waits for
+        moving = frozenset(local.processes[name].pid for name in ("controller", *REPLICAS))
+        for name in REPLICAS:
+            local.proxies[name].reset(moving)
+    else:
+        for proxy in local.proxies.values():
+            proxy.reset()
     source = _owner_of(local, partition)
     target = next(name for name in REPLICAS if name != source)
     names = {Participant.CONTROLLER: "controller", Participant.SOURCE: source, Participant.TARGET: target}
@@ -135,6 +162,13 @@ def _run(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
     return Outcome(cell, move, streaming.longest_s)
 
 
+def followed(local: ProxiedCluster) -> bool:
+    """Tells whether SPARE follows the owner of every partition, so that a move has to copy what it moves."""
+    standbys = local.cluster.status().standbys
+    following = {each.partition for each in standbys if (each.replica, each.phase) == (SPARE, "CATCHING_UP")}
+    return following == set(range(PARTITIONS)) and len(standbys) == PARTITIONS
+
+
 def _owner_of(local: ProxiedCluster, partition: int) -> str:
     status = eventually(local.cluster.status, "the controller answers")
     (deployed,) = [o for o in status.operators if o.name == "Tally"]
@@ -142,9 +176,18 @@ def _owner_of(local: ProxiedCluster, partition: int) -> str:
 
 
 def _cancel(local: ProxiedCluster, reconfiguration: str) -> None:
-    """Cancels a move from a thread of its own: a controller that was struck may not answer before it is mended."""
+    """Cancels a move from a thread of its own: a controller that was struck may not answer before it is mended.
+
+    The move has begun by then: the target of one that waits for its turn is not told of the cancellation.
+    """
     with contextlib.suppress(StateflowError):  # it may have been killed; a step seen means the request arrived
+        eventually(lambda: _phase(local, reconfiguration) != "WAITING", "the move begins")
         ControllerClient(local.address).call("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
+
+
+def _phase(local: ProxiedCluster, reconfiguration: str) -> str:
+    (move,) = local.cluster.reconfiguration(reconfiguration).moves
+    return move.state
 
 
 def _strike(local: ProxiedCluster, victim: str, fault: Fault) -> None:

@@ -91,12 +91,14 @@ class Proxy:
             self.cut, self.cut_clients, self.one_way = False, frozenset(), None
             self._moving.notify_all()
 
-    def reset(self) -> None:
-        """Drops every connection: a new one spells its headers out again."""
+    def reset(self, clients: frozenset[int] | None = None) -> None:
+        """Drops every connection, or only those of these client processes: a new one spells its headers out again."""
         with self._lock:
+            kept = [link for link in self._links if clients is not None and not _owner(link.port, clients)]
             for link in self._links:
-                link.close()
-            self._links.clear()
+                if link not in kept:
+                    link.close()
+            self._links = kept
 
     def close(self) -> None:
         self._listener.close()

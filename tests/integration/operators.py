@@ -98,6 +98,19 @@ class Prints(Operator):
         return [(row.k,)]
 
 
+class Works(Operator):
+    """Counts rows by key, and takes some processor time for each: the sum of ``loops`` numbers."""
+
+    key = "k"
+    output = "k string, n long"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> list[tuple[str, int]]:
+        sum(range(row.loops))
+        self.n.value += 1
+        return [(row.k, self.n.value)]
+
+
 class Blob(Operator):
     """Keeps a value of the given size; a negative size makes one that cannot be compressed."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,12 @@ ROWS = 60_000
 KEYS = 500
 PIECE_BYTES = 100_000
 PATIENCE_S = 120.0
+#: pieces of the test of a replica's memory, each of some 1 KiB a row
+FEW_PIECES, ROWS_OF_A_PIECE = 10, 1_000
+#: bytes by which the memory of a replica may grow between 10 pieces and 200
+GROWTH_BYTES_MAX = 64 << 20
 names = itertools.count()
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +134,9 @@ def test_whoever_wants_five_rows_has_all_pieces_applied(
 def test_rows_come_in_the_order_that_was_asked_for(spark: SparkSession, cluster: LocalCluster, name: str) -> None:
     shuffled = frame(spark).repartition(7, F.rand())
     applied = apply_operator(shuffled, Tally, cluster=cluster, name=name, order_by="seq", tasks=2)
-    assert all(n == seq // KEYS + 1 for seq, _, n, _ in applied.collect())
+    outputs = collected(applied)
+    assert is_whole(outputs)
+    assert all(n == seq // KEYS + 1 for seq, _, n, _ in outputs)
 
 
 def test_what_a_shuffle_brings_is_cut_alike_each_time(spark: SparkSession, cluster: LocalCluster, name: str) -> None:
@@ -199,8 +206,12 @@ class Middle:
     def frame(self, spark: SparkSession) -> DataFrame:
         return frame(spark).withColumn("gate", F.lit(str(self._gate)))
 
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Calls ``work`` in a thread beside those of the runs."""
+        return self._pool.submit(work)
+
     def begin(self, applied: DataFrame) -> Future[list[tuple[Any, ...]]]:
-        began = self._pool.submit(collected, applied)
+        began = self.submit(partial(collected, applied))
         self.begun.append(began)
         return began
 
@@ -358,22 +369,36 @@ def test_two_that_are_at_it_at_once_are_told_the_same(
 
 
 def test_a_disk_that_is_full_in_the_middle(spark: SparkSession, mount: Mount, middle: Callable[..., Middle]) -> None:
+    """A full disk fails the pieces that have to be written, and no other operator on the replica.
+
+    The other operator is read, and answers a batch that it contains, while pieces are in hand and after the failure.
+    """
     disk = mount("small", 48 << 20)
     here = middle()
+    sent = [{"seq": 0, "k": "a", "kind": "a", "v": 1}]
     with LocalCluster(
         Gated, sites={"cloud": 1}, partitions=PARTITIONS, data_dir=disk / "cluster", checkpoint_interval_s=0
     ) as small:
+        small.cluster.deploy(Tally, 1, name="Other")
 
         def applied() -> DataFrame:
             return apply_operator(here.frame(spark), Gated, cluster=small, tasks=2, source="s")
 
-        run = here.begin(applied())
-        here.wait()
-        ballast = fill(disk)
-        here.let()
-        with pytest.raises(Exception, match="disk_full: the disk is full"):
-            run.result(PATIENCE_S)
-        ballast.unlink()
+        with small.stream("Other", source="other") as other:
+            told = other.send(sent)
+            run = here.begin(applied())
+            here.wait()
+            ballast = fill(disk)
+            beside = here.submit(lambda: other.send(sent, sequence=0))
+            assert state(small, "Other") == {"a": (1, 1)}
+            here.let()
+            with pytest.raises(Exception, match="disk_full: the disk is full"):
+                run.result(PATIENCE_S)
+            assert beside.result(PATIENCE_S) == told
+            assert other.send(sent, sequence=0) == told
+            assert state(small, "Other") == {"a": (1, 1)}
+            ballast.unlink()
+            assert other.send(sent) == [{"seq": 0, "k": "a", "n": 2, "total": 2}]
         assert is_whole(collected(applied()))
         assert state(small, "Gated") == expected()
 
@@ -409,6 +434,40 @@ def test_a_micro_batch_that_is_too_large_is_refused_and_other_operators_go_on(
         applied = apply_operator(spark.read.parquet(str(tmp_path / "input")), Tally, cluster=tight, tasks=2)
         assert applied.count() == 8_000
         assert {key: n for key, (n, _) in state(tight, "Tally").items()} == {"k": 16_000}
+
+
+def peak_bytes(pid: int) -> int:
+    """Returns the most memory that a process has had so far, as the kernel counts it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(kilobytes) << 10
+
+
+@pytest.mark.thorough
+def test_the_memory_of_a_replica_does_not_grow_with_the_number_of_pieces(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica needs about as much memory for many pieces as for few.
+
+    The rows of all pieces have several times as many bytes as the replica may grow by: it cannot have kept them.
+    """
+    monkeypatch.setattr(apply, "PIECE_BYTES", ROWS_OF_A_PIECE << 10)
+    monkeypatch.setenv("STATEFLOW_REPLICA_BLOCK_CACHE_BYTES", str(8 << 20))
+    monkeypatch.setenv("STATEFLOW_REPLICA_WRITE_BUFFER_BYTES", str(8 << 20))
+    with LocalCluster(Tally, sites={"cloud": 1}, partitions=PARTITIONS, checkpoint_interval_s=0) as one:
+
+        def peak(pieces: int) -> int:
+            """Applies at least so many pieces, and returns the replica's most memory so far, in bytes."""
+            source, count = f"pieces-{pieces}", pieces * ROWS_OF_A_PIECE
+            rows = frame(spark, count).withColumn("pad", F.repeat(F.lit("x"), 1 << 10))
+            assert apply_operator(rows, Tally, cluster=one, tasks=1, source=source).count() == count
+            (last,) = {each.batch for each in one.cluster.sources("Tally") if each.source == f"batch:{source}"}
+            assert last + 1 >= pieces
+            return peak_bytes(one.processes["cloud-0"].pid)
+
+        assert 19 * FEW_PIECES * (ROWS_OF_A_PIECE << 10) >= 2 * GROWTH_BYTES_MAX
+        few = peak(FEW_PIECES)
+        assert peak(19 * FEW_PIECES) - few < GROWTH_BYTES_MAX
 
 
 # -- what a piece is -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from stateflow.errors import DataDirLocked, InvalidArgument
 from stateflow.partitioner import partition_of
 from stateflow.testing import LocalCluster
 from stateflow.types import node_of
-from tests.integration.operators import Prints, Tally
+from tests.integration.operators import Prints, Tally, Works
 from tests.integration.support import command, eventually, read
 
 pytestmark = pytest.mark.processes
@@ -264,6 +265,32 @@ def test_rows_of_other_workers_go_on_while_a_killed_one_is_away(tmp_path: Path) 
         for sender in (beside, held):
             sender.check(local)
         assert owners(local.cluster) == owned
+
+
+def test_a_skewed_load_is_spread_over_the_workers(tmp_path: Path) -> None:
+    """All rows are for the partitions of one worker: half of these go to the other worker while rows flow."""
+    with LocalCluster(Works, partitions=PARTITIONS, data_dir=tmp_path, workers=2) as local:
+        owned = owners(local.cluster)
+        hot = [number for number, owner in enumerate(owned) if owner == "local-0"]
+        assert len(hot) == PARTITIONS // 2
+        of_each: dict[int, list[str]] = {number: [] for number in hot}
+        for key in map("k{}".format, range(100 * PARTITIONS)):
+            of_each.get(partition_of((key,), PARTITIONS), []).append(key)
+        keys = [key for some in of_each.values() for key in some[:8]]
+        assert len(keys) == 8 * len(hot), "each of them has as much to do"
+        sent = 0
+        with local.stream("Works", source="s") as stream:
+
+            def shared() -> bool:
+                nonlocal sent
+                sent += 1
+                told = stream.send([{"k": key, "loops": 200_000} for key in keys])
+                assert {(row["k"], row["n"]) for row in told} == {(key, sent) for key in keys}
+                now = owners(local.cluster)
+                return Counter(now[number] for number in hot) == {"local-0": len(hot) // 2, "local-0~1": len(hot) // 2}
+
+            eventually(shared, "each worker has half of the load")
+        assert read(local.cluster, "Works", "n") == {(key, None): sent for key in keys}
 
 
 def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: LocalCluster, sender: Sender) -> None:

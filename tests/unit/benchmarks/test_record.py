@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,3 +221,33 @@ def test_the_exit_status_says_whether_all_was_measured_and_right(
         assert "NOT MET" in said.out
         assert "not measured" in said.out
         assert ("x: broke" in said.out) == bool(made.failures)
+
+
+@pytest.mark.parametrize(
+    ("quick", "took_s", "slowness", "overran"),
+    [(True, 120.0, 1.0, False), (True, 121.0, 1.0, True), (True, 121.0, 1.5, False), (False, 9999.0, 1.0, False)],
+)
+def test_a_quick_experiment_may_take_two_minutes_of_a_quiet_machine(
+    quick: bool, took_s: float, slowness: float, overran: bool
+) -> None:
+    said = replace(record(), settings={"quick": quick}, took_s=took_s, slowness=slowness).to_json()
+    assert (said["took_s"], said["slowness"], said["overran"]) == (took_s, slowness, overran)
+
+
+def test_what_is_kept_says_how_long_it_took_and_how_slow_the_machine_was_at_worst(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import benchmarks.spark
+
+    kept: list[tuple[str, Record]] = []
+    monkeypatch.setattr(benchmarks.spark, "run", lambda experiment, **_: record())
+    monkeypatch.setattr(command, "keep", lambda name, made: kept.append((name, made)))
+    monkeypatch.setattr(command, "slowness", iter([3.0, 2.0]).__next__)
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=iter([10.0, 25.5]).__next__))
+    assert status_of(["spark", "--quick", "--keep"]) == 0
+    assert kept == [("spark", replace(record(), took_s=15.5, slowness=3.0))]
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=iter([10.0, 999.0]).__next__))
+    assert status_of(["spark", "--quick", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["took_s"] == 989.0
+    assert "overran" not in said, "how slow the machine is was not measured"

@@ -79,6 +79,20 @@ def test_the_table_has_every_target_with_its_verdict(kept: Path) -> None:
     assert any("quick=True" in line for line in t2)
 
 
+def test_a_quick_experiment_that_took_too_long_is_marked(tmp_path: Path) -> None:
+    keep("direct", record("T2", took_s=130.0, slowness=1.0), tmp_path / "r")
+    keep("spark", record("T4", took_s=130.0, slowness=2.0), tmp_path / "r")
+    keep("edge", record("M5"), tmp_path / "r")  # as older versions kept it
+    records = newest(read(tmp_path / "r"))
+    page = report.render(records, "")
+    mark = "130 s, TOO LONG for a quick size (at most 120 s × 1)"
+    assert page.count(f'<p class="wrong">Took {mark}</p>') == 1
+    assert page.count("<p>Took 130 s</p>") == 1
+    assert "; too long for a quick size: T2<" in page
+    cells = [line.split(" | ") for line in report.markdown(records).splitlines()[2:]]
+    assert {(each[0], each[8]) for each in cells} == {("| M5", ""), ("| T2", mark), ("| T4", "130 s")}
+
+
 def test_nothing_at_all_is_a_page_too(tmp_path: Path) -> None:
     assert [path.suffix for path in report.write({}, tmp_path)] == [".html", ".md"]
     with pytest.raises(SystemExit, match="no_results"):

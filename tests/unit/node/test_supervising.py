@@ -84,6 +84,8 @@ def p(number: int) -> PartitionId:
         ({"n": {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}, "n~1": {}}, {0: "n~1", 1: "n~1"}),
         ({"n": {0: 5.0, 1: 1.0, 2: 1.0}, "n~1": {3: 1.0}}, {1: "n~1", 2: "n~1"}),
         ({"n": {0: 9.0}, "n~1": {}}, {}),  # the move would only shift the load
+        # equally busy partitions, as far as can be measured, beside idle ones: each worker gets half of them
+        ({"n": {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.98}, "n~1": {4: 0.0, 5: 0.0, 6: 0.0, 7: 0.0}}, {0: "n~1", 1: "n~1"}),
         ({"n": {0: 1.0, 1: 1.0, 2: 1.0}, "n~1": {3: 1.0, 4: 1.0, 5: 0.9}}, {}),
         # a move would relieve the busier one by a twelfth, which is not worth it
         ({"n": dict.fromkeys(range(12), 1.0), "n~1": dict.fromkeys(range(12, 22), 1.0)}, {}),
