@@ -590,6 +590,7 @@ class Batches:
                 self._take_up(local, processor)
                 run.begin_commit()
                 done = work(processor)
+                self._registry.skipped_batches.committed(local, processor.sequence)
                 self._lease.check(self._clock.monotonic(), local.id.operator)
                 return done
             except Interrupted as error:

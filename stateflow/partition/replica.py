@@ -89,7 +89,7 @@ class Recovery:
         registry.expect(0)
         registry.bundles.keep_only({spec.bundle for spec in registry.operators()})
         registry.commits.begin()
-        registry.skipped_batches.begin()
+        registry.skipped_batches.begin(registry.quarantine.partitions)
 
     def _recover(self, partition: PartitionId, home: Path) -> None:
         """Chooses the newest copy on disk that this replica owned, and completes it from the commit log.
@@ -302,6 +302,7 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     local_partitions = [local for local in registry.local_partitions() if local.id.operator == operator]
     _quarantine(registry, operator, epoch)
     dropped = [local.id for local in local_partitions if _drop_local(registry, local, epoch)]
+    registry.skipped_batches.drop(operator, epoch)
     # no partition is created at these epochs before the next start, which begins a new log
     registry.commits.forget(dropped)
     registry.unlearn(operator)
@@ -331,7 +332,8 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
         processor, local.processor = local.processor, None
         store, local.store = local.store, None
         incoming, local.incoming = local.incoming, None
-        local.directory = local.kept = local.since = local.schema = None
+        registry.skipped_batches.revoke(local)
+        local.directory = local.kept = local.since = local.schema = local.skipped = None
         if processor is not None:
             processor.let_go(registry.environment.aside)
         if store is not None:

@@ -13,7 +13,12 @@ positions become its own: :meth:`SkippedBatches.settle`.
 A held position belongs to a partition at one epoch and sequence. The partition's next commit makes it void. So does
 everything that rolls a copy back: if a power loss destroys a commit, positions held after that commit are void, too,
 and the gap is noticed. A start discards void positions before the replica serves, because other commits may reach the
-same sequence.
+same sequence. It also discards those of partitions that are not owned here.
+
+A void position is forgotten: in memory at once, in the database with the next write for its source, or by
+:meth:`SkippedBatches.tidy` once a move is over or an operator was dropped. A crash before that leaves void positions to
+the next start. A source that ended disappears in this way: each batch of another source that visits a partition makes
+the positions held for it void, those of all sources, and the last of them takes the source along.
 
 A partition is skipped only after one of its own batches, committed here, has determined until when nothing is due: see
 :class:`SkipGrant`. Everything else that a visit does, such as sweeping expired state, is done at least every
@@ -23,19 +28,19 @@ A partition is skipped only after one of its own batches, committed here, has de
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import msgpack
 import numpy as np
 
 from stateflow.changes import Mutations
 from stateflow.errors import DecodeError, StateDamaged, StateMissing
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment
+from stateflow.partition.held import HeldPositions, name_of, range_of, read
 from stateflow.partition.layout import Committer, Position, read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import INITIAL, Batch, Positions, Retention, Retired, Tombstones, behind
@@ -46,13 +51,9 @@ from stateflow.types import PartitionId
 log = logging.getLogger(__name__)
 #: folder of the database, in the data directory
 FOLDER = "passed"
-#: remedy where stored positions of skipped batches cannot be used
-RESENT = "no action is needed: sources send the missing batches again"
 #: longest time without a visit, seconds; each partition is visited again after half of this time or more, so that not
 #: all partitions are visited at once
 VISIT_S_MAX = 60.0
-#: number of distinct positions kept for one source before those that no partition uses any more are removed
-KINDS_MAX = 64
 _GOLDEN = 0.6180339887498949
 
 # -- Sources of one partition ----------------------------------------------------------------------------------------
@@ -315,70 +316,6 @@ class SkippablePartition(Protocol):
     def tell(self, sequence: int, encode: Any) -> None: ...
 
 
-@dataclass(slots=True)
-class _Source:
-    """Positions held for one source. ``kinds``: the distinct positions. ``kind``: index in ``kinds`` of each
-    partition's position, by partition number; void if the partition is at another ``epoch`` or ``sequence``."""
-
-    kinds: list[Position] = field(default_factory=list)
-    kind: Any = field(default_factory=lambda: np.zeros(0, np.uint32))
-    epoch: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
-    sequence: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
-
-    def reach(self, partitions: int) -> None:
-        if partitions > len(self.kind):
-            more = partitions - len(self.kind)
-            self.kind, self.epoch, self.sequence = (
-                np.concatenate([each, np.zeros(more, each.dtype)]) for each in (self.kind, self.epoch, self.sequence)
-            )
-
-    def encode(self) -> bytes:
-        packed: bytes = msgpack.packb(
-            [
-                layout.VERSION,
-                [position.encode() for position in self.kinds],
-                self.kind.tobytes(),
-                self.epoch.tobytes(),
-                self.sequence.tobytes(),
-            ]
-        )
-        return packed
-
-    @classmethod
-    def decode(cls, data: bytes) -> _Source:
-        try:
-            version, kinds, kind, epoch, sequence = msgpack.unpackb(data)
-            layout.check_version(version)
-            found = cls(
-                [Position.decode(each) for each in kinds],
-                np.frombuffer(kind, np.uint32).copy(),
-                np.frombuffer(epoch, np.uint64).copy(),
-                np.frombuffer(sequence, np.uint64).copy(),
-            )
-        except (ValueError, TypeError) as error:
-            raise DecodeError(f"the held positions of a source cannot be read: {error}", remedy=RESENT) from error
-        alike = len(found.kind) == len(found.epoch) == len(found.sequence)
-        if not alike or (found.kind[found.epoch > 0] >= len(found.kinds)).any():
-            raise DecodeError("the held positions of a source do not match its partitions", remedy=RESENT)
-        return found
-
-    def add(self, numbers: Any, kinds: Any, positions: Sequence[Position], epochs: Any, sequences: Any) -> None:
-        """Adds the positions of some partitions.
-
-        Args:
-            numbers: the partitions, ascending.
-            kinds: for each partition, the index of its position in ``positions``.
-        """
-        if len(self.kinds) > KINDS_MAX:
-            used, places = np.unique(self.kind, return_inverse=True)
-            self.kinds = [self.kinds[each] for each in used.tolist()]
-            self.kind = places.astype(np.uint32)
-        self.reach(int(numbers[-1]) + 1)
-        self.kind[numbers] = kinds + len(self.kinds)
-        self.kinds += positions
-        self.epoch[numbers], self.sequence[numbers] = epochs, sequences
-
-
 class SkippedBatches:
     """Positions held for the partitions of one replica. Called from several threads. Lock order: a partition's
     ``work``, or its ``mutex`` with no batch running, comes before the lock of this class.
@@ -393,10 +330,13 @@ class SkippedBatches:
         self._directory, self._environment, self._durable = root / FOLDER, environment, durable
         self._lock: AbstractContextManager[Any] = environment.mutex()
         self._granted: dict[str, dict[int, SkippablePartition]] = {}  # partitions with a SkipGrant, by operator
-        self._sources: dict[tuple[str, str], _Source] = {}
-        self._void: set[tuple[str, PartitionId]] = set()  # (source, partition) of void positions found at start
+        self._sources: dict[tuple[str, str], HeldPositions] = {}  # by operator and source
+        self._gone: set[tuple[str, str]] = set()  # sources that only the database may have
+        self._owned: dict[PartitionId, tuple[int, int]] = {}  # epoch and sequence of the partitions found at start
         self._store: PartitionStore | None = None
         self._closed = False
+        #: memory has forgotten positions that may still be on disk, see :meth:`tidy`
+        self.has_void = False
 
     # -- at start -----------------------------------------------------------------------------------------
 
@@ -406,11 +346,8 @@ class SkippedBatches:
         if not (self._directory / "CURRENT").exists():
             return
         try:
-            for key, value in self._open().scan(b""):
-                operator, _, source = key.decode().partition("\0")
-                self._sources[operator, source] = _Source.decode(value)
+            self._sources = read(self._open().scan(b""))
         except (StateDamaged, StateMissing, DecodeError) as error:
-            self._sources.clear()
             self._close()
             aside = self._directory.parent / f"{FOLDER}-damaged-{self._environment.new_id()}"
             self._directory.rename(aside)
@@ -424,48 +361,49 @@ class SkippedBatches:
 
     def found(self, partition: PartitionId, epoch: int, sequence: int) -> SkippedPositions | None:
         """Returns the positions left for a partition that is owned here; None: there are none."""
-        number = partition.partition
+        self._owned[partition] = epoch, sequence
         held: dict[str, Position] = {}
         for (operator, source), each in self._sources.items():
-            if operator != partition.operator or number >= len(each.kind) or not each.epoch[number]:
-                continue
-            if (each.epoch[number], each.sequence[number]) == (epoch, sequence):
-                held[source] = each.kinds[each.kind[number]]
-            else:
-                self._void.add((source, partition))
+            if operator == partition.operator and (position := each.at(partition.partition, epoch, sequence)):
+                held[source] = position
         return SkippedPositions(epoch, sequence, held) if held else None
 
-    def begin(self) -> None:
-        """Durably discards void positions, except those of quarantined partitions, which may be put back.
+    def begin(self, quarantined: Callable[[str], Collection[int]]) -> None:
+        """Durably discards positions that are void, or whose partition is not owned here. Those of quarantined
+        partitions stay, because the partitions may be put back.
 
         Call it after :meth:`found` was called for all partitions. Raises errors of the disk.
+
+        Args:
+            quarantined: returns the numbers of an operator's quarantined partitions.
         """
-        if not self._void:
-            return
-        mutations = Mutations()
-        for source, partition in self._void:
-            self._sources[partition.operator, source].epoch[partition.partition] = 0
         for (operator, source), each in list(self._sources.items()):
-            if each.epoch.any():
-                mutations.puts.append((_key(operator, source), each.encode()))
-            else:
-                del self._sources[operator, source]
-                mutations.deletes.append(_key(operator, source))
-        self._open().apply(mutations, sync=True)
-        self._void.clear()
+            aside = quarantined(operator)
+            void: list[int] = []
+            for number in each.partitions():
+                owned = self._owned.get(PartitionId(operator, number))
+                stands = number in aside if owned is None else each.at(number, *owned) is not None
+                if not stands:
+                    void.append(number)
+            self._discard(operator, source, void)
+        self._owned.clear()
+        self._remove_void(sync=True)
 
     # -- while it serves ----------------------------------------------------------------------------------
 
     def grant(self, local: SkippablePartition, processor: Serving, until: SkipGrant) -> None:
         """Lets the batches that ``until`` describes skip a partition from now on. Callers hold ``work``, after a batch
         that was committed or found committed."""
-        if self._durable is None or local.logs:
-            return
+        epoch, sequence = local.lifecycle.epoch, processor.sequence
         with self._lock:
-            skipped, sequence = local.skipped, processor.sequence
-            if skipped is None or (skipped.epoch, skipped.sequence) != (local.lifecycle.epoch, sequence):
-                skipped = local.skipped = SkippedPositions(local.lifecycle.epoch, sequence)
-            skipped.granted = until
+            skipped = local.skipped
+            if skipped is not None and (skipped.epoch, skipped.sequence) != (epoch, sequence):
+                self._forget(local)
+            if self._durable is None or local.logs:
+                return
+            if local.skipped is None:
+                local.skipped = SkippedPositions(epoch, sequence)
+            local.skipped.granted = until
             self._granted.setdefault(local.id.operator, {})[local.id.partition] = local
 
     def revoke(self, local: SkippablePartition) -> None:
@@ -555,20 +493,21 @@ class SkippedBatches:
         positions: list[Position],
         kind: list[int],
     ) -> None:
-        found = self._sources.setdefault((operator, source), _Source())
-        found.add(
+        key, mutations = (operator, source), Mutations()
+        found = self._sources.get(key)
+        if found is None:
+            self._gone.add(key)  # should the write fail, the database may still have it
+        held = HeldPositions() if found is None else found.copy()  # memory follows the database
+        changed = held.advance(
             np.array(numbers),
             np.array(kind, np.uint32),
             positions,
             np.array([skipped.epoch for skipped in passed], np.uint64),
             np.array([skipped.sequence for skipped in passed], np.uint64),
         )
-        try:
-            mutations = Mutations(puts=[(_key(operator, source), found.encode())])
-            self._open().apply(mutations, sync=bool(self._durable))
-        except BaseException:
-            self._close()  # the database refuses writes until it is reopened
-            raise
+        held.store(name_of(*key), *changed, mutations)
+        self._apply(mutations, sync=bool(self._durable))
+        self._sources[key] = held
 
     def settle(self, local: SkippablePartition, store: PartitionStore, commits: CommitLog | None) -> None:
         """Writes the positions held for a partition to its own database. No positions are held for it before its next
@@ -587,12 +526,93 @@ class SkippedBatches:
             committer = Committer(local.id, store, epoch, commits, local.tell)
             committer.adopt(held)
             committer.commit("", -1, Mutations())
-        local.skipped = None
+        with self._lock:
+            self._forget(local)
+
+    # -- positions that are void --------------------------------------------------------------------------
+
+    def committed(self, local: SkippablePartition, sequence: int) -> None:
+        """Forgets the positions held for a partition if a commit other than a batch has made them its own. Callers hold
+        ``work``. ``sequence``: the partition's present one."""
+        if local.skipped is not None and local.skipped.sequence != sequence:
+            with self._lock:
+                self._forget(local)
+                if self._gone:
+                    self.tidy()
+
+    def drop(self, operator: str, epoch: int) -> None:
+        """Forgets the positions held for an operator's partitions at ``epoch`` and older epochs, which were deleted."""
+        with self._lock:
+            for key, each in list(self._sources.items()):
+                if key[0] == operator:
+                    self._discard(*key, each.partitions(epoch))
+            if not self._granted.get(operator):
+                self._granted.pop(operator, None)
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Removes from disk what memory has forgotten. Errors are only logged, because what stays is void, and the next
+        start removes it."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._remove_void(sync=bool(self._durable))
+            except Exception as error:  # noqa: BLE001 - it is logged
+                log.warning("void positions of skipped batches stay on disk until the next start: %s", error)
 
     def close(self) -> None:
         with self._lock:
+            for held in self._sources.values():
+                if held.changes:
+                    held.whole_bytes = 0  # whole entries are all that the former release reads
+            self.tidy()
             self._closed = True
             self._close()
+
+    def _forget(self, local: SkippablePartition) -> None:
+        """Forgets the positions held for a partition, because it has made them its own, or has left. The database
+        forgets them with the next write for their source."""
+        skipped, local.skipped = local.skipped, None
+        if skipped is not None:
+            for source in skipped.held:
+                self._discard(local.id.operator, source, [local.id.partition])
+
+    def _discard(self, operator: str, source: str, numbers: Iterable[int]) -> None:
+        key = operator, source
+        if (held := self._sources.get(key)) is not None:
+            held.discard(numbers)
+            self.has_void = True
+            if not held.count:
+                del self._sources[key]
+                self._gone.add(key)
+
+    def _remove_void(self, *, sync: bool) -> None:
+        mutations = Mutations()
+        changed = {key: each.copy() for key, each in self._sources.items() if each.stale or not each.whole_bytes}
+        for key, held in changed.items():
+            held.store(name_of(*key), [], [], mutations)
+        if changed or self._gone:
+            self._apply(mutations, sync=sync)
+            self._sources.update(changed)
+        self.has_void = False
+
+    # -- the database -------------------------------------------------------------------------------------
+
+    def _apply(self, mutations: Mutations, *, sync: bool) -> None:
+        """Writes to the database, and removes sources for which no position is held any more."""
+        for key in self._gone:
+            name = name_of(*key)
+            mutations.clears.append(range_of(name))
+            mutations.deletes.append(name)
+        try:
+            self._open().apply(mutations, sync=sync)
+        except BaseException:
+            for held in self._sources.values():
+                held.whole_bytes = 0  # the write may be on disk nevertheless, so that a change would not fit
+            self._close()  # the database refuses writes until it is reopened
+            raise
+        self._gone.clear()
 
     def _open(self) -> PartitionStore:
         if self._store is None:
@@ -606,10 +626,6 @@ class SkippedBatches:
         store, self._store = self._store, None
         if store is not None:
             store.close()
-
-
-def _key(operator: str, source: str) -> bytes:
-    return f"{operator}\0{source}".encode()
 
 
 def _may_skip(batch: Batch) -> bool:

@@ -312,6 +312,8 @@ class Sender:
                 if local.store is not None:
                     local.store.close()
                     local.store = None
+        if self._registry.skipped_batches.has_void:
+            self._registry.skipped_batches.tidy()  # behind the pause of the move
 
 
 def _net(partition: PartitionId, epoch: int, sequence: int, written: list[bytes]) -> ChangeSet:

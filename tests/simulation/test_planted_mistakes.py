@@ -278,11 +278,14 @@ def what_passed_is_not_settled(patch: pytest.MonkeyPatch) -> None:
 def what_passed_counts_behind_a_loss(patch: pytest.MonkeyPatch) -> None:
     """Skipped batches count, no matter what became of the commits before them."""
 
+    recorded = SkippedBatches.found
+
     def found(self: SkippedBatches, partition: PartitionId, epoch: int, sequence: int) -> SkippedPositions | None:
+        recorded(self, partition, epoch, sequence)
         held = {
             source: each.kinds[each.kind[partition.partition]]
             for (_, source), each in self._sources.items()
-            if partition.partition < len(each.kind) and each.kinds
+            if partition.partition < len(each.kind) and each.epoch[partition.partition]
         }
         return SkippedPositions(epoch, sequence, held) if held else None
 

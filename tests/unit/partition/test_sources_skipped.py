@@ -295,6 +295,61 @@ def test_a_partition_that_was_only_passed_is_checkpointed_again(two: Two, tmp_pa
     assert saved.manifest.positions == {"s": 7}
 
 
+# -- what is forgotten --------------------------------------------------------------------------------------
+
+
+def stored(node: ReplicaNode) -> list[object]:
+    """Returns everything that a replica keeps of skipped batches, in memory and on disk."""
+    found = node._registry.skipped_batches
+    return [*found._sources, *(key for key, _ in found._open().scan(b""))]
+
+
+def test_a_source_that_is_retired_is_forgotten(two: Two) -> None:
+    passed(two)
+    assert stored(two.a)
+    assert two.a.batches.retire_source(P, "s")
+    assert stored(two.a) == []
+    assert stored(two.restart("a")) == []
+
+
+def test_an_operator_that_is_dropped_is_forgotten(two: Two) -> None:
+    passed(two)
+    assert two.a.drop("Op", 1) == 1
+    assert stored(two.a) == []
+    assert two.a._registry.skipped_batches._granted == {}
+    assert stored(two.restart("a")) == []
+
+
+def test_a_kill_before_the_last_step_of_a_drop(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed(two)
+    monkeypatch.setattr(SkippedBatches, "drop", lambda *_: None)
+    two.a.drop("Op", 1)
+    assert stored(two.a)
+    assert stored(two.restart("a")) == []
+
+
+def test_a_partition_that_moves_away_is_forgotten(two: Two) -> None:
+    passed(two)
+    two.move(two.a, two.b, "m1", 1)
+    assert last(two.b) == 3
+    assert stored(two.a) == []
+    assert stored(two.restart("a")) == []
+
+
+def test_a_partition_in_quarantine_is_not_forgotten(two: Two) -> None:
+    """The quarantined copy may be put back, and then has what it had before."""
+    passed(two)
+    current = next((two.root / "a" / "operators" / "Op" / "p00000").glob("*/CURRENT"))
+    whole = current.read_text()
+    current.write_text("MANIFEST-none\n")
+    two.restart("a")
+    (kept,) = (two.root / "a" / "evidence" / "Op" / "p00000").iterdir()
+    assert stored(two.a)
+    (kept / "CURRENT").write_text(whole)
+    kept.rename(current.parent)
+    assert last(two.restart("a")) == 3
+
+
 # -- batches that may not skip ------------------------------------------------------------------------------
 
 
