@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from time import sleep
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ from stateflow.partition.positions import INITIAL, RESERVED, SourceView
 from stateflow.partitioner import partition_of
 from stateflow.reports import Report
 from stateflow.router import Router, backoff
+from stateflow.router.router import READ_TIMEOUT_S
 from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.settings import RouterSettings
@@ -219,12 +221,15 @@ def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int
     return _everywhere(router, ask)
 
 
-def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
+def asked_of_moving(router: Router, partition: int, ask: Callable[[], T], timeout_s: float | None = None) -> T:
     """Asks the owner of a partition, and asks again while the partition moves or has no owner. Returns the answer.
+
+    Args:
+        timeout_s: see :func:`_everywhere`.
 
     Raises Unavailable, or the refusal of the owner that was asked last, if no owner answers in time.
     """
-    for pause in backoff(router.settings.unavailable_timeout_s, router.clock):
+    for pause in backoff(router.settings.unavailable_timeout_s if timeout_s is None else timeout_s, router.clock):
         try:
             return ask()
         except (LeaseLost, NotOwner, StandbyMissing, Unavailable):
@@ -238,8 +243,14 @@ def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def _everywhere(router: Router, ask: Callable[[ReplicaClient, list[int]], dict[int, T]]) -> dict[int, T]:
-    """Asks the owners of all partitions, and collects their answers."""
+def _everywhere(
+    router: Router, ask: Callable[[ReplicaClient, list[int]], dict[int, T]], timeout_s: float | None = None
+) -> dict[int, T]:
+    """Asks the owners of all partitions, each with one request, and collects their answers.
+
+    Args:
+        timeout_s: maximum wait for a partition that moves or has no owner, in seconds; None: as long as a batch waits.
+    """
     found: dict[int, T] = {}
     by_address: dict[str, list[int]] = {}
     for partition, route in enumerate(router.table.routes):
@@ -253,7 +264,8 @@ def _everywhere(router: Router, ask: Callable[[ReplicaClient, list[int]], dict[i
             found |= of(partitions)
         except (LeaseLost, NotOwner, StandbyMissing, Unavailable):  # some are moving, or their owner was away
             for partition in partitions:
-                found |= asked_of_moving(router, partition, lambda partition=partition: of([partition]))  # type: ignore[misc]
+                once = partial(of, [partition])
+                found |= asked_of_moving(router, partition, once, timeout_s)
     return found
 
 
@@ -308,13 +320,19 @@ def list_sources(router: Router) -> list[SourceReport]:
     Unavailable."""
     found: dict[str, list[SourceView]] = {}
     holders: set[str] = set()
-    for views in _of_each_partition(router, lambda replica, partition: replica.sources(router.operator, partition)):
+    for views in _views(router):
         if (holder := _holder(views)) is not None:
             holders.add(holder)
         for view in views:
             found.setdefault(view.source, []).append(view)
     reports = (_source_report(source, views, source in holders) for source, views in found.items())
     return sorted(reports, key=lambda each: each.at_us)
+
+
+def _views(router: Router) -> list[list[SourceView]]:
+    """Returns the sources that have sent to each partition, by partition."""
+    found = _everywhere(router, lambda replica, asked: replica.sources(router.operator, asked), READ_TIMEOUT_S)
+    return [found[partition] for partition in sorted(found)]
 
 
 def _holder(views: Iterable[SourceView]) -> str | None:
@@ -342,8 +360,15 @@ def retire_source(router: Router, source: str) -> int:
 
     Raises InvalidArgument for a source that no partition knows, Unavailable.
     """
-    _known_source(router, source)
-    return sum(_of_each_partition(router, lambda replica, p: replica.retire_source(router.operator, source, p)))
+    known = _known(router, source)
+
+    def ask(replica: ReplicaClient, asked: list[int]) -> dict[int, None]:
+        replica.retire_source(router.operator, source, asked)
+        return {}
+
+    _everywhere(router, ask, READ_TIMEOUT_S)
+    # counted from before, because some may be asked again after they retired it; initial state is never retired
+    return 0 if source == INITIAL else sum(not view.retired for view in known)
 
 
 def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputDropReport:
@@ -351,45 +376,34 @@ def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputD
 
     Raises InvalidArgument if no partition keeps output of the batch, Unavailable.
     """
-    known = _known_source(router, source)
-    found = _of_each_partition(router, lambda replica, p: replica.drop_output(router.operator, source, batch, p, apply))
-    sizes = {partition: size for partition, size in enumerate(found) if size}
+    newest = max(view.batch for view in _known(router, source))
+
+    def ask(replica: ReplicaClient, asked: list[int], apply: bool = False) -> dict[int, int]:
+        return replica.drop_output(router.operator, source, batch, asked, apply)
+
+    # in a request of its own, because some may be asked again after they dropped it
+    sizes = _everywhere(router, ask, READ_TIMEOUT_S)
     if not sizes:
         raise InvalidArgument(
             f"no partition keeps output of batch {batch} of the source",
-            remedy=f"check the number: the newest batch is {known.batch}; a batch without output rows "
-            "has nothing to drop",
+            remedy=f"check the number: the newest batch is {newest}; a batch without output rows has nothing to drop",
             operator=router.operator,
             source=source,
         )
-    return OutputDropReport(router.operator, source, batch, sizes, apply)
+    if apply:
+        _everywhere(router, partial(ask, apply=True), READ_TIMEOUT_S)
+    return OutputDropReport(router.operator, source, batch, dict(sorted(sizes.items())), apply)
 
 
-def _known_source(router: Router, source: str) -> SourceReport:
-    found = [each for each in list_sources(router) if each.source == source]
+def _known(router: Router, source: str) -> list[SourceView]:
+    """Returns what each partition that knows a source keeps of it. Raises InvalidArgument, Unavailable."""
+    found = [view for views in _views(router) for view in views if view.source == source]
     if not found:
         raise InvalidArgument(
             f"no partition knows a source {source!r}",
             remedy=f"list sources with `stateflow source list {router.operator}`",
             operator=router.operator,
         )
-    return found[0]
-
-
-def _of_each_partition(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[T]:
-    """Asks the owner of each partition, also while the partition moves."""
-    found: list[T] = []
-    for partition in range(router.spec.partitions):
-        for pause in backoff():
-            try:
-                found.append(ask(ReplicaClient(router.table.routes[partition].address), partition))
-                break
-            except (LeaseLost, NotOwner, Unavailable):
-                if pause is None:
-                    raise
-                sleep(pause)
-                with suppress(Unavailable):  # continue with the known owners
-                    router.refresh()
     return found
 
 

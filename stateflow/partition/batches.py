@@ -15,7 +15,8 @@ through these steps:
 Invariants:
 
 * A thread with an open group waits for no other partition: it commits the group before it waits for ``work``, before a
-  slow part, and before it handles an error. So no thread waits for a waiting thread.
+  slow part, and before it handles an error. So no thread waits for a waiting thread. Partitions in which one write
+  opens a source are such a group.
 * A slow part, or an operator that does not return, does not hold up the other members of the group: they are taken from
   the thread, their uncommitted batches are dropped, and their partitions are served again at once.
 * A commit is reported only if the lease still holds after it.
@@ -29,8 +30,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -52,7 +53,7 @@ from stateflow.partition import layout
 from stateflow.partition.lifecycle import State, Verdict
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Retention
-from stateflow.partition.processor import Applied, Commit, PartitionProcessor, Ran
+from stateflow.partition.processor import Applied, Commit, Opening, PartitionProcessor, Ran
 from stateflow.partition.registry import Lease, PartitionRegistry
 from stateflow.partition.slices import BatchSlices, Frame, Part
 from stateflow.partition.sources import until
@@ -109,6 +110,16 @@ class Member(NamedTuple):
     run: RunningBatch
     processor: PartitionProcessor
     ran: Ran
+
+
+class Opened(NamedTuple):
+    """A partition in which a source is being opened, together with other partitions. ``opening``: the commit to be
+    written; None: none is needed."""
+
+    local: LocalPartition
+    run: RunningBatch
+    processor: PartitionProcessor
+    opening: Opening | None
 
 
 class Group:
@@ -519,22 +530,31 @@ class Batches:
     def _logged(
         self, staged: list[tuple[Member, Commit]], outcomes: list[tuple[Member, Outcome]]
     ) -> list[tuple[Member, Commit]]:
-        """Appends staged commits to the commit log, if there is one, with one durable write. Returns the commits to be
-        written to their databases: all of them, or none if the log failed."""
-        log = self._registry.commits.log
-        if log is None or not staged:
+        """Appends staged commits to the commit log. Returns the commits to be written to their databases: all of them,
+        or none if the log failed."""
+        error = self._append(staged[0][0].run, [commit.staged for _, commit in staged]) if staged else None
+        if error is None:
             return staged
-        self.running.resume(staged[0][0].run, self._clock.monotonic())
-        try:
-            log.append([commit.staged.logged for _, commit in staged if commit.staged.logged is not None])
-            return staged
-        except BaseException as error:  # noqa: BLE001 - it is reported
-            for member, _ in staged:
-                member.processor.rollback()
-                outcomes.append((member, self._ended(member, error)))
-            return []
+        for member, _ in staged:
+            member.processor.rollback()
+            outcomes.append((member, self._ended(member, error)))
+        return []
 
-    def _ended(self, member: Member, outcome: Outcome) -> Outcome:
+    def _append(self, run: RunningBatch, staged: list[layout.Staged]) -> BaseException | None:
+        """Appends staged commits to the commit log, if there is one, with one durable write. Returns the error; None:
+        there was none. Meanwhile this thread is in ``run``."""
+        log = self._registry.commits.log
+        if log is None:
+            return None
+        self.running.resume(run, self._clock.monotonic())
+        try:
+            log.append([each.logged for each in staged if each.logged is not None])
+        except BaseException as error:  # noqa: BLE001 - it is reported
+            return error
+        return None
+
+    def _ended(self, member: Member | Opened, outcome: T) -> T | BaseException:
+        """Ends the running batch of a partition and lets the partition go. Returns ``outcome``, or the error."""
         try:
             self.running.end(member.local, member.run)
         except BaseException as error:  # noqa: BLE001 - it is reported
@@ -549,11 +569,119 @@ class Batches:
         stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
 
+    @property
+    def commits_together(self) -> bool:
+        """Tells whether one write makes the commits of several partitions durable: there is a commit log."""
+        return self._registry.commits.log is not None
+
+    def is_ready(self, partition: PartitionId) -> bool:
+        """Tells whether the partition's operator is open, with the code that is deployed now. Callable from any
+        thread."""
+        processor = self._registry.look(partition).processor
+        return processor is not None and processor.runs(self._registry.operator(partition.operator)[1])
+
+    def make_ready(self, partition: PartitionId) -> None:
+        """Opens a partition's database and operator, which may take long. Raises NotOwner, LeaseLost, and the errors of
+        the store and of the operator."""
+        self._beside_batches(partition, lambda _: None)
+
     def open_source(
-        self, partition: PartitionId, source: str, session: layout.Session, settled: int | None = None
-    ) -> int:
-        """See :meth:`.PartitionProcessor.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
-        return self._beside_batches(partition, lambda processor: processor.open_source(source, session, settled))
+        self, partitions: Collection[PartitionId], source: str, session: layout.Session, settled: int | None = None
+    ) -> dict[PartitionId, int | NotOwner]:
+        """Makes partitions refuse older clients of a source from now on. With a commit log, one write makes that
+        durable. Returns for each partition the sequence of its last commit, or NotOwner if it is not served here.
+
+        A partition that is not ready, or that another thread works on, has a durable write of its own, because a thread
+        that holds partitions waits for no other partition and for no operator.
+
+        Args:
+            settled: see :meth:`~stateflow.partition.sources.Sources.open`.
+
+        Raises LeaseLost, SourceTaken, SourceRetired, or an error of the store if any partition has it; the source may
+        then be open in the other partitions.
+        """
+        opened: list[Opened] = []
+        alone: list[PartitionId] = []
+        for partition in dict.fromkeys(partitions):
+            staged = self._stage_opening(self._registry.look(partition), source, session, settled)
+            if staged is None:
+                alone.append(partition)
+            else:
+                opened.append(staged)
+        at: dict[PartitionId, int | NotOwner] = {**self._commit_openings(opened)}
+        for partition in alone:
+            try:
+                at[partition] = self._beside_batches(
+                    partition, lambda processor: processor.open_source(source, session, settled)
+                )
+            except NotOwner as error:
+                at[partition] = error
+        return at
+
+    def _stage_opening(
+        self, local: LocalPartition, source: str, session: layout.Session, settled: int | None
+    ) -> Opened | None:
+        """Prepares the commit that opens a source in a partition. The caller then holds its ``work``. None: the
+        partition has to be opened alone, and the caller does not hold it."""
+        if not self._lease.holds(self._clock.monotonic(), local.id.operator) or not local.work.acquire(0.0):
+            return None
+        opened: Opened | None = None
+        try:
+            with suppress(Exception, Interrupted):  # the error is met again, and raised, when it is opened alone
+                opened = self._staged(local, source, session, settled)
+        finally:
+            if opened is None:
+                local.work.release()
+        return opened
+
+    def _staged(
+        self, local: LocalPartition, source: str, session: layout.Session, settled: int | None
+    ) -> Opened | None:
+        processor = local.processor
+        if processor is None or not self.is_ready(local.id):
+            return None
+        run = self._begin_beside(local)
+        opened: Opened | None = None
+        try:
+            self._take_up(local, processor)
+            run.begin_commit()
+            opened = Opened(local, run, processor, processor.stage_opening(source, session, settled))
+            self.running.park(run)
+            return opened
+        finally:
+            if opened is None:
+                self.running.end(local, run)
+
+    def _commit_openings(self, opened: list[Opened]) -> dict[PartitionId, int]:
+        """Commits prepared openings, and lets their partitions go. Returns the sequence of each partition's last
+        commit. Raises the first error."""
+        staged = [each.opening.staged for each in opened if each.opening is not None]
+        refused = self._append(opened[0].run, staged) if staged else None
+        outcomes: list[int | BaseException] = []
+        for each in opened:
+            self.running.resume(each.run, self._clock.monotonic())
+            outcome: int | BaseException
+            try:
+                if each.opening is not None:
+                    if refused is not None:
+                        raise refused
+                    each.processor.write_opening(each.opening)
+                outcome = each.processor.sequence
+                # the process may have been suspended: an opening after the lease lapsed is not reported
+                self._lease.check(self._clock.monotonic(), each.local.id.operator)
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                outcome = error
+            outcomes.append(self._ended(each, outcome))
+        at: dict[PartitionId, int] = {}
+        errors: list[BaseException] = []
+        for each, outcome in zip(opened, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                errors.append(self._judged(each.local, outcome))
+            else:
+                at[each.local.id] = outcome
+        if errors:
+            raise errors[0]
+        return at
 
     def retire_source(self, partition: PartitionId, source: str) -> bool:
         """See :meth:`~stateflow.partition.processor.PartitionProcessor.retire`. Raises NotOwner, LeaseLost."""
@@ -577,14 +705,7 @@ class Batches:
         if local.lifecycle.state is not State.OWNED:
             raise not_owned(local)
         with local.work:
-            with local.mutex:
-                if local.stuck is not None:
-                    raise local.stuck.refusal()
-                serves = local.lifecycle.state is State.OWNED
-                serves = serves and local.lifecycle.begin(local.lifecycle.epoch) is Verdict.SERVE
-            if not serves:
-                raise not_owned(local)
-            run = self.running.take(local, self._clock.monotonic())
+            run = self._begin_beside(local)
             try:
                 processor = self._processor(local)  # the operator may have to open
                 self._take_up(local, processor)
@@ -597,6 +718,18 @@ class Batches:
                 raise _stuck(run, error) from error
             finally:
                 self.running.end(local, run)
+
+    def _begin_beside(self, local: LocalPartition) -> RunningBatch:
+        """Begins work on a partition that is not a batch, as if it were one. Callers hold ``work``. Raises NotOwner,
+        OperatorStuck."""
+        with local.mutex:
+            if local.stuck is not None:
+                raise local.stuck.refusal()
+            serves = local.lifecycle.state is State.OWNED
+            serves = serves and local.lifecycle.begin(local.lifecycle.epoch) is Verdict.SERVE
+        if not serves:
+            raise not_owned(local)
+        return self.running.take(local, self._clock.monotonic())
 
     def judge(self, local: LocalPartition, error: Exception) -> None:
         """Acts on an error of the store. If another error describes it better, raises that one, for the caller to

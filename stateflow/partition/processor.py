@@ -224,6 +224,14 @@ class Commit(NamedTuple):
     staged: Staged
 
 
+class Opening(NamedTuple):
+    """Commit with which a source gets a newer client, ready to be logged, then written."""
+
+    source: str
+    session: layout.Session
+    staged: Staged
+
+
 class PartitionProcessor:
     """Processes the batches of one partition. Not thread-safe: one batch at a time.
 
@@ -333,14 +341,27 @@ class PartitionProcessor:
         Args:
             settled: see :meth:`~stateflow.partition.sources.Sources.open`.
         """
-        mutations = self._sources.open(source, session, settled)
-        if mutations is not None:
-            last = self._sources.positions.last(source)
-            # synced, because the client gets no output from which it could learn that this commit was lost
-            self._committer.commit(source, -1 if last is None else last, mutations, sync=True)
-            self._sources.positions.taken(source, session)
-            self._committer.known()
+        opening = self.stage_opening(source, session, settled)
+        if opening is not None:
+            self._committer.log(opening.staged)
+            self.write_opening(opening)
         return self.sequence
+
+    def stage_opening(self, source: str, session: layout.Session, settled: int | None = None) -> Opening | None:
+        """Prepares the commit of :meth:`open_source`, which may still be dropped. None: none is needed, as this client
+        was the newest already. Raises SourceTaken, Unavailable."""
+        mutations = self._sources.open(source, session, settled)
+        if mutations is None:
+            return None
+        last = self._sources.positions.last(source)
+        return Opening(source, session, self._committer.stage(source, -1 if last is None else last, mutations))
+
+    def write_opening(self, opening: Opening) -> None:
+        """Writes a prepared commit. Raises the store's errors."""
+        # synced, because the client gets no output from which it could learn that this commit was lost
+        self._committer.write(opening.staged, sync=True)
+        self._sources.positions.taken(opening.source, opening.session)
+        self._committer.known()
 
     def retire(self, source: str) -> bool:
         """Keeps only a tombstone of a source, see :mod:`stateflow.partition.positions`. Returns False if there is

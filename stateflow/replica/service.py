@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import suppress
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
@@ -19,7 +20,7 @@ import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.errors import InvalidArgument, NotOwner, StateflowError
 from stateflow.partition.change_feed import Kept, Reading
 from stateflow.partition.control import (
     Cancellation,
@@ -55,6 +56,10 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 SOURCES_PER_REPLY = 1000
+#: number of partitions in which a source is opened at once; no batch and no seal of theirs goes on meanwhile
+OPENED_AT_ONCE = 128
+#: number of partitions whose positions one thread reads at once
+READ_AT_ONCE = 64
 
 # -- Commands, and spans of moves ------------------------------------------------------------------------------------
 
@@ -217,11 +222,15 @@ class Sources:
             if whole is not None:
                 return whole
         found: dict[int, Position] = {}
-        for number in partitions:
-            position = await self._threads.in_files(self._node.reader.position, PartitionId(operator, number), source)
-            if position is not None:
-                found[number] = position
+        numbers = list(partitions)
+        for first in range(0, len(numbers), READ_AT_ONCE):  # to wake a thread costs more than to read one position
+            some = numbers[first : first + READ_AT_ONCE]
+            found |= await self._threads.in_files(self._read, operator, source, some)
         return found
+
+    def _read(self, operator: str, source: str, numbers: Collection[int]) -> dict[int, Position]:
+        positions = ((number, self._node.reader.position(PartitionId(operator, number), source)) for number in numbers)
+        return {number: position for number, position in positions if position is not None}
 
     async def open(
         self, operator: str, source: str, partitions: Collection[int], session: Session, settled: int | None = None
@@ -237,12 +246,24 @@ class Sources:
         Raises SourceTaken if a newer session is open, StandbyMissing if no standby confirms the batches in time, or
         SourceRetired.
         """
+        batches, at_once = self._node.batches, OPENED_AT_ONCE if self._node.batches.commits_together else 1
+        wanted = [PartitionId(operator, number) for number in partitions]
         at: dict[PartitionId, int] = {}
-        for number in partitions:
-            partition = PartitionId(operator, number)
-            at[partition] = await self._batch_thread.between_batches(
-                self._node.batches.open_source, partition, source, session, settled
-            )
+        refused: list[NotOwner] = []
+        for first in range(0, len(wanted), at_once):
+            some = wanted[first : first + at_once]
+            for partition in some:
+                if at_once > 1 and not batches.is_ready(partition):
+                    with suppress(NotOwner):  # it is among the outcomes below
+                        await self._batch_thread.between_batches(batches.make_ready, partition)
+            opened = await self._batch_thread.between_batches(batches.open_source, some, source, session, settled)
+            for partition, outcome in opened.items():
+                if isinstance(outcome, NotOwner):
+                    refused.append(outcome)
+                else:
+                    at[partition] = outcome
+        if refused:  # after the others: the client asks for each partition again, which costs those no other write
+            raise refused[0]
         if self._confirmations.is_needed:
             deadline = self._confirmations.deadline()
             for partition, sequence in at.items():

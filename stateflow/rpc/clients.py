@@ -73,7 +73,8 @@ _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 CALL_TIMEOUT_S = 30.0
 #: time limit of an agent's heartbeat, in seconds
 BEAT_TIMEOUT_S = 5.0
-#: time limit for opening a source, in seconds: long enough for a replica that waits for its standbys
+#: time limit for opening a source, and for changes of one in all partitions, in seconds: long enough for a replica that
+#: waits for its standbys, or for a slow disk
 OPEN_TIMEOUT_S = 90.0
 #: gRPC's words for a missing connection
 _NOT_CONNECTED = ("failed to connect", "resolution failed")
@@ -467,29 +468,34 @@ class ReplicaClient:
         if begun:  # the stream ended before the announced piece
             raise Unavailable("an output arrived incomplete", remedy="retry", address=self.address)
 
-    def sources(self, operator: str, partition: int) -> list[SourceView]:
-        """Returns the sources that have sent to a partition."""
+    def sources(self, operator: str, partitions: Collection[int]) -> dict[int, list[SourceView]]:
+        """Returns the sources that have sent to each of the partitions. Raises NotOwner, LeaseLost, Unavailable."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
-        request = rpb.SourcesRequest(operator=operator, partitions=[partition])
-        with _named(self.address):
-            pages = [answered(page, self.address) for page in stub.Sources(request, timeout=self._timeout_s)]
-        return [value_of(SourceView, view) for page in pages for view in page.sources]
+        request = rpb.SourcesRequest(operator=operator, partitions=partitions)
+        found: dict[int, list[SourceView]] = {partition: [] for partition in partitions}
+        for page in _heard(stub.Sources(request), self.address, SILENCE_S):
+            for view in page.sources:
+                found.setdefault(view.partition, []).append(value_of(SourceView, view))
+        return found
 
-    def retire_source(self, operator: str, source: str, partition: int) -> bool:
-        """Reduces a source to a tombstone in a partition. Returns False if there was nothing to retire."""
-        request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
-        return bool(self.call("RetireSource", request).retired)
+    def retire_source(self, operator: str, source: str, partitions: Iterable[int]) -> None:
+        """Reduces a source to a tombstone in partitions. Raises NotOwner, LeaseLost, Unavailable."""
+        request = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
+        self.call("RetireSource", request, OPEN_TIMEOUT_S)
 
-    def drop_output(self, operator: str, source: str, batch: int, partition: int, apply: bool) -> int:
-        """Makes a partition drop its stored output of a batch. Returns the output's size in bytes; 0: there is none.
+    def drop_output(
+        self, operator: str, source: str, batch: int, partitions: Iterable[int], apply: bool
+    ) -> dict[int, int]:
+        """Makes partitions drop their stored output of a batch. Returns partition → the output's size in bytes, without
+        partitions that have none. Raises NotOwner, LeaseLost, Unavailable.
 
         Args:
-            apply: False: only return the size.
+            apply: False: only return the sizes.
         """
         request = rpb.DropOutputRequest(
-            operator=operator, source=source, partitions=[partition], batch=batch, apply=apply
+            operator=operator, source=source, partitions=partitions, batch=batch, apply=apply
         )
-        return int(self.call("DropOutput", request).sizes.get(partition, 0))
+        return dict(self.call("DropOutput", request, OPEN_TIMEOUT_S).sizes)
 
     def statistics(
         self, after: int, newest: int = 0, sizes: bool = False, timeout_s: float | None = None

@@ -630,7 +630,7 @@ def _promised(plan: Plan, router: Router) -> dict[str, int]:
     if plan.watermark is None:
         return {}
     found = asked_of_moving(
-        router, 0, lambda: ReplicaClient(router.table.routes[0].address).sources(router.operator, 0)
+        router, 0, lambda: ReplicaClient(router.table.routes[0].address).sources(router.operator, [0])[0]
     )
     return {view.source: view.watermark_us for view in found if view.watermark_us is not None}
 

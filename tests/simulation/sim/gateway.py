@@ -142,14 +142,17 @@ class Gateway(Client):
         if self._table is None:
             raise Unavailable("no table yet", remedy="-")
         found: dict[int, Position] = {}
+        by_address: dict[str, list[int]] = {}
         for partition, route in enumerate(self._table.routes):
-            stub = replica_pb2_grpc.ReplicaServiceStub(self._world.net.connect(route.address))
-            asked = rpb.PositionsRequest(operator="Flow", source=self._source.name, partitions=[partition])
+            by_address.setdefault(route.address, []).append(partition)
+        for address, partitions in by_address.items():
+            stub = replica_pb2_grpc.ReplicaServiceStub(self._world.net.connect(address))
+            asked = rpb.PositionsRequest(operator="Flow", source=self._source.name, partitions=partitions)
             try:
                 request = message_of(rpb.OpenSourceRequest, asked=asked, session=step.session)
                 found |= positions_of(await stub.OpenSource(request, timeout=2))
             except grpc.aio.AioRpcError as error:
-                meant = remote_error(error, route.address)
+                meant = remote_error(error, address)
                 raise meant if isinstance(meant, SourceTaken) else Unavailable(str(meant), remedy="-") from None
         self._world.has(self._source.name, step.session)
         self._newest = max((position.batch for position in found.values()), default=-1)

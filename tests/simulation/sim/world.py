@@ -21,7 +21,7 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.decisions.plan import ReconfigurationState
 from stateflow.changes import ChangeSet, Mutations
-from stateflow.errors import StateflowError
+from stateflow.errors import NotOwner, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
@@ -114,9 +114,11 @@ class WatchedBatches(Batches):
         finally:
             job.notes.clear()
 
-    def open_source(self, partition: PartitionId, source: str, session: Session, settled: int | None = None) -> int:
-        with self._noted({partition: (Batch(source, -1, sparse=True, session=session), b"")}):
-            return super().open_source(partition, source, session, settled)
+    def open_source(
+        self, partitions: Collection[PartitionId], source: str, session: Session, settled: int | None = None
+    ) -> dict[PartitionId, int | NotOwner]:
+        with self._noted(dict.fromkeys(partitions, (Batch(source, -1, sparse=True, session=session), b""))):
+            return super().open_source(partitions, source, session, settled)
 
     @contextlib.contextmanager
     def _noted(self, what: dict[PartitionId, tuple[Batch, bytes]]) -> Iterator[None]:

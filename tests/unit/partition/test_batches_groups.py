@@ -19,6 +19,7 @@ from stateflow.operator.operator import describe, output_schema
 from stateflow.operator.output import OutputReader
 from stateflow.operator.rows import RowReader
 from stateflow.partition import batches
+from stateflow.partition.layout import Session
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
@@ -242,6 +243,39 @@ def test_who_has_to_wait_for_a_partition_keeps_no_other(node: ReplicaNode) -> No
     holder.join(LONG_S)
     applying.join(LONG_S)
     assert len(told.applied()) == 3
+
+
+def test_who_opens_a_source_keeps_no_partition_while_it_waits_for_another(
+    node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(node, 0, {p: rows((p, 1)) for p in range(3)}).applied()
+    held, waits, go_on = threading.Event(), threading.Event(), threading.Event()
+    local, alone, opened = node._registry.local(PartitionId("Sums", 1)), node.batches._beside_batches, list[Any]()
+
+    def hold() -> None:
+        with local.work:
+            held.set()
+            assert go_on.wait(LONG_S)
+
+    def beside(*arguments: Any) -> Any:
+        waits.set()
+        return alone(*arguments)
+
+    def open_source() -> None:
+        partitions = [PartitionId("Sums", p) for p in range(3)]
+        opened.append(node.batches.open_source(partitions, "t", Session(1, "me")))
+
+    monkeypatch.setattr(node.batches, "_beside_batches", beside)
+    threads = [threading.Thread(target=hold), threading.Thread(target=open_source)]
+    threads[0].start()
+    assert held.wait(LONG_S)
+    threads[1].start()
+    assert waits.wait(LONG_S)
+    assert [again(node, 1, p, rows((p, 1))).sequence for p in (0, 2)] == [3, 3], "it is open there, and they serve"
+    go_on.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert [{each.partition: at for each, at in found.items()} for found in opened] == [{0: 2, 1: 2, 2: 2}]
 
 
 @pytest.mark.parametrize("how", ["returns", "raises"])

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateflow.errors import CommitLogDamaged, DiskFull, StateDamaged, Unavailable
+from stateflow.errors import CommitLogDamaged, DiskFull, NotOwner, SourceTaken, StateDamaged, Unavailable
 from stateflow.operator.operator import describe
 from stateflow.partition import batches, layout
 from stateflow.partition.environment import Environment
@@ -110,27 +110,33 @@ def tear(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_batch_of_many_partitions_is_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(tmp_path / "a")
-    place.node.create(SPEC, range(64), 1)
+def counted(patch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list that gets an entry, "log" or "database", with each sync of the commit log or of a database."""
     synced: list[str] = []
-    real = RocksStore.sync, RocksStore.apply, os.fdatasync
+    real = RocksStore.apply, os.fdatasync
 
     def apply(store: RocksStore, mutations: Any, *, sync: bool = False) -> None:
         synced.extend(["database"] * sync)
-        real[1](store, mutations, sync=sync)
+        real[0](store, mutations, sync=sync)
 
     def fdatasync(file: int) -> None:
         synced.append("log")
-        real[2](file)
+        real[1](file)
 
+    patch.setattr(RocksStore, "sync", lambda store: synced.append("database"))
+    patch.setattr(RocksStore, "apply", apply)
+    patch.setattr(os, "fdatasync", fdatasync)
+    return synced
+
+
+def test_a_batch_of_many_partitions_is_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path / "a")
+    place.node.create(SPEC, range(64), 1)
     place.send(0, *range(64))  # opens the operators
     with monkeypatch.context() as patch:
         patch.setattr(batches, "GROUP_S", math.inf)  # the group ends with the batch, however slow this machine is
         patch.setattr(batches, "SLOW_US", math.inf)
-        patch.setattr(RocksStore, "sync", lambda store: synced.append("database"))
-        patch.setattr(RocksStore, "apply", apply)
-        patch.setattr(os, "fdatasync", fdatasync)
+        synced = counted(patch)
         assert len(place.send(1, *range(64)).applied()) == 64
     assert synced == ["log"]
     place.node.close()
@@ -175,11 +181,11 @@ def test_a_source_that_was_opened_survives_a_loss_of_power(place: Place) -> None
     place.send(0)
     had = place.logs()
     session = layout.Session(5, "c")
-    place.node.batches.open_source(P, "t", session)
+    place.node.batches.open_source([P], "t", session)
     place.lose_power(had)
     place.start()
     with pytest.raises(Exception, match="source_taken"):
-        place.node.batches.open_source(P, "t", layout.Session(4, "b"))
+        place.node.batches.open_source([P], "t", layout.Session(4, "b"))
 
 
 def test_a_hole_in_the_log_of_a_database_is_filled(place: Place) -> None:
@@ -447,6 +453,112 @@ def test_segments_are_retired_while_it_serves(tmp_path: Path, monkeypatch: pytes
     place.start()
     assert place.totals() == {"k0": 4950, "k1": 4950}
     place.node.close()
+
+
+# -- sources that are opened in many partitions ---------------------------------------------------------------
+
+OLD, NEW = layout.Session(4, "b"), layout.Session(5, "c")
+
+
+def opened(place: Place, session: layout.Session, count: int) -> list[int]:
+    """Opens a source in the first partitions. Returns the sequences of their last commits."""
+    at = place.node.batches.open_source([PartitionId("Op", number) for number in range(count)], "t", session)
+    return [outcome for outcome in at.values() if isinstance(outcome, int)]
+
+
+def refusing(place: Place, session: layout.Session) -> list[int]:
+    """Returns the partitions that refuse a client of the source, in order."""
+    found = []
+    for partition in place.node.owned("Op"):
+        try:
+            place.node.batches.open_source([partition], "t", session)
+        except SourceTaken:
+            found.append(partition.partition)
+    return found
+
+
+@pytest.fixture
+def eight(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path / "a")
+    made.node.create(SPEC, range(8), 1)
+    made.send(0, *range(8))  # opens the operators
+    yield made
+    made.node.close()
+
+
+def test_a_source_is_opened_in_many_partitions_with_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path / "a")
+    place.node.create(SPEC, range(64), 1)
+    place.send(0, *range(64))  # opens the operators
+    with monkeypatch.context() as patch:
+        synced = counted(patch)
+        assert opened(place, NEW, 64) == [2] * 64
+    assert synced == ["log"]
+    assert refusing(place, OLD) == list(range(64))
+    place.node.close()
+
+
+def test_what_was_opened_at_once_survives_a_loss_of_power(eight: Place) -> None:
+    had = eight.logs()
+    opened(eight, NEW, 8)
+    eight.lose_power(had)
+    eight.start()
+    assert refusing(eight, OLD) == list(range(8))
+    assert opened(eight, NEW, 8) == [2] * 8, "it is open already"
+
+
+@pytest.mark.parametrize("step", ["log", "databases"])
+def test_a_kill_while_a_source_is_opened_leaves_what_the_next_one_opens(
+    eight: Place, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A kill behind the write to the log leaves the source open in all partitions, and one before it in none."""
+    real, done = RocksStore.apply, list[int]()
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    def apply(store: RocksStore, mutations: Any, *, sync: bool = False) -> None:
+        done.append(1)
+        if len(done) > 3:
+            raise Killed
+        real(store, mutations, sync=sync)
+
+    with monkeypatch.context() as patch:
+        if step == "log":
+            patch.setattr(DirectorySegments, "append", killed)
+        else:
+            patch.setattr(RocksStore, "apply", apply)
+        with pytest.raises(Killed):
+            opened(eight, NEW, 8)
+        eight.kill()
+    eight.start()
+    if step == "log":
+        assert opened(eight, OLD, 8) == [2] * 8, "it was not opened"
+    assert opened(eight, NEW, 8) == [3 if step == "log" else 2] * 8
+    assert refusing(eight, OLD) == list(range(8))
+
+
+def test_a_source_that_the_log_refuses_is_opened_nowhere(eight: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(DiskFull):
+            opened(eight, NEW, 8)
+    assert opened(eight, OLD, 8) == [2] * 8
+    assert opened(eight, NEW, 8) == [3] * 8
+    assert [each.sequence for each in eight.send(1, *range(8)).applied()] == [4] * 8
+
+
+def test_a_partition_that_refuses_a_client_is_said_and_one_that_is_elsewhere_holds_up_no_other(eight: Place) -> None:
+    eight.node.batches.open_source([Q], "t", NEW)
+    with pytest.raises(SourceTaken):
+        opened(eight, OLD, 8)
+    at = eight.node.batches.open_source([P, PartitionId("Op", 9), Q, P], "t", NEW)
+    assert (at[P], at[Q]) == (3, 2)
+    assert isinstance(at[PartitionId("Op", 9)], NotOwner)
+    assert [each.sequence for each in eight.send(1).applied()] == [4, 3]
 
 
 # -- moves --------------------------------------------------------------------------------------------------

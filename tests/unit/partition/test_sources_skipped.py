@@ -402,7 +402,7 @@ def test_a_partition_is_visited_now_and_then(two: Two, monkeypatch: pytest.Monke
 
 def test_a_client_that_takes_another_source_over_keeps_what_passed(two: Two) -> None:
     passed(two)
-    two.a.batches.open_source(P, "other", Session(5, "me"))
+    two.a.batches.open_source([P], "other", Session(5, "me"))
     assert last(two.a) == 3
     two.restart("a")
     assert last(two.a) == 3

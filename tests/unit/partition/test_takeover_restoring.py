@@ -62,9 +62,9 @@ def test_clients_are_stopped_where_that_is_asked_for(two: Two, store: Checkpoint
     client = Session(1, "me")
     if stop_sources:
         with pytest.raises(SourceTaken, match="restored from a checkpoint"):
-            two.b.batches.open_source(P, "new", client)
+            two.b.batches.open_source([P], "new", client)
     else:
-        two.b.batches.open_source(P, "new", client)
+        two.b.batches.open_source([P], "new", client)
 
 
 def test_one_after_another(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
