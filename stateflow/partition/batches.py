@@ -667,6 +667,7 @@ class Batches:
                         raise refused
                     each.processor.write_opening(each.opening)
                 outcome = each.processor.sequence
+                self._registry.skipped_batches.committed(each.local, outcome)
                 # the process may have been suspended: an opening after the lease lapsed is not reported
                 self._lease.check(self._clock.monotonic(), each.local.id.operator)
             except BaseException as error:  # noqa: BLE001 - it is raised below

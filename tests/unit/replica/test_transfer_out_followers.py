@@ -26,8 +26,8 @@ from stateflow.rpc.secure import server_credentials
 from stateflow.rpc.serving import Admission
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS
 from stateflow.security.certificates import TlsFiles
+from stateflow.settings import ConnectionSettings
 from tests.unit.partition.test_replica import P, Two
-from tests.unit.rpc.test_serving_admission import settings
 
 LONG_S = 3600.0
 #: standby s1 and move m1 of node b
@@ -51,7 +51,8 @@ class Source:
 
     async def __aenter__(self) -> Source:
         own = self.certificates.issue("a", "node", "127.0.0.1")
-        files = TlsFiles(settings(own))
+        own_files = {name.removeprefix("STATEFLOW_").lower(): value for name, value in own.items()}
+        files = TlsFiles(ConnectionSettings(**own_files))  # type: ignore[arg-type]
         server = grpc.aio.server(interceptors=[Admission(files)], options=OPTIONS)
         replica_pb2_grpc.add_ReplicaServiceServicer_to_server(self.service, server)
         self.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', server_credentials(files))}"
