@@ -113,7 +113,7 @@ class Record:
 
     @property
     def overran(self) -> bool:
-        """Tells whether an experiment of quick size is known to have taken longer than ``QUICK_S`` times the slowness."""
+        """Tells whether a quick experiment is known to have taken longer than ``QUICK_S`` times the slowness."""
         if self.took_s is None or self.slowness is None:
             return False
         return bool(self.settings.get("quick")) and self.took_s > QUICK_S * self.slowness
