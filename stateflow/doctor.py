@@ -161,9 +161,9 @@ def _existing(path: Path) -> Path:
 
 
 def clock() -> Finding:
-    """Checks the clock.
+    """Checks that the time of day is plausible and synchronized, because timers, TTLs and certificates use it.
 
-    Leases are measured by each machine's own monotonic clock; timers, TTLs and certificates use the time of day.
+    Leases do not depend on it: each machine measures them by its own monotonic clock.
     """
     now = datetime.fromtimestamp(SYSTEM_CLOCK.now_us() / 1e6)
     found = f"{now:%Y-%m-%d %H:%M:%S} here"

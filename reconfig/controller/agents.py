@@ -311,12 +311,14 @@ class Agents:
         fitting = [name for name in named if request.labels.items() <= agents[name].labels.items()]
         if not fitting:
             asked = " ".join(f"{key}={value}" for key, value in sorted(request.labels.items()))
-            raise UnknownSite(f"no agent at {request.at} has the labels {asked}", remedy="see `stateflow agent list`")
+            lacking = f"agent {request.at} does not have" if request.at in agents else f"no agent at {request.at} has"
+            raise UnknownSite(f"{lacking} the labels {asked}", remedy="see `stateflow agent list`")
         alive = [name for name in fitting if self._members.alive(name)]
         if not alive:
-            raise Unavailable(
-                f"no agent at {request.at} answers", remedy="see `stateflow agent list`", agents=" ".join(fitting)
+            silent = (
+                f"agent {request.at} does not answer" if request.at in agents else f"no agent at {request.at} answers"
             )
+            raise Unavailable(silent, remedy="see `stateflow agent list`", agents=" ".join(fitting))
         return alive
 
     def _offer(self, name: str) -> Offer:

@@ -233,8 +233,8 @@ class Claims:
         if found:
             raise PartitionsClaimed(
                 "replicas have partitions of this operator that the ledger does not know",
-                remedy="start the controller with the ledger that they belong to; if it is lost, `stateflow adopt "
-                "--dry-run` shows what they have, and `stateflow adopt` adds it to this one",
+                remedy="start the controller with the ledger that they belong to; if that ledger is lost, `stateflow "
+                "adopt` records their partitions in this controller's ledger (`--dry-run` shows them first)",
                 operator=operator,
                 replicas=" ".join(sorted(found)),
                 ledger=ledger or None,
@@ -305,8 +305,8 @@ class Registration:
     def _foreign(self, ledger: str) -> ForeignLedger:
         return ForeignLedger(
             "the replica belongs to a different ledger than this controller",
-            remedy="start the controller with that ledger; if it is lost, `stateflow adopt --dry-run` shows what its "
-            "replicas have, and `stateflow adopt` adds it to this one",
+            remedy=f"start the controller with ledger {ledger}; if that ledger is lost, `stateflow adopt` records its "
+            "replicas' partitions in this controller's ledger (`--dry-run` shows them first)",
             ledger=self._context.ledger_id,
             belongs_to=ledger,
         )

@@ -384,25 +384,26 @@ class Takeovers:
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self._said(self._tick())
-            await self._said(self._standbys.reconcile())
+            await self._said("looking for partitions without an owner", self._tick())
+            await self._said("reconciling standbys", self._standbys.reconcile())
 
     @staticmethod
-    async def _said(work: Awaitable[None]) -> None:
-        """Awaits one piece of work and logs its error, so that the error does not stop other work."""
+    async def _said(what: str, work: Awaitable[None]) -> None:
+        """Awaits work that later ticks repeat, and logs its error, so that the error does not stop other work.
+        ``what``: words for the work."""
         try:
             await work
         except StateflowError as error:
-            log.error("failover step failed: %s", error)
+            log.error("%s failed, will be retried: %s", what, error)
         except Exception:
-            log.exception("failover step failed")
+            log.exception("%s failed unexpectedly, will be retried", what)
 
     async def _tick(self) -> None:
         members, cluster = self._context.members, self._context.cluster
         self._look_at_aborted()
         for name in list(cluster.roster.replicas):
             if members.lapsed(name) and not (self._context.names.awaited(name) or members.is_opening(name)):
-                await self._said(self._lapsed(name))
+                await self._said(f"handling the lapsed lease of {name}", self._lapsed(name))
         for partition in list(self._orphans):
             orphan = self._orphans.get(partition)
             if orphan is None:
@@ -411,7 +412,7 @@ class Takeovers:
             if owned is None or owned[1] > orphan.epoch:
                 del self._orphans[partition]  # it was undeployed or restored
             elif self._is_due(partition):
-                await self._said(self._start(partition))
+                await self._said(f"beginning the takeover of partition {partition}", self._start(partition))
 
     def lack(self, partition: PartitionId) -> f.Lack | None:
         """Returns why a partition is not served; None: no reason is known."""

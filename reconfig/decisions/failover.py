@@ -154,7 +154,8 @@ class Lack:
 
 
 def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int], Lack, StateflowError]]:
-    """Groups unserved partitions by operator and lack. Yields (operator, partitions, lack, error to report)."""
+    """Groups unserved partitions by operator and reason (:class:`Lack`). Yields (operator, partitions, reason, error to
+    report)."""
     groups: dict[tuple[str, Lack], list[int]] = {}
     for partition, lack in sorted(lacks.items(), key=lambda each: each[0]):
         groups.setdefault((partition.operator, lack), []).append(partition.partition)

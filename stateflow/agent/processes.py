@@ -379,7 +379,10 @@ class Kept:
 
 
 class Store:
-    """Reads and writes the file ``AGENT``. Raises InvalidArgument if it is another agent's, or is damaged.
+    """Reads and writes the file ``AGENT``.
+
+    Raises InvalidArgument if the file is damaged, or if it is another agent's and that agent has wanted replicas. The
+    file of an agent without wanted replicas gets the new name.
 
     Args:
         directory: the agent's data directory, which the caller has claimed.

@@ -192,8 +192,9 @@ class Collector:
         """Condemns unreferenced blobs, then deletes those that are still neither referenced nor leased.
 
         Args:
-            passed_over: in a dry run, manifests that would be dropped. Otherwise empty, because a manifest with the
-                name of a dropped one was published anew.
+            passed_over: names of manifests that are treated as if they were deleted: in a dry run, those that would be
+                dropped. Otherwise empty: dropped manifests are deleted by then, and a manifest that is found under such
+                a name was published since.
         """
         began = self._store.clock.monotonic()
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))

@@ -107,7 +107,9 @@ def demo(
     ] = None,
     max_pause: Annotated[
         str | None,
-        typer.Option(help="Pause budget of every move. Default: 250ms, more if that is refused; with --follow 50ms."),
+        typer.Option(
+            help="Pause budget of every move. Default: 250ms, raised if moves are refused for it; with --follow: 50ms."
+        ),
     ] = None,
     source: Annotated[str, typer.Option(help="Source of the rows: files or jetstream.")] = "files",
     nats: Annotated[

@@ -84,7 +84,12 @@ def issue(
 
 @certs_commands.command()
 def renew(
-    name: Annotated[str, typer.Argument(help="Name whose certificate is in ./NAME, or in --out.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Directory ./NAME is renewed, as `certs issue NAME` wrote it; with --out, that directory instead."
+        ),
+    ],
     out: Out = None,
     days: Days = 90,
     directory: Dir = None,

@@ -126,8 +126,12 @@ class Budget:
         return ", then ".join([*(f"{ms:g}" for ms in self.former), "none" if self.ms is None else f"{self.ms:g}"])
 
     def after(self, moves: Sequence[MoveReport]) -> str:
-        """Learns from moves that have ended. Returns a sentence for the user if refused moves must be repeated;
-        otherwise an empty text."""
+        """Changes the budget if it refused some of these moves, which have ended.
+
+        From then on moves wait less long for a moment within the budget. Unless the user has set the budget, it is
+        raised above what the refused moves needed, or lifted if that is too much. Returns a sentence for the user if
+        the budget was raised or lifted, because the refused moves are then repeated; otherwise an empty text.
+        """
         refused = [move for move in moves if is_refused(move)]
         if not refused:
             return ""

@@ -218,9 +218,9 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
     """
     found = None if previous is None else previous.state
     if found not in LEGAL_PREVIOUS[state]:
-        wanted = " or ".join(sorted("none" if each is None else str(each) for each in LEGAL_PREVIOUS[state]))
+        wanted = " or ".join(sorted("nothing" if each is None else str(each) for each in LEGAL_PREVIOUS[state]))
         raise IllegalRecord(
-            f"the previous record of {state} must be {wanted}, not {found or 'none'}",
+            f"a {state} record cannot follow {found or 'nothing'}, only {wanted}",
             remedy="read the item's records again",
             item=item_id,
         )

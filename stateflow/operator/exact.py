@@ -290,7 +290,7 @@ class _Duration(Column):
 
 
 class _Other(Column):
-    """A column of a type without a rule of its own, from which each value must be read back unchanged."""
+    """A column of any type without a class of its own here. A value is accepted only if Arrow returns it unchanged."""
 
     def _one(self, value: Any) -> Any:
         (found,) = pa.array([value], self.type).to_pylist()

@@ -278,7 +278,12 @@ class Operator:
         raise NotImplementedError
 
     def close(self, ctx: Context) -> None:
-        """Called when the partition moves away from this replica, and when the replica shuts down cleanly."""
+        """Called when this instance is released.
+
+        The partition moves away, is taken over, undeployed, restored or reopened, or its data cannot be read any more;
+        new code is deployed, or its trial on the stored state ends; or the replica shuts down cleanly. Not called after
+        a crash, or after a batch of the partition that was interrupted or given up.
+        """
 
 
 class BatchOperator(Operator):

@@ -495,8 +495,9 @@ class Commits:
         self._found = recover(self._files)
 
     def begin(self) -> None:
-        """Begins a new log. By then, the commits that were found must be durable in the databases or in the quarantined
-        copies."""
+        """Begins a new log in place of the one that :meth:`find` read. The commits in the old log must be durable by
+        then, in the databases or in the quarantined copies. With ``acknowledge="wal"`` there is no new log: the old one
+        is only deleted."""
         if self._settings.acknowledge != "wal":
             self.log = CommitLog(
                 self._files,

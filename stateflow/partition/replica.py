@@ -6,8 +6,9 @@
   :mod:`stateflow.partition.data_directory` for the states of a copy on disk.
 * Deployment: :func:`create` makes an operator's empty partitions, :func:`drop` deletes those of an undeployed one; both
   can be repeated after a crash. A copy that was not created completely is marked as unfinished on disk.
-* Reading: :class:`Reader` reads states and positions while batches go on. It holds ``work`` only to evolve states that
-  no batch has evolved since a deployment. Positions include those of batches that skipped the partition.
+* Reading: :class:`Reader` reads states and positions while batches go on. It takes the partition's lock ``work``, which
+  batches hold, only to evolve states that no batch has evolved since a deployment. Positions include those of batches
+  that skipped the partition.
 """
 
 from __future__ import annotations
@@ -67,8 +68,7 @@ class Recovery:
         self._given_up = True
 
     def run(self) -> None:
-        """Finds the partitions in the directory. Removes nothing that might be state: copies that cannot be used are
-        quarantined and logged."""
+        """Finds the partitions. Quarantines and logs copies that cannot be used; removes nothing that may be state."""
         registry = self._registry
         registry.commits.find()
         registry.skipped_batches.find()
@@ -322,8 +322,7 @@ def _quarantine(registry: PartitionRegistry, operator: str, epoch: int) -> None:
 
 
 def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) -> bool:
-    """Deletes one partition, after its running batch, whose result is discarded. Returns whether there was anything to
-    delete."""
+    """Deletes one partition after its running batch, whose result is discarded. Returns whether anything was there."""
     with local.work, local.mutex:
         if local.lifecycle.epoch <= epoch:
             local.lost = None  # a later deployment has nothing to do with the lost copy
@@ -407,9 +406,8 @@ class Reader:
             return self._owned_store(partition)
 
     def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
-        """Returns the position of the batch before ``batch``, with the newest event time up to it; None: not all of
-        these partitions contain it. Reads memory only, so the result is None also if one of the partitions is not being
-        served here."""
+        """Returns the position of the batch before ``batch``, with the newest event time up to it; None: one of these
+        partitions does not contain it, or is not being served here, because only memory is read."""
         times: list[int] = []
         for number in partitions:
             local = self._registry.local(PartitionId(operator, number))

@@ -6,12 +6,12 @@ ways: to serve a standby's copy, to serve the copy sealed here for a move that c
 checkpoint. Each takes effect once, however often the controller asks: a replica that owns the partition at the granted
 epoch only repeats its answer. The new owner makes its ownership durable before it serves; right before that it checks
 again, with the partition locked, that the controller cannot have given the takeover up. If the old owner returns, it
-learns that it was superseded, and keeps its copy only as a warm base.
+learns that it was superseded, and keeps its copy only so that less must be sent if the partition moves back.
 
 Restore (:class:`Restorer`): a user resets a partition to a checkpoint. There are two steps, so that the present owner
-stops only once its successor is ready: the target fetches and proves the checkpoint while the stream goes on, then owns
-the partition at a newer epoch. Until then its copy is unfinished (see :mod:`stateflow.partition.data_directory`), so
-that a restart finds either the former copy or the whole restored partition.
+stops only once its successor is ready: the target downloads and verifies the checkpoint while the stream goes on, then
+owns the partition at a newer epoch. Until then its copy is unfinished (see :mod:`stateflow.partition.data_directory`),
+so that a restart finds either the former copy or the whole restored partition.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fetch_first(
     *,
     falls_back: bool = True,
 ) -> Restoring | None:
-    """Fetches and proves the first candidate that can be used. None: no candidate can be used.
+    """Downloads and verifies the first candidate that can be used. None: no candidate can be used.
 
     If a candidate was garbage-collected before it was fetched, a newer one was published, and the candidates are listed
     again.
@@ -248,7 +248,8 @@ class Successor:
     # -- the old owner ------------------------------------------------------------------------------------
 
     def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, voided: int = 0) -> bool:
-        """Records durably that ``owner`` owns the partition at ``epoch``, and that the copy here is only a warm base.
+        """Records durably that ``owner`` owns the partition at ``epoch``. The copy here is kept only so that less must
+        be sent if the partition moves back.
 
         Returns False if there is no copy here, or it is newer.
         """
@@ -301,7 +302,7 @@ class Restorer:
         own: CheckpointStore | None,
         wanted: Wanted = NEWEST,
     ) -> Restored:
-        """Fetches and proves the newest checkpoint that can be used. The partition itself does not change yet.
+        """Downloads and verifies the newest checkpoint that can be used. The partition itself does not change yet.
 
         Args:
             own: store in which this replica keeps its checkpoints; None: it has none. The restored checkpoint, from

@@ -263,9 +263,10 @@ class Receiver:
         return self._registry.sync(incoming.store)
 
     def check_chain(self, partition: PartitionId, move_id: str, sequence: int, changes: bytes) -> None:
-        """Compares the copy with the source's chain, while a mismatch can still abort the move.
+        """Compares the copy with the source's chain of changes up to ``sequence``, while a mismatch can still abort the
+        move. Compares nothing if the copy is not at ``sequence``.
 
-        Raises DigestMismatch.
+        Raises DigestMismatch after it has quarantined a copy that differs.
         """
         with self._registry.local(partition).work:
             incoming = self._incoming(partition, move_id)

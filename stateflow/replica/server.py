@@ -201,11 +201,11 @@ async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -
         return None
     duty = next(iter(done))
     why = None if duty.cancelled() else duty.exception()
-    log.critical("replica stops: %s ended unexpectedly", duty.get_name(), exc_info=why)
+    log.critical("replica stops: the background task %s ended unexpectedly", duty.get_name(), exc_info=why)
     stop.set()
     if why is not None:
         return unexpected(why)
-    return StateflowError(f"{duty.get_name()} ended unexpectedly", remedy=REPORT_LOG)
+    return StateflowError(f"the background task {duty.get_name()} ended unexpectedly", remedy=REPORT_LOG)
 
 
 async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:

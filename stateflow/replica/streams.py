@@ -288,7 +288,11 @@ class CallStream:
         except StateflowError as caught:
             error = caught
         except Exception as caught:
-            log.exception("batch of call %d of an Apply stream failed", call.number)
+            log.exception(
+                "batch from %s failed unexpectedly (call %d of its stream); the client gets the error",
+                self.caller,
+                call.number,
+            )
             error = unexpected(caught)
         finally:
             del self._calls[call.number]

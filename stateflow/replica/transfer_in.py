@@ -438,8 +438,8 @@ class RunningTransfer:
             listener.put_nowait(report)
 
     def dismiss(self, move_id: str) -> None:
-        """Ends the listeners of a cancelled move that had joined this transfer. The cancelled move never owns the
-        partition, even if the transfer ends as OWNED."""
+        """Ends the progress reports to a cancelled move that had joined this transfer, which another move began. The
+        transfer goes on. Even if it ends as OWNED, the cancelled move does not own the partition."""
         for listens_for, listener in self._listeners:
             if listens_for == move_id != self.move_id:
                 listener.put_nowait(_was_cancelled(move_id))
@@ -554,7 +554,7 @@ class IncomingTransfers:
             running.transfer.asked.set()
 
     def dismiss(self, partition: PartitionId, move_id: str) -> None:
-        """Ends the reports of a cancelled move that may have joined a standby's transfer. The transfer continues."""
+        """Ends the progress reports to a cancelled move if it had joined a standby's transfer, which goes on."""
         if (running := self._running.get(partition)) is not None:
             running.dismiss(move_id)
 
@@ -575,7 +575,11 @@ class IncomingTransfers:
         """Gives up the copy of a move that has ended elsewhere, because the cancellation did not arrive here."""
         lifecycle = self._node.lifecycle(partition)
         if lifecycle.state is State.WARMING and lifecycle.move_id == move_id:
-            log.warning("move %s of %s has ended, abandoning its copy here", move_id, partition)
+            log.warning(
+                "move %s of %s is no longer under way at the controller: giving up the unfinished copy here",
+                move_id,
+                partition,
+            )
             await self._threads.in_quick(self._node.cancel, partition, move_id)
 
     async def close(self) -> None:

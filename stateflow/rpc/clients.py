@@ -96,7 +96,8 @@ def addresses_of(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class Seen:
-    """The newest leader's term and ledger record on which answers to a client were based."""
+    """The newest leader term, and the newest ledger record since that term began, on which an answer to this client was
+    based."""
 
     term: int = 0
     record: int = 0

@@ -119,7 +119,9 @@ def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
             if each.serial_number <= 0:  # RFC 5280, 4.1.2.2; the library announces that it will refuse it, too
                 raise ValueError(f"its serial number is {each.serial_number}")
     except UNREADABLE as error:
-        raise BadCertificate(f"no valid certificate found: {error}", remedy="provide it as PEM", file=where) from error
+        raise BadCertificate(
+            f"no valid certificate found: {error}", remedy="provide an undamaged certificate, as PEM", file=where
+        ) from error
     return found
 
 
@@ -206,7 +208,9 @@ def revoked_of(pem: bytes, ca: bytes, where: str) -> RevocationList:
         serials = frozenset(each.serial_number for each in found)
         number, next_update = number_of(found), found.next_update_utc
     except UNREADABLE as error:
-        raise BadCertificate("no valid revocation list found", remedy="provide it as PEM", file=where) from error
+        raise BadCertificate(
+            "no valid revocation list found", remedy="provide an undamaged list, as PEM", file=where
+        ) from error
     for authority in read_certificates(ca, "the authority's file"):
         if _signed(found, authority):
             return RevocationList(serials, _encoded(authority.public_key()), number, next_update)
@@ -445,7 +449,8 @@ class TlsFiles:
         """Reads the files.
 
         Args:
-            number, crl: number and revocation list of the contents in use so far.
+            number: :attr:`Material.number` of the contents in use so far; 0: none are in use yet.
+            crl: revocation list in use so far; empty: there is none.
         """
         settings = self._settings
         where = settings.tls_cert or settings.token_file or "STATEFLOW_TOKEN"

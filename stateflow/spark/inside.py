@@ -489,7 +489,8 @@ class SparkCluster:
             except Exception as error:  # noqa: BLE001 - one task has failed too often, or Spark has stopped
                 self._ended.append(str(error).strip().splitlines()[0])
             if not self._stopping.wait(AGAIN_S):
-                log.warning("restarting all replicas of job group %s: %s", self._group, self._ended[-1:])
+                why = self._ended[-1] if self._ended else "its job ended"
+                log.warning("restarting all replicas of job group %s: %s", self._group, why)
             task = replace(task, again=True)
 
     def _renew(self) -> None:

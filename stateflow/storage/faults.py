@@ -100,7 +100,10 @@ def _of_system(number: int, said: str, path: object) -> StateflowError | None:
     if number == errno.ENOMEM:
         return _no_memory(said)
     if number in LOST:
-        return Unavailable(f"a connection was lost: {said}", remedy="check that the other end runs, then try again")
+        return Unavailable(
+            f"a network connection failed: {said}",
+            remedy="check that the process or store at the other end runs and is reachable, then try again",
+        )
     return None
 
 

@@ -193,7 +193,8 @@ class FileLimits:
 
 
 def file_limits(databases: int, limit: int) -> FileLimits:
-    """Returns the limits of each of ``databases`` open databases. Raises TooFewFiles if they cannot all be open.
+    """Returns how many sorted files each database may keep open, and how many sorted runs it may have before a merge,
+    if ``databases`` are open and the process may open ``limit`` files. Raises TooFewFiles if they cannot all be open.
 
     In addition to ``PER_DATABASE`` files, a database keeps sorted files open that were read, up to RocksDB's limit,
     which is at least ten. If the process may not open enough files, sorted files are merged sooner, so that there are

@@ -77,7 +77,7 @@ def test_a_ledger_that_was_lost_is_rebuilt_from_what_replicas_have(local: LocalC
     line = eventually(refused, "both replicas are heard")
     print(line)
     assert "replicas have partitions of this operator that the ledger does not know" in line
-    assert "`stateflow adopt` adds it to this one" in line
+    assert "`stateflow adopt` records their partitions in this controller's ledger" in line
     whole = list(range(PARTITIONS))
     shown = eventually(lambda: (a := adopt(local, "--dry-run"))["partitions"] == whole and a, "all of it is found")
     assert (shown["count"], shown["missing"], shown["sealed"], shown["done"]) == (PARTITIONS, [], [], False)

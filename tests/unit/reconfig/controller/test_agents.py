@@ -139,6 +139,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         clock.advance(6.0)
         with pytest.raises(Unavailable, match="no agent at edge answers"):
             await agents.spawn(Request("edge"))
+        with pytest.raises(Unavailable, match="agent gw does not answer"):
+            await agents.spawn(Request("gw"))
 
     scenario(tmp_path, steps)
 
