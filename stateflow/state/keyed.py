@@ -215,7 +215,7 @@ def is_empty(tracked: Any) -> bool:
 
 
 def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
-    """Returns the states that were made at run time: tag → :meth:`Declaration.describe`."""
+    """Returns the states made at run time: tag → description. Example: ``stored_tags(store).values()``"""
     return {cell[len(TAGS) :]: encoding.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
 
 
