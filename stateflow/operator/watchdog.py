@@ -21,6 +21,9 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import sleep
 from types import FrameType
 from typing import Protocol
 
@@ -31,6 +34,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: 
 #: the file in which operators are called
 _CALLER = os.path.join(_PACKAGE, "operator", "instance.py")  # noqa: PTH118
 FRAMES_SHOWN = 12
+#: switch interval while the frames of a running thread are walked, in seconds; walking takes far less
+ALONE_S = 0.1
 
 
 class Interrupted(BaseException):
@@ -153,7 +158,7 @@ class RunningBatch:
 
     def interrupt(self) -> None:
         """Interrupts the batch's thread with Interrupted, if that thread runs the operator's code now."""
-        with self._lock:
+        with self._lock, _alone():
             if self._shielded or self._ended:
                 return
             frame = sys._current_frames().get(self.thread)
@@ -186,12 +191,29 @@ class RunningBatch:
 
     def _stack_now(self) -> str:
         """Returns the stack of the operator's code as it is now, innermost last."""
-        frame = sys._current_frames().get(self.thread)
-        if frame is None:
-            return ""
-        stack = traceback.extract_stack(frame)
+        with _alone():
+            frame = sys._current_frames().get(self.thread)
+            frames = [] if frame is None else list(traceback.walk_stack(frame))
+        stack = traceback.StackSummary.extract(iter(frames[::-1]))
         first = max((n for n, each in enumerate(stack) if each.filename == _CALLER), default=-1)
         return "".join(traceback.format_list(stack[first + 1 :][-FRAMES_SHOWN:]))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Lets no other thread run Python code in the block, which must be short and wait for nothing.
+
+    The frames of a thread that runs meanwhile must not be walked: a frame that has just returned is freed memory to
+    CPython 3.11. Another thread gets the interpreter's lock only after it has waited for it for a switch interval, and
+    the holder has not changed meanwhile.
+    """
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(ALONE_S)
+    sleep(0.0)  # takes the lock anew: a thread that asked for it before has had it
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def frames_of(error: BaseException, most: int) -> str:
