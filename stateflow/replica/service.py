@@ -49,8 +49,9 @@ from stateflow.replica.transfer_out import Fencer, Followers, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.messages import message_of, positions_to_pb, value_of
 from stateflow.rpc.serving import caller, caller_name
-from stateflow.rpc.wire import abort, connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
+from stateflow.rpc.wire import abort, connect, pieces, streaming, unary
 from stateflow.tracing import Made, Tracing, begin_about, traceparent_in
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
