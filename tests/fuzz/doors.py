@@ -251,15 +251,20 @@ def sound_logs() -> Iterator[bytes]:
 @cache
 def database() -> tuple[Path, list[str]]:
     """Makes a database with tables, a log and a manifest. Returns its folder, and the names of the files to damage."""
-    place = folder_of_this_process() / "sound"
-    store = RocksEngine(1 << 20, 1 << 20).open(place, create=True)
-    for round_ in range(3):
-        for number in range(50):
-            store.apply(Mutations([(b"k%d" % (number * 7 + round_), bytes(20))], [], []))
-        store.snapshot(place.parent / f"tables-{round_}")
-    store.close()
+    live, place = folder_of_this_process() / "live", folder_of_this_process() / "sound"
+    _fill(live)
+    shutil.copytree(live, place)  # RocksDB may delete an old log of its own later, but nothing of the copy
     names = sorted(path.name for path in place.iterdir() if path.name not in ("LOCK", "LOG", "IDENTITY"))
     return place, names
+
+
+def _fill(place: Path) -> None:
+    """Fills a new database, and closes it."""
+    with closing(RocksEngine(1 << 20, 1 << 20).open(place, create=True)) as store:
+        for round_ in range(3):
+            for number in range(50):
+                store.apply(Mutations([(b"k%d" % (number * 7 + round_), bytes(20))], [], []))
+            store.snapshot(place.parent / f"tables-{round_}")
 
 
 def stores(data: bytes) -> None:
