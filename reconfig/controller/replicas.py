@@ -36,8 +36,8 @@ from stateflow.reports import Taken
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.messages import message_of, value_of
-from stateflow.rpc.wire import SILENCE_S, answered, connected, read_stream, remote_error
+from stateflow.rpc.faults import remote_error
+from stateflow.rpc.wire import SILENCE_S, answered, connected, message_of, read_stream, value_of
 from stateflow.schedule import jittered
 from stateflow.settings import ControllerSettings
 from stateflow.tracing import carried

@@ -32,17 +32,19 @@ from stateflow.rpc import agent_pb2_grpc, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import Answers, BatchRows, Link, Replies, requests_of
-from stateflow.rpc.messages import message_of, positions_of, value_of
+from stateflow.rpc.faults import remote_error
 from stateflow.rpc.secure import blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
     CHANNEL_OPTIONS,
     SILENCE_S,
     answered,
+    message_of,
     newest_of,
+    positions_of,
     read_stream,
     read_stream_blocking,
-    remote_error,
+    value_of,
 )
 from stateflow.status import Deployment
 from stateflow.types import ADDRESS, OperatorSpec, shown

@@ -25,7 +25,7 @@ from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient
-from stateflow.rpc.messages import message_of, value_of
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.status import AdoptedOperator, ClusterReport, ClusterStatus, Deployment, LeaderReport, StandbyReport
 from stateflow.types import BUNDLE_PART, MoveOptions, OperatorSpec
 

@@ -59,7 +59,7 @@ from stateflow.partition.positions import Retired, SourceView
 from stateflow.partition.registry import ALONE, TERM, PartitionRegistry
 from stateflow.partitioner import partition_of
 from stateflow.replica.streams import FrameReader
-from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, messages, replica_pb2, wire
+from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, faults, replica_pb2, wire
 from stateflow.rpc.clients import addresses_of
 from stateflow.rpc.fields import checked
 from stateflow.schedule import Schedule
@@ -340,21 +340,21 @@ MESSAGES: list[type[Message]] = [
 ]
 #: conversions of messages that are let in
 MADE: dict[type[Message], Callable[[Any], object]] = {
-    common_pb2.OperatorSpec: partial(messages.value_of, OperatorSpec),
-    common_pb2.Replica: partial(messages.value_of, ReplicaInfo),
-    common_pb2.Fault: wire.error_of,
-    replica_pb2.SourceView: partial(messages.value_of, SourceView),
-    replica_pb2.SnapshotReply: partial(messages.value_of, SnapshotInfo),
-    replica_pb2.Seal: partial(messages.value_of, Seal),
-    replica_pb2.StatsReply: partial(messages.value_of, reports.ReplicaStatistics),
+    common_pb2.OperatorSpec: partial(wire.value_of, OperatorSpec),
+    common_pb2.Replica: partial(wire.value_of, ReplicaInfo),
+    common_pb2.Fault: faults.error_of,
+    replica_pb2.SourceView: partial(wire.value_of, SourceView),
+    replica_pb2.SnapshotReply: partial(wire.value_of, SnapshotInfo),
+    replica_pb2.Seal: partial(wire.value_of, Seal),
+    replica_pb2.StatsReply: partial(wire.value_of, reports.ReplicaStatistics),
     replica_pb2.ApplyRequest: lambda message: FrameReader().read(message),
-    controller_pb2.StatusReply: partial(messages.value_of, status.ClusterReport),
-    controller_pb2.Deployment: partial(messages.value_of, status.Deployment),
-    controller_pb2.Reconfiguration: partial(messages.value_of, reports.Reconfiguration),
-    controller_pb2.Job: partial(messages.value_of, reports.JobReport),
-    controller_pb2.JobRun: partial(messages.value_of, reports.JobRun),
-    controller_pb2.Sweep: partial(messages.value_of, reports.Sweep),
-    controller_pb2.Version: partial(messages.value_of, reports.OperatorVersion),
+    controller_pb2.StatusReply: partial(wire.value_of, status.ClusterReport),
+    controller_pb2.Deployment: partial(wire.value_of, status.Deployment),
+    controller_pb2.Reconfiguration: partial(wire.value_of, reports.Reconfiguration),
+    controller_pb2.Job: partial(wire.value_of, reports.JobReport),
+    controller_pb2.JobRun: partial(wire.value_of, reports.JobRun),
+    controller_pb2.Sweep: partial(wire.value_of, reports.Sweep),
+    controller_pb2.Version: partial(wire.value_of, reports.OperatorVersion),
 }
 
 
@@ -372,7 +372,7 @@ def message(data: bytes) -> None:
 
 
 def sound_messages() -> Iterator[bytes]:
-    spec = messages.message_of(common_pb2.OperatorSpec, describe(Tally, 4, "Tally"))
+    spec = wire.message_of(common_pb2.OperatorSpec, describe(Tally, 4, "Tally"))
     source = common_pb2.Replica(name="s", site="s", address="host:1", weight=1)
     header = replica_pb2.ApplyHeader(
         operator="Tally", source="s", batch=3, input_schema=SCHEMA.serialize().to_pybytes(), sparse=True

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from stateflow import client, reports, rpc, status
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.messages import value_of
+from stateflow.rpc.wire import value_of
 from stateflow.testing import LocalCluster
 from stateflow.types import MoveOptions
 

@@ -10,7 +10,7 @@ from reconfig.controller.service import _options_of as options_of
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.messages import message_of
+from stateflow.rpc.wire import message_of
 from stateflow.types import DEFAULT_OPTIONS, MoveOptions
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

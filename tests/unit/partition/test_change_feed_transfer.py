@@ -24,7 +24,7 @@ from stateflow.partition.change_feed import (
     cutover_digest,
 )
 from stateflow.replica.service import frames_of
-from stateflow.rpc.messages import value_of
+from stateflow.rpc.wire import value_of
 
 
 def change_set(sequence: int, size: int = 10) -> bytes:

@@ -12,7 +12,8 @@ import pytest
 
 from stateflow.errors import NotOwner, StateflowError, Unavailable
 from stateflow.rpc import agent_pb2 as apb
-from stateflow.rpc.wire import FAULT_KEY, fault_of, read_stream
+from stateflow.rpc.faults import FAULT_KEY, fault_of
+from stateflow.rpc.wire import read_stream
 
 SOON_S = 0.08
 PAGE = apb.LogsPage(data=b"line")

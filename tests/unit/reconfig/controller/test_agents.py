@@ -26,7 +26,7 @@ from stateflow.errors import (
 from stateflow.fleet import AgentInfo, Beat, Child, Directory, Request, Spawned
 from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.messages import message_of, value_of
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 GIB = 1 << 30

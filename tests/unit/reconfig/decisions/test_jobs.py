@@ -16,7 +16,7 @@ from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger, RecordState
 from stateflow.reports import JobReport, JobStage
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.messages import message_of, value_of
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.schedule import Schedule
 from tests.writing import Written, write
 

@@ -33,7 +33,7 @@ from stateflow.partition.lifecycle import State
 from stateflow.reports import CheckpointReport, Taken
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.messages import message_of, value_of
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"schema", "[]")

@@ -29,7 +29,7 @@ from stateflow.reports import (
     SweepNode,
 )
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.messages import message_of, value_of
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.status import (
     AdoptedOperator,
     ClusterReport,

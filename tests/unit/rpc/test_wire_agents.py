@@ -9,7 +9,7 @@ from stateflow.fleet import AgentInfo, Beat, Child, DesiredState, Directory, Req
 from stateflow.reports import AgentReport
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.fields import checked
-from stateflow.rpc.messages import message_of, value_of
+from stateflow.rpc.wire import message_of, value_of
 
 INFO = AgentInfo("gw", "edge", "gw:1", {"disk": "ssd"}, 4, 8 << 30, 1 << 40, "0.1.0", "3.11.7", "rlimit")
 RUNS = Spawned("gw-0", "gw", True, 3, 2, 5, 1 << 30)
