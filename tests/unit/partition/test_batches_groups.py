@@ -191,7 +191,8 @@ def test_a_disk_that_refuses_one_partitions_write_refuses_no_others(
 
 
 def test_a_group_is_committed_when_it_has_come_to_many_rows(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "GROUP_ROWS", 4)  # two rows and their outputs
+    for module in (batches, running):
+        monkeypatch.setattr(module, "GROUP_ROWS", 4)  # two rows and their outputs
     seen: list[int] = []
 
     class Counts(Told):
