@@ -60,8 +60,9 @@ class Unrenewed:
     _since: float = 0.0
 
     def over(self, term: int, until_us: int, lease_s: float, now: float) -> bool:
-        """Notes a lease as just read. Returns whether it has lapsed: no renewal was seen for its whole duration,
-        margin included."""
+        """Notes the other controller's lease, as just read from the ledger. Returns whether the lease has lapsed: no
+        renewal was seen for its whole duration, margin included.
+        """
         if self._seen != (term, until_us):
             self._seen, self._since = (term, until_us), now
         return now - self._since > lease_s * (1 + self.margin)
@@ -105,7 +106,7 @@ class Leading:
         self._taking_from_s = 0.0
         self._said = ""
         self._waits_for: StateflowError | None = None  # why the ledger cannot be used
-        # one thread: a renewal that hangs is not overtaken by the next
+        # one thread, so that no renewal overtakes an earlier one that hangs
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hold")
         self._loop = asyncio.get_running_loop()
         self._renew_now = asyncio.Event()

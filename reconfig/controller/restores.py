@@ -145,9 +145,9 @@ class Restores:
             )
 
     def _check_stops_sources(self, target: str) -> None:
-        """Checks that a replica stops sources where that is asked for. Raises ReleaseMismatch."""
+        """Checks that a replica's version can stop sources. Raises ReleaseMismatch."""
         version = self._context.members.version(target)
-        if version == FIRST.version:  # it would restore the partition, and say nothing
+        if version == FIRST.version:  # it would ignore the option, and restore the partition
             raise ReleaseMismatch(
                 f"stateflow {version} of replica {target} cannot stop sources",
                 remedy="upgrade the replica first, or restore without --stop-sources",
@@ -264,7 +264,8 @@ class Restores:
 
         No other replica serves the partition from here on, so the controller waits for a target that does not answer,
         and the target fetches again what it has forgotten. The restore is given up only when the target's lease has
-        lapsed, or when the target refuses and says that it does not own: while it may serve, no other replica may.
+        lapsed, or when the target refuses and says that it does not own the partition. While the target may serve the
+        partition, no other replica may.
         """
         settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
@@ -309,7 +310,7 @@ class Restores:
         """Stops the owner, and waits until it confirms that it no longer serves the partition, or until its lease has
         lapsed.
 
-        Missed heartbeats prove nothing.
+        Missed heartbeats do not prove that the owner has stopped.
         """
         give_up_at = self._context.clock.monotonic() + self._context.settings.restore_patience_s
         while not self._serves_no_more(planned):

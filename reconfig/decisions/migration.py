@@ -95,7 +95,7 @@ class FenceRefused:
 
 @dataclass(frozen=True, slots=True)
 class SourceCancelled:
-    """The source promised that this move never seals there."""
+    """The source promised never to seal the partition for this move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -704,7 +704,7 @@ class Move:
 
     @property
     def fenced(self) -> bool:
-        """Tells whether the source may have sealed, while the target is not known to own."""
+        """Tells whether the source may have sealed the partition, while the target is not known to own it."""
         return self.granted and self.phase in (*BEFORE_FENCE, Phase.FENCED)
 
     def validate(self) -> None:

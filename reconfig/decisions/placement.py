@@ -18,17 +18,18 @@ that waits                  allowed, others than named
 :func:`spread`, by command  maintenance, others than named
 ==========================  ==============================  ===========================================================
 
-:mod:`stateflow.ring` gives nodes their shares by number, with as few moves as that takes: for deployments, rebalances,
-drains (:func:`drained`) and the policy ``ring``.
+:mod:`stateflow.ring` gives each node its share of the number of partitions, by as few moves as that takes: for
+deployments, rebalances, drains (:func:`drained`) and the policy ``ring``.
 
 :mod:`reconfig.decisions.policies` evens out the measured load, and moves partitions nearer to where their rows come
 from.
 
-Neither is :func:`best` applied repeatedly. A share by number is exact, and the ring keeps partitions where they are
-when replicas join and leave. A share of load is an upper bound, which few moves of large partitions reach.
+Neither the ring nor the policies apply :func:`best` repeatedly. A share by number is exact, and the ring keeps
+partitions where they are when replicas join and leave. A share of load is an upper bound, which few moves of large
+partitions reach.
 
-Two decisions look alike and are made elsewhere. A node spreads its partitions over its workers by their CPU time, which
-no other process knows (:mod:`stateflow.node.supervising`). Where replicas are started is a matter of cores and memory
+Two similar decisions are made elsewhere. A node spreads its partitions over its workers by their CPU time, which no
+other process knows (:mod:`stateflow.node.supervising`). Where replicas are started is a matter of cores and memory
 (:mod:`reconfig.controller.agents`).
 
 The room of a replica is what its disk has free, up to the limit that it was configured with. Replicas on one disk share
@@ -383,7 +384,7 @@ def _filled(info: ReplicaInfo, load: Mapping[str, int]) -> float:
 
 
 def spread(partitions: Iterable[PartitionId], able: Collection[ReplicaInfo], owned: Mapping[str, int]) -> Choice:
-    """Spreads partitions over replicas, each of which may take any of them instead.
+    """Spreads partitions over replicas. Every replica is also an alternative target for each partition.
 
     Args:
         able: the replicas that may receive partitions, at least one.
@@ -452,7 +453,7 @@ def replan(
     sites: Mapping[str, str],
     shares: Mapping[str, int],
 ) -> list[Retargeted]:
-    """Returns, in order, the moves that get another target because theirs is gone or a better one has joined.
+    """Returns, in order, the moves that get another target because their target is gone or a better one has joined.
 
     A move without an alternative stays as it is. Moves that have begun are not considered: they fail by themselves if
     their target dies.
