@@ -112,7 +112,7 @@ class Ledger:
         create: makes a missing ledger and upgrades an older one; ``opened`` says what was done. Otherwise the database
             is left unchanged.
 
-    Raises InvalidArgument if it cannot be opened or does not exist, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
+    Raises InvalidArgument if the ledger cannot be opened or does not exist, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
     """
 
     def __init__(
@@ -270,7 +270,9 @@ class Ledger:
         return self.append([Entry(item.item_id, who, state, previous, payload or None, schema)])[0]
 
     def renew(self, lock: Record, lease_s: float | None = None) -> bool:
-        """Renews the lease of a lock from now on. Returns False when the lock is no longer held, or has no lease."""
+        """Renews the lease of a lock, counted from now. Returns False when the lock is no longer held, or
+        has no lease.
+        """
         seconds = self.lease_s if lease_s is None else _lease(lease_s)
         if math.isinf(seconds):
             return False
@@ -312,10 +314,10 @@ class Ledger:
         gone: Callable[[Holder], bool] = lambda _: False,
         over_us: int | None = None,
     ) -> LeaderLease:
-        """Takes the leader lease of this ledger for ``lease_s`` seconds at a time, if no other process has it.
+        """Takes the leader lease of this ledger for ``lease_s`` seconds, if no other process has it.
 
-        Returns the lease afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
-        the caller has it, every transaction of this ledger checks that it still has the lease.
+        Returns the lease afterwards: the caller's, whose term is greater than all earlier ones, or the present
+        holder's. Once the caller has it, every transaction of this ledger checks that it still has the lease.
 
         Args:
             gone: tells whether a former holder is a process that has ended.
@@ -417,7 +419,7 @@ class Ledger:
                 seq = rows[-1].seq
 
     def newest(self, count: int) -> list[Record]:
-        """Returns the last ``count`` records, oldest first. Writers that gave up have left gaps between ids."""
+        """Returns the last ``count`` records, oldest first. Ids may have gaps, because some writers gave up."""
         query = select(RECORD).order_by(RECORD.c.record_id.desc()).limit(count)
         with self.database.reading() as connection:
             rows = connection.execute(query).all()

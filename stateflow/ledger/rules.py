@@ -11,9 +11,10 @@ RESOLVED       a person dealt with it; usable again                the FAILED or
 SKIPPED        an application (``*``: all) must leave it alone     any of the item's, or none
 =============  ==================================================  =================================
 
-An item is blocked by its earliest record that is a PROCESSING without a PROCESSED, FAILED or RESOLVED that answers it,
-or a FAILED without a RESOLVED. A blocked item cannot be acquired. An application that was told to skip an item cannot
-acquire it either. A skip never unblocks an item.
+A PROCESSING record blocks its item until a PROCESSED, FAILED or RESOLVED record answers it. A FAILED record blocks its
+item until a RESOLVED record answers it. If several records block an item, the earliest one counts. A blocked item
+cannot be acquired. An application that was told to skip an item cannot acquire it either. A skip never unblocks an
+item.
 
 Stages, batches, entities and jobs are items of their own kinds, and views (:data:`VIEWS`): one row per item; each
 record sets some of its columns. A status determines the state of its record. Statuses follow each other like this::
@@ -210,7 +211,7 @@ def check_app(app: App, state: RecordState) -> None:
 
 
 def check(head: Head | None, item_id: str, app: App, state: RecordState, previous: Record | None) -> None:
-    """Checks that this record may be the item's next.
+    """Checks that this record may be the item's next record.
 
     Raises IllegalRecord for what the module's table forbids, Locked if another application holds the item or a record
     has answered ``previous`` already. The caller adds the blocking record to Locked, and raises LeaseLost instead if
@@ -381,7 +382,8 @@ def stage_fields(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[st
 
 
 def stage_changes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns that these keyword arguments set, as they are stored; None sets nothing.
+    """Returns the columns that these keyword arguments set, in their stored form. An argument that is None sets
+    nothing.
 
     Raises InvalidArgument for an unknown name or an invalid value.
     """
@@ -435,7 +437,7 @@ def _stored(name: str, value: Any) -> Any:
 
 
 def stage_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns all 26 columns, times as datetimes in UTC."""
+    """Returns all 26 columns of a stage, with times as datetimes in UTC."""
     return {name: to_time(row[name]) if name in (*TIMES, "updated_on", "created_on") else row[name] for name in COLUMNS}
 
 
