@@ -170,7 +170,7 @@ class ClusterState:
             check(self)
 
     def next_item(self, kind: str, name: str = "") -> str:
-        """Returns the next item of a numbered kind."""
+        """Returns the id of a new item of a numbered kind: its number follows the newest one of its series."""
         number = self.numbers.get(EVENTS[kind].series_of(name), 0) + 1
         return f"{kind}/{name}/{number}" if name else f"{kind}/{number}"
 
@@ -332,7 +332,7 @@ class ClusterState:
             ) from None
 
     def allowed_sites(self) -> dict[str, tuple[str, ...]]:
-        """Returns the allowed sites of operators that are not allowed at all sites, by operator."""
+        """Returns, by operator, the allowed sites of each operator that is not allowed at all sites."""
         return {name: deployed.sites for name, deployed in self.deployed.items() if deployed.sites}
 
     def assigned(self, name: str) -> dict[PartitionId, int]:

@@ -249,7 +249,8 @@ class ControllerContext:
 
     def check_leads(self) -> None:
         """Checks that this controller leads. Raises HoldLost, also if the term has ended early: then this controller
-        may not know all that was decided."""
+        may lack some of the decisions.
+        """
         self._leadership.check(self.clock.monotonic())
         if self.over.done():
             raise HoldLost(
@@ -290,7 +291,8 @@ class ControllerContext:
         }
 
     async def again_and_again(self, look: Callable[[], Awaitable[None]], instead: str) -> None:
-        """Calls ``look`` once in each heartbeat interval. Errors do not end the loop; they are logged with ``instead``.
+        """Calls ``look`` once in each heartbeat interval. Errors do not end the loop; they are logged with ``instead``,
+        which says what was not done.
 
         Never returns.
         """

@@ -223,8 +223,9 @@ class Deployments:
         """Upgrades an operator to new code and states.
 
         Before the upgrade is recorded, every owner that answers confirms that it has the code. A replica that has been
-        silent for a while must register again, even if its lease still runs, and learns of the version then. That
-        includes replicas that own no partition of the operator, because an incoming copy may become owned at any time.
+        silent for a while must register again, even if its lease still runs, and learns of the version then. This also
+        applies to replicas that own no partition of the operator, because they may become owners of incoming copies at
+        any time.
         """
         await self._context.acquainted()
         await self._try_out(deployed, spec)

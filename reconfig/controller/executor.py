@@ -301,7 +301,7 @@ class MoveQueue:
     async def turn(self, part: Part, planned: Planned) -> AsyncIterator[bool]:
         """Waits for the turn of a move, and holds it to the end of the block.
 
-        Yields False if the move was withdrawn and must not begin. Raises the error by which the ledger cannot record
+        Yields False if the move was withdrawn and must not begin. Raises the ledger's error if it cannot be recorded
         that the move begins.
         """
         ticket = _Ticket(part, planned)

@@ -395,7 +395,7 @@ def _kept(fault: PartitionFault) -> dict[str, Any]:
 
 
 def _fault_of(kept: Mapping[str, Any], done: Partitions) -> PartitionFault:
-    """Returns the fault of which :func:`_kept` returned these fields."""
+    """Restores a fault from its recorded fields, see :func:`_kept`."""
     undone = kept["partition"] not in done.get(kept["operator"], ())
     return PartitionFault(**{**kept, "undone": undone})
 

@@ -274,7 +274,7 @@ class Following:
         return FollowerReports(known.cluster, FollowerReport(me, leader, self._clock.monotonic() - known.read_at))
 
     async def watch(self, reconfiguration: str, after: int) -> AsyncIterator[Reconfiguration]:
-        """Yields a reconfiguration as it changes, and every ``WATCH_IDLE_S`` in between.
+        """Yields a reconfiguration whenever it changes, and every ``WATCH_IDLE_S`` seconds while it does not.
 
         Ends when the reconfiguration is over, or when the leader changes, because the caller can then learn more from
         the new leader.

@@ -208,12 +208,12 @@ class Jobs:
     async def _waited_for(
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
-        """Waits until the job's affinity lets a run proceed. The time counts from the run's start, so that a later
-        leader continues the wait.
+        """Waits until the job's affinity lets a run proceed. The waiting time counts from the run's start, so that a
+        later leader continues the wait.
 
         Args:
             there: returns the nodes that are present now.
-            what: plural of those nodes, for messages.
+            what: word for those nodes in messages, ``nodes`` or ``controllers``.
         """
         while True:
             waited_s = (self._context.clock.now_us() - run.began_us) / 1e6

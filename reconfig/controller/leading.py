@@ -191,7 +191,7 @@ class Leading:
             await self._end()
 
     async def _wait(self) -> None:
-        """Waits for the next try, or until the process of a holder on this machine has ended."""
+        """Waits until the next try is due, or until the leader's process, if it is on this machine, has ended."""
         left_s = self._wait_s()
         while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
             pause_s = min(left_s, jittered(self._settings.retry_interval_s, self._random))

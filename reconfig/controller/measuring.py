@@ -135,9 +135,7 @@ def _coming(
 
 
 def _view(context: ControllerContext, choice: Choice, said: Heard) -> View:
-    """Returns the sizes of partitions, and the room at a choice's targets without what moves under way
-    there will take.
-    """
+    """Returns the sizes of partitions, and the room that moves under way will leave at a choice's targets."""
     targets, on_their_way, owners = _coming(context, choice)
     there = {name: each for name, each in said.items() if each is not None}
     sizes = {(view.partition, name): view.bytes for name, (views, _) in there.items() for view in views}

@@ -363,8 +363,8 @@ class Names:
     def _is_copy(self, name: str, home: Home) -> bool:
         """Tells whether a directory is a copy, rather than moved.
 
-        It is a copy if the directory with the same id was heard at the known place while this one asked, because then
-        that directory was in use after the copy was made.
+        It is a copy if a process at the known place sent heartbeats while the process with this directory asked,
+        because the directory at the known place was then in use after the copy was made.
         """
         waiting = self._refused.get((name, home))
         if waiting is not None and self._members.heard_at(name) > waiting.since:
@@ -394,9 +394,7 @@ class Names:
         )
 
     def _asking_since(self) -> float:
-        """Returns the time, in monotonic seconds, since which a process must have asked to count as one that still
-        asks.
-        """
+        """Returns a time, in monotonic seconds: a process that has not asked since then has given up asking."""
         silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
         return self._clock.monotonic() - silent_s
 

@@ -98,7 +98,8 @@ class Reconfigurations:
         return spread(away, self._answering(to, here, only), self._context.cluster.owned_counts())
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
-        """Gives every replica that answers its weight's share of partitions, by as few moves as possible.
+        """Gives each replica that answers the share of partitions that its weight calls for, by as few moves as
+        possible.
 
         If an operator is allowed at some sites only, its partitions are shared among the replicas there. An empty
         ``operator`` means all operators.
@@ -470,7 +471,7 @@ class Reconfigurations:
         return running.report()
 
     def _running(self, reconfiguration: str, strategy: plan.Strategy) -> Running:
-        """Returns a reconfiguration as the ledger records it, with those of its moves that have ended."""
+        """Returns a reconfiguration as the ledger records it. Its report contains only the moves that have ended."""
         cluster = self._context.cluster
         recorded = cluster.history[reconfiguration]
         told = past(recorded)

@@ -190,8 +190,9 @@ class Claims:
         return max(0.0, self._heard_from - self._clock.monotonic())
 
     def foreign(self, replica: str, directory: str) -> bool:
-        """Notes a heartbeat of a replica of another ledger. Returns whether its report is complete; otherwise it may
-        still be opening its partitions."""
+        """Notes a heartbeat of a replica of another ledger. Returns whether the replica's report is complete; otherwise
+        the replica may still be opening its partitions.
+        """
         whole = self.heard(directory)
         if whole:
             self._silent.pop(directory, None)
@@ -256,7 +257,7 @@ class Registration:
     async def register(self, arrival: Arrival) -> Admitted | None:
         """Registers a replica. Returns None, and changes nothing, if its ticket is void.
 
-        Raises NameTaken, HoldLost.
+        Raises NameTaken, InvalidArgument, HoldLost.
         """
         info, context = arrival.info, self._context
         views = self._members.said(info.name, arrival.ticket, arrival.partitions)
@@ -284,7 +285,7 @@ class Registration:
         return self._members.is_good(name, arrival.ticket, self._cluster.assigned(name))
 
     def heard(self, beat: Beat) -> Answer:
-        """Answers a heartbeat. Raises NameTaken."""
+        """Answers a heartbeat. Raises NameTaken, InvalidArgument."""
         name, own = beat.info.name, self._context.ledger_id
         known = self._members.beat(name, beat.incarnation)
         adopted = beat.belongs_to if beat.belongs_to in self._cluster.adopted else ""
@@ -341,7 +342,7 @@ class Registration:
         self._claims.note(piece)
 
     def _unknown(self, views: Iterable[PartitionView]) -> list[PartitionView]:
-        """Returns the views of operators that this ledger does not have and never had."""
+        """Returns those views whose operator this ledger does not have and never had."""
         cluster = self._cluster
         have = cluster.deployed.keys() | cluster.planned.keys()
         return [

@@ -252,7 +252,7 @@ class Replicas:
         return answered(answer, self._shown(name))
 
     async def _stream(self, name: str, method: str, request: Any) -> AsyncGenerator[Any]:
-        """Yields the answers to a request whose work may take hours, or for a standby has no end.
+        """Yields the answers to a request whose work may take hours; the work of a standby never ends.
 
         The replica may send nothing between two answers, because an older controller would take a sign of life for a
         result. While the replica is silent, this controller sends it another request, which every release answers.

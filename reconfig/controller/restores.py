@@ -79,7 +79,7 @@ class Restores:
     async def restore(self, request: Request) -> tuple[str, list[RestoredPartition]]:
         """Restores partitions. Returns the restore's id, and the outcome of each partition.
 
-        Raises only before anything is recorded.
+        Raises errors only before anything is recorded.
         """
         await self._context.acquainted()
         async with self._context.planning:
@@ -87,7 +87,7 @@ class Restores:
         return planned[0].restore_id, await self.run(planned)
 
     async def plan(self, request: Request) -> list[PlannedRestore]:
-        """Plans and records a restore. Raises only before anything is recorded. Callers hold ``planning``."""
+        """Plans and records a restore. Raises errors only before anything is recorded. Callers hold ``planning``."""
         deployed = self._cluster.operator(request.operator)
         numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
         restore_id = self._context.new_id()
@@ -134,7 +134,7 @@ class Restores:
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
         """Checks that an owner that does not answer, and so cannot be asked to stop, is not serving a partition alone.
 
-        Raises Unavailable if it may be.
+        Raises Unavailable if the owner may be serving it.
         """
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(

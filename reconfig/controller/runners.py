@@ -345,7 +345,8 @@ class MoveRunner(Runner):
 
     @classmethod
     def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
-        """Returns the machine of a move that begins again, and its first instructions; None: it waits for its turn.
+        """Returns the machine of a move that begins again, and its first instructions; None in their place: the move
+        waits for its turn.
 
         The move continues with what its target has already copied. A granted move begins at once, because its source
         may have sealed the partition.

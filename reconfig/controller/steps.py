@@ -260,7 +260,7 @@ def move_aborted(cluster: ClusterState, move: Planned, error: Mapping[str, Any],
 
 
 def _end_move(cluster: ClusterState, move: Planned, state: RecordState, payload: dict[str, Any]) -> Ending:
-    """Ends a move, and with the last move its batch."""
+    """Ends a move, and its batch if the move is the last one of the batch."""
     record, recorded = cluster.open_moves[move.item_id].record, cluster.history.get(move.reconfiguration)
     over: list[Entry] = []
     if recorded is not None and recorded.batch is not None and recorded.is_last(move.item_id):
@@ -338,7 +338,7 @@ def restore_failed(cluster: ClusterState, restore: PlannedRestore, granted: int,
 
 
 def _end_restore(cluster: ClusterState, planned: PlannedRestore, state: RecordState, payload: dict[str, Any]) -> Ending:
-    """Ends a restore, and with the last restore its batch."""
+    """Ends the restore of a partition, and its batch if the partition is the last one of the batch."""
     book = cluster.restores
     record, batch = book.records[planned.item_id][1], book.batches.get(planned.restore_id)
     others = any(other.restore_id == planned.restore_id and other != planned for other in book.under_way)

@@ -294,7 +294,7 @@ class Takeovers:
         return runner.planned.reconfiguration if runner is not None else ""
 
     def choice(self, partition: PartitionId, coming: Mapping[str, int] = MappingProxyType({})) -> f.Choice | None:
-        """Chooses the replica that takes a partition over, and how it does; None: no replica can.
+        """Chooses the replica that takes a partition over, and the copy that it uses; None: no replica can take over.
 
         Args:
             coming: by replica, the number of partitions that it will receive in addition to the recorded ones.

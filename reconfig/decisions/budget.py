@@ -75,7 +75,7 @@ MOVES_KEPT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One report of a target that catches up. Rates are in bytes a second; a bandwidth of 0 is not known yet."""
+    """One report of a target that catches up. Rates are in bytes a second; bandwidth 0: it is not known yet."""
 
     lag_bytes: int
     change_rate: float

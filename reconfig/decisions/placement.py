@@ -585,8 +585,8 @@ def newcomers(
 ) -> frozenset[str]:
     """Returns the replicas for which a rebalance may begin without a command.
 
-    Returns an empty set if any operator is missing at a site that would take part: earlier versions did not record
-    that an operator was deployed to some sites on purpose.
+    Returns an empty set if some operator has no partition at a site that would receive partitions: the operator may
+    have been kept away from that site on purpose, which earlier versions did not record.
 
     Args:
         owners: owner by partition.

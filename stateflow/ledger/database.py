@@ -264,7 +264,7 @@ class Database:
 
 
 def sqlite_url(file: Path) -> str:
-    """Returns the URL of a ledger in a file, with any characters in its path.
+    """Returns the URL of a ledger in a file, whose path may have any characters.
 
     Raises InvalidArgument for a path that the installed SQLAlchemy cannot write as a URL: versions before 2.1 have no
     escapes.
@@ -593,7 +593,7 @@ class LeaderLease:
 
 
 def identity(connection: Connection) -> str:
-    """Returns the ledger's id, which is made once. Raises LedgerCorrupt if it is missing."""
+    """Returns the ledger's id, which never changes. Raises LedgerCorrupt if it is missing."""
     found = connection.execute(select(IDENTITY.c.id)).scalar()
     if found is None:
         raise LedgerCorrupt("the ledger's id is missing", remedy="restore its tables from a backup")

@@ -177,8 +177,8 @@ class Ledger:
         Args:
             previous: the record that this one answers, or its id; see the table in ``rules``.
             payload_schema: a registered schema that the payload must satisfy.
-            lease_s: lease of a PROCESSING record, in seconds. With None it is the ledger's, with ``math.inf`` only a
-                record ends the lock.
+            lease_s: lease of a PROCESSING record, in seconds. None: the ledger's default; ``math.inf``: the lock has no
+                lease, and only a record ends it.
 
         Raises, without having written anything, IllegalRecord, InvalidPayload, Locked if another application holds the
         item or ``previous`` has an answer already, LeaseLost, Unavailable.
@@ -247,7 +247,9 @@ class Ledger:
         return self.database.write(guarded)
 
     def resolve(self, item_id: str, note: str) -> Record:
-        """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks it."""
+        """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks the
+        item.
+        """
         item = self._known(item_id)
         if item.blocking is None:
             raise IllegalRecord("nothing blocks the item", remedy="see `stateflow ledger show`", item=item_id)
@@ -426,7 +428,9 @@ class Ledger:
         return [statements.record_of(row) for row in reversed(rows)]
 
     def query(self, prepared_by: App | str | None = None, requester: App | str | None = None) -> list[str]:
-        """Returns the ids of items that ``prepared_by`` has processed and ``requester`` may process now, in order."""
+        """Returns the ids, in order, of items that ``prepared_by`` has processed (None: all items), and that
+        ``requester`` may process now.
+        """
         with self.database.reading() as connection:
             free, silent = statements.ready(_who(prepared_by), _who(requester))
             return sorted({*connection.execute(free).scalars(), *connection.execute(silent).scalars()})
@@ -445,8 +449,9 @@ class Ledger:
         predicate: Callable[[Item], bool] | None = None,
         on_blocked: OnBlocked = "skip",
     ) -> list[Item]:
-        """Returns the items that ``requester`` still has to process. Leaves out blocked items, or raises Locked for
-        them if ``on_blocked`` is "raise"."""
+        """Returns the items that ``prepared_by`` has processed (None: all items), and that ``requester`` still has to
+        process. Leaves out blocked items, or raises Locked for them if ``on_blocked`` is "raise".
+        """
         if on_blocked not in ("skip", "raise"):
             raise InvalidArgument(f"on_blocked cannot be {on_blocked!r}", remedy="use 'skip' or 'raise'")
         with self.database.reading() as connection:

@@ -266,7 +266,9 @@ def check(payload: Any, name: str, schema: Mapping[str, Any] | None, item_id: st
 
 
 def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
-    """Builds a validator that resolves references within the schema and to JSON Schema's own; it fetches nothing."""
+    """Builds a validator that resolves references within the schema and to JSON Schema's own schemas, and fetches
+    nothing.
+    """
     return Draft202012Validator(schema, registry=SPECIFICATIONS)
 
 

@@ -308,8 +308,9 @@ def archivable(before_us: int, limit: int) -> Select[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Fields that all records of one transaction share. ``lease_s``: lease of locks that name none of their own, in
-    seconds."""
+    """Fields that all records of one transaction share. ``lease_s``: lease, in seconds, of locks whose entries name no
+    lease.
+    """
 
     author: str
     run_id: str

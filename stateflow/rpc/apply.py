@@ -99,7 +99,7 @@ class BatchRows:
 
     @classmethod
     def visit(cls, partitions: Collection[int]) -> BatchRows:
-        """Returns a batch without rows that visits partitions.
+        """Returns a batch without rows that visits partitions, so that they react to time.
 
         Args:
             partitions: partitions to visit, ascending.
@@ -108,7 +108,7 @@ class BatchRows:
 
     @property
     def size(self) -> int:
-        """Bytes in memory and in messages."""
+        """Size of the batch in bytes, in memory and in messages."""
         return len(self.schema) + PART_BYTES * len(self) + (0 if self.rows is None else self.rows.nbytes)
 
     @cached_property
