@@ -162,8 +162,8 @@ class Leading:
     def heard_of(self, ledger: str, term: int, who: str) -> None:
         """Takes note of the newest term that a replica knows.
 
-        If that term is newer than this one, this process may have been suspended for a while; it renews its leader
-        lease at once, and so learns from the ledger whether it still leads.
+        A term newer than this one may mean that this process was suspended for a while. This process then renews its
+        leader lease at once, and so learns from the ledger whether it still leads.
         """
         if self.serving is not None and ledger == self._ledger.id and term > self._leadership.term:
             self._say(f"{who} knows term {term} of this ledger, this controller is in term {self._leadership.term}")
@@ -201,8 +201,8 @@ class Leading:
     def _wait_s(self) -> float:
         """Returns the seconds until the next try.
 
-        The next try is due when the other leader's lease lapses, because decisions wait for a leader, but not later
-        than after ``renew_s``, because the lease may be renewed or given back before.
+        The next try is due when the other leader's lease lapses, because decisions wait for a leader. It is due after
+        ``renew_s`` at the latest, because the lease may be renewed or given back earlier.
         """
         left_s = self._leader.left_s if self._leader is not None else 0.0
         return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._leadership.renew_s)
@@ -260,7 +260,8 @@ class Leading:
         """Remembers for how long a predecessor may still grant leases, given its grace in seconds.
 
         The ledger reports the grace once, to the term that took the lease. That term may end before its controller
-        serves, and the ledger's answer may be lost; hence the duration of the predecessor's lease counts as well.
+        serves, or the ledger's answer may be lost. The predecessor is therefore assumed to grant leases for at least
+        the duration of its own lease.
         """
         grace_s = max(grace_s, self._taking_from_s)
         self._taking_from_s = 0.0

@@ -179,8 +179,9 @@ class Members:
         return -1.0 if member is None or member.heard_at is None else self._clock.monotonic() - member.heard_at
 
     def lapsed(self, name: str) -> bool:
-        """Tells whether a replica's lease has lapsed, so that it cannot serve, however its clock drifts within the
-        margin."""
+        """Tells whether a replica's lease has lapsed. The replica then cannot serve, however its clock drifts within
+        the margin.
+        """
         member = self._members.get(name)
         return member is not None and self._clock.monotonic() > self._lapses_at(member)
 

@@ -190,7 +190,7 @@ class Restores:
     async def resume(self) -> None:
         """Resumes the restores that were under way, once the replicas have had time to send a heartbeat.
 
-        A target may own its partition already without any controller knowing.
+        A target may already own its partition although no controller has recorded it.
         """
         planned = self._cluster.restores.under_way
         if planned:

@@ -143,8 +143,8 @@ class Hooks:
         record_aborted: records that the move failed; its last argument tells whether the source's sealed copy is
             distrusted.
         changed: called when the report has changed.
-        cutover: held from the fence until the target owns, because two cutovers at one source lengthen each other's
-            pause.
+        cutover: held from the fence until the target owns the partition, because two cutovers at one source lengthen
+            each other's pause.
         lost: called, with the reason, when a target that owned the partition has lost it.
     """
 

@@ -37,7 +37,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def here(address: str) -> Holder:
-    """Returns this process, as the ledger names the holder of a lease.
+    """Returns the description of this process that the ledger stores with a lease.
 
     If the system does not tell when this process started, no other process can conclude that this one has ended.
     """

@@ -122,16 +122,17 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
 
     A move whose delta crossed faster than predicted shows no fixed cost and is left out: counted as a cheap move, it
     would make the others look irregular. Until MOVES_ENOUGH moves were seen, PRIOR_MS and PRIOR_DEVIATION replace the
-    missing ones, so that the first moves promise little.
+    missing ones, so that the first moves promise little. A promise is the expected cost and the margin together.
 
     A promise must hold on a busy machine too, so it exceeds the expected cost. Latencies are assumed to be distributed
     log-normally. Their deviation is estimated from the median absolute deviation, so that a tail is assumed before a
     slow move was seen, and a single slow move does not make every later move exceed its budget.
 
     On a busy machine the distribution has two humps instead: a process gets the processor at once, or when others have
-    used up their time slices. The estimated deviation is then that of the first hump, or the distance between both. So
-    a promise is at least the second-largest cost seen. It is at most the greatest of these: the largest cost seen, the
-    promise for the most regular machine, and, until MOVES_ENOUGH moves were seen, PRIOR_PROMISE_MS.
+    used up their time slices. The estimated deviation is then that of the first hump, or the distance between the
+    humps. It may be far too small or too large, so two bounds apply. A promise is at least the second-largest cost
+    seen. It is at most the greatest of these: the largest cost seen, the promise for the most regular machine, and,
+    until MOVES_ENOUGH moves were seen, PRIOR_PROMISE_MS.
     """
     seen = [actual - predicted for predicted, actual in moves if actual - predicted >= LEAST_MS]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]

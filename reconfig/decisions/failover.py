@@ -567,9 +567,10 @@ def _find_one(claims: Sequence[Claim], partition: PartitionId, found: Found) -> 
 def assignment(found: Found, claims: Sequence[Claim]) -> dict[int, tuple[str, int]]:
     """Returns (owner, epoch) of every partition.
 
-    A sealed partition is assigned to the replica of its copy, at the epoch before that copy's; a missing one to the
-    replica with the most partitions, at epoch 1. No replica owns a partition at these epochs, so that failover begins
-    for it: the sealed copy is served again, else a checkpoint is loaded, else the partition waits.
+    A partition that exists only as a sealed copy is assigned to the replica with the copy, one epoch before the copy's
+    epoch. A missing partition is assigned to the replica with the most partitions, at epoch 1. No replica owns these
+    partitions at these epochs, so failover begins for them: the sealed copy is served again, else a checkpoint is
+    loaded, else the partition waits.
     """
     anybody = max(claimants(claims, found.operator).items(), key=lambda each: (each[1], each[0]))[0]
     everything = dict(found.owners)

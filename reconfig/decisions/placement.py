@@ -216,8 +216,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The target that a command chooses for each partition. ``instead`` has, by partition, the other replicas that may
-    receive it, in groups, preferred groups first."""
+    """The target that a command chooses for each partition. ``instead`` maps a partition to groups of other replicas
+    that may receive it; preferred groups come first.
+    """
 
     moves: dict[PartitionId, str]
     instead: Mapping[PartitionId, Sequence[Collection[str]]] = field(default_factory=dict)
@@ -239,8 +240,8 @@ class View:
         cordoned: nodes that receive no partitions and keep theirs, because they are in maintenance or did not answer.
         rtt_ms: round trips between two sites, in either order.
         pinned: site by partition, if a policy wants the partition there; later policies keep it there.
-        copies: bytes by partition and replica, of files that a replica has of a partition it does not own; a move
-            there needs that much less room.
+        copies: size, in bytes, of the files that a replica has of a partition that it does not own, by partition and
+            replica. A move of the partition to the replica needs that much less room.
         bytes_per_s: bandwidth from one site to another.
     """
 

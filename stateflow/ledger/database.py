@@ -171,8 +171,9 @@ class Database:
         raise AssertionError
 
     def check_file(self) -> None:
-        """Checks that the file is still the one that was opened: records written to another file, or to a deleted one,
-        would be lost. Raises LedgerReplaced."""
+        """Checks that the file is still the one that was opened, because records written to another file, or to a
+        deleted one, would be lost. Raises LedgerReplaced.
+        """
         if self._file is None:
             return
         found = _inode(self._file)

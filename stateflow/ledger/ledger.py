@@ -587,7 +587,8 @@ class Ledger:
         return self.database.write(lambda connection: statements.drop_other_bundles(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
-        """Archives items that are done and whose newest record is older than ``older_than``; returns how many items.
+        """Archives items that are done and whose newest record is older than ``older_than``. Returns the number of
+        these items.
 
         Open items stay: new, held, failed, resolved but not done since, or a stage before its last action. Archived
         items keep their ids, and are read by ``item`` and ``records(archived=True)``; no record can be added to them.

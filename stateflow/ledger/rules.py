@@ -84,8 +84,9 @@ APP_NAME_MAX, APP_VERSION_MAX, APP_INSTANCE_MAX = 128, 64, 128
 
 
 def covers(recorded: Who, asked: Who) -> bool:
-    """Tells whether a record of ``recorded`` applies to ``asked``: the names are equal, and ``recorded`` has no
-    instance, or the same."""
+    """Tells whether a record of ``recorded`` applies to ``asked``: the names are equal, and ``recorded`` names no
+    instance, or the same one.
+    """
     return recorded.name == asked.name and recorded.instance in (None, asked.instance)
 
 
@@ -157,8 +158,8 @@ def advance(head: Head | None, record: Record) -> Head:
 def is_id(value: object, at_most: int) -> bool:
     """Tells whether every supported database stores this id and distinguishes it from every other.
 
-    Some databases compare text as if it were padded with spaces, so that a text sorts after the same text with a
-    control character at its end, and some refuse a NUL.
+    Some databases compare texts as if they were padded with spaces: a text then sorts after the same text with a
+    control character at its end. Some databases refuse a NUL.
     """
     if not isinstance(value, str) or not 0 < len(value) <= at_most or value.endswith(" "):
         return False
@@ -215,7 +216,7 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
 
     Raises IllegalRecord for what the module's table forbids, Locked if another application holds the item or a record
     has answered ``previous`` already. The caller adds the blocking record to Locked, and raises LeaseLost instead if
-    that answer is a RESOLVED.
+    the answer is a RESOLVED record.
     """
     found = None if previous is None else previous.state
     if found not in LEGAL_PREVIOUS[state]:

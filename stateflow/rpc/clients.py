@@ -120,7 +120,7 @@ class Seen:
 
 
 class Round:
-    """One round over the controllers, which asks each of them at most once, and the leader that they name.
+    """One round over the controllers: each is asked at most once, and so is the leader that they name.
 
     ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. The round therefore
     ends only when every address has been asked, because another controller may lead by then. ``unled`` tells whether a
@@ -203,7 +203,7 @@ class ControllerClient:
     Args:
         address: one address, or several with commas. Raises InvalidArgument.
         connect_timeout_s: seconds for which a call waits while no controller listens, or none leads, as during a start
-            or between two terms, counted from the first such answer.
+            or between two terms. They count from the time when all addresses have been asked once.
     """
 
     def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:

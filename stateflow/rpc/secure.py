@@ -101,8 +101,9 @@ class _SecureChannel(grpc.aio.Channel):
         self._leave(channel)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        """Closes a former channel once it has no calls left. A close with a grace period could not be shortened
-        later."""
+        """Closes a former channel once it has no calls left. It is not closed with a grace period, because such a close
+        could not be shortened later.
+        """
         if self._running[channel] or channel not in self._channels[:-1]:
             return
         self._channels.remove(channel)

@@ -119,7 +119,7 @@ def task_token(operator: str) -> str:
 
 
 def token_to_hand_on() -> str:
-    """Returns the token of this process for processes elsewhere; empty: there is none.
+    """Returns the token of this process, to give it to processes on other machines; empty: there is none.
 
     Logs a warning, once for each token, if it is an administrator's. Raises BadCertificate.
     """
