@@ -1,8 +1,8 @@
-"""Agents: registers them, records the replicas that each should run, and restarts nodes one after another.
+"""Registers agents, records the replicas that each agent should run, and restarts nodes one after another.
 
 The ledger holds the wanted replicas. In each heartbeat an agent reports the replicas that it runs, and the reply names
-every replica that it should run. So a command needs no answer of its own, and no command is lost. An agent's name, like
-a replica's, belongs to the data directory from which it was registered.
+every replica that it should run. A command therefore needs no answer of its own, and cannot be lost. An agent's name,
+like a replica's, belongs to the data directory from which it was registered.
 """
 
 from __future__ import annotations

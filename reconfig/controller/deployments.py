@@ -494,8 +494,9 @@ class Leaving:
     async def drop(self, operator: str) -> list[str]:
         """Tells replicas to delete what they have of an undeployed operator. Returns the replicas that did not answer.
 
-        Those replicas must register again, and are told to delete then. So must a replica that has been silent for a
-        while: its lease may still run, and a heartbeat would renew the lease without telling the replica to delete.
+        Those replicas must register again, and are told to delete then. A replica that has been silent for a while must
+        also register again: its lease may still run, and a heartbeat would renew the lease without telling the replica
+        to delete.
         """
         alive = self._context.alive()
         for silent in self._context.cluster.roster.replicas.keys() - alive.keys():

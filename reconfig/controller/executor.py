@@ -301,8 +301,8 @@ class MoveQueue:
     async def turn(self, part: Part, planned: Planned) -> AsyncIterator[bool]:
         """Waits for the turn of a move, and holds it to the end of the block.
 
-        Yields False if the move was withdrawn and must not begin. Raises the ledger's error if it cannot be recorded
-        that the move begins.
+        Yields False if the move was withdrawn and must not begin. Raises the ledger's error if the ledger cannot record
+        the begin of the move.
         """
         ticket = _Ticket(part, planned)
         self._waiting[planned.item_id] = ticket

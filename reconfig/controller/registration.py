@@ -76,7 +76,7 @@ class Answer:
         ended: those of the replica's incoming copies that are over.
         followers: for each outgoing copy of the replica, the replica that may receive it.
         claimed: the replica has already reported all partitions that the ledger does not know.
-        adopted: the ledger that the replica belongs to, if this ledger has adopted that one; otherwise empty.
+        adopted: the ledger that the replica belongs to, if this ledger has adopted its replicas; otherwise empty.
     """
 
     known: bool = False

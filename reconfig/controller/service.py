@@ -50,8 +50,9 @@ T = TypeVar("T")
 
 
 class Tells(Protocol):
-    """Questions that every controller answers. The leader answers from its state, others from what they have read of
-    the ledger."""
+    """Questions that every controller answers. The leader answers from its state, followers from the part of the ledger
+    that they have read.
+    """
 
     @property
     def cluster(self) -> ClusterState: ...

@@ -332,8 +332,9 @@ class Covering:
             await self._context.pause()
 
     def _check_alive(self, name: str) -> None:
-        """Checks that a replica answers, so that no call waits for a connection to one that is gone. Raises
-        Unavailable."""
+        """Checks that a replica answers, so that no call waits for a connection to a replica that is gone. Raises
+        Unavailable.
+        """
         if not self._context.members.alive(name):
             raise Unavailable(f"{name} does not answer", remedy="check that it runs, and run the command again")
 
@@ -391,8 +392,9 @@ class Scrubbing:
 
 
 class Verifications:
-    """Verifies partitions. The owner reads a partition, and the state is compared with that of a standby at the same
-    sequence number."""
+    """Verifies partitions. The owner reads a partition. The controller compares the owner's state with the state of a
+    standby at the same sequence number.
+    """
 
     def __init__(self, context: ControllerContext, standbys: Standbys) -> None:
         self._context, self._standbys = context, standbys

@@ -208,7 +208,7 @@ class Experience:
 
 
 class Links:
-    """Measured links between sites, and which round trips to measure next."""
+    """Keeps measurements of links between sites, and decides which round trips to measure next."""
 
     def __init__(self) -> None:
         self._asked_at: dict[Pair, float] = {}

@@ -236,7 +236,7 @@ class View:
         replicas: replicas that may receive partitions; other owners keep theirs.
         seen: measurements by partition.
         allowed: sites at which operators are allowed, see :mod:`stateflow.ring`.
-        room: room by replica, of those that have reported it.
+        room: room by replica; a replica that has not reported its room is missing.
         cordoned: nodes that receive no partitions and keep theirs, because they are in maintenance or did not answer.
         rtt_ms: round trips between two sites, in either order.
         pinned: site by partition, if a policy wants the partition there; later policies keep it there.

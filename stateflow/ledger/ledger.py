@@ -561,8 +561,7 @@ class Ledger:
         return resolved
 
     def verify(self) -> list[Fault]:
-        """Returns every fault of the ledger: of records, of payloads, and of what is derived from them. Writes
-        nothing."""
+        """Returns every fault of the ledger: of records, of payloads, and of projections. Writes nothing."""
         with self.database.reading() as connection:
             return list(verify(connection))
 

@@ -130,7 +130,8 @@ class StateManager:
         self, job_id: str, entity: str | None = None, entity_filter: str | None = None
     ) -> dict[str, Any] | None:
         """Returns the newest stage of a job; None: there is no such stage. If ``entity`` or ``entity_filter`` is given,
-        it must be that of the stage's source or sink."""
+        the stage's source or sink must have it.
+        """
         check_names(255, job_id=job_id)
         conditions = [STAGE.c.job_id == job_id]
         if entity is not None:
