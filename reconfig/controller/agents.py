@@ -1,8 +1,8 @@
-"""Agents: registers them, records the replicas that each should run, and restarts nodes one after another.
+"""Registers agents, records the replicas that each agent should run, and restarts nodes one after another.
 
 The ledger holds the wanted replicas. In each heartbeat an agent reports the replicas that it runs, and the reply names
-every replica that it should run. So a command needs no answer of its own, and no command is lost. An agent's name, like
-a replica's, belongs to the data directory from which it was registered.
+every replica that it should run. A command therefore needs no answer of its own, and cannot be lost. An agent's name,
+like a replica's, belongs to the data directory from which it was registered.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ class AgentState:
 
 @dataclass(slots=True)
 class Offer:
-    """An agent that answers. ``has`` are the replicas that it is ordered to run already.
+    """An agent that answers, as a candidate for new replicas. ``has`` are the replicas that the agent should run
+    already.
 
-    A replica takes a core for each of its workers, and the memory that it is limited to, or else a minimum for each
-    worker. A stopped replica takes neither. Free disk is as last reported, so data that replicas have written is not
-    counted twice.
+    A replica takes one core for each of its workers. It takes memory up to its limit; without a limit, a minimum for
+    each worker. A stopped replica takes neither. The agent's report of free disk already excludes what its replicas
+    have written.
     """
 
     agent: AgentInfo
@@ -95,10 +96,10 @@ def taken_bytes(spawned: Spawned | Request, worker_bytes: int) -> int:
 
 
 def lacks(offer: Offer, asked: Spawned | Request, coming: int, worker_bytes: int, disk_bytes: int) -> str:
-    """Returns what an agent lacks for one more replica, in words; empty: it has room.
+    """Returns what an agent lacks for one more replica, in words; empty: the agent has room.
 
     Args:
-        coming: number of replicas that the same command has placed there.
+        coming: number of replicas that the same command has already placed at this agent.
         worker_bytes: memory that each worker of a replica without a memory limit is assumed to take.
         disk_bytes: free disk that each new replica needs.
     """
@@ -115,8 +116,8 @@ def lacks(offer: Offer, asked: Spawned | Request, coming: int, worker_bytes: int
 
 
 def place(offers: Sequence[Offer], request: Request, worker_bytes: int, disk_bytes: int) -> list[str]:
-    """Places replicas, each at the agent with most cores left among those with room. Returns the agents' names. Raises
-    NoRoom unless all replicas fit.
+    """Places replicas, each at the agent with most cores left among those with room. Returns the agent's name for each
+    replica. Raises NoRoom unless all replicas fit.
 
     Args:
         offers: agents that may run the replicas; each placed replica is added to its offer.
@@ -157,10 +158,10 @@ class Agents:
     # -- membership ---------------------------------------------------------------------------------------
 
     async def heard(self, beat: Beat) -> DesiredState:
-        """Processes a heartbeat, registers the agent if it is new or has changed, and returns the replicas that it
-        should run.
+        """Processes a heartbeat, registers the agent if it is new or has changed, and returns the replicas that the
+        agent should run.
 
-        Raises NameTaken, ForeignLedger, HoldLost.
+        Raises InvalidArgument, NameTaken, ForeignLedger, HoldLost.
         """
         name, context = check_name("agent", beat.agent.name), self._context
         own, belongs_to = context.ledger_id, beat.directory.ledger
@@ -250,8 +251,11 @@ class Agents:
         )
 
     async def forget(self, name: str) -> None:
-        """Forgets an agent and the replicas that it should run. Raises InvalidArgument if there is no such agent,
-        NameTaken while the agent may run, and PartitionsLive while a replica owns partitions; then nothing changes."""
+        """Forgets an agent and the replicas that it should run.
+
+        Raises InvalidArgument if there is no such agent, NameTaken while the agent may run, and PartitionsLive while
+        one of those replicas owns partitions; then nothing changes.
+        """
         async with self._context.planning:
             if name not in self._cluster.roster.agents:
                 raise InvalidArgument(
@@ -327,7 +331,7 @@ class Agents:
         return Offer(roster.agents[name], free_bytes, roster.wanted_at(name))
 
     def _free_name(self, agent: str, taken: Iterable[str]) -> str:
-        """Returns a name that no replica ever had: the data directory of a former replica may still exist."""
+        """Returns a name that no replica ever had, because the data directory of a former replica may still exist."""
         cluster = self._cluster
         used = {*taken, *map(node_of, cluster.names_used())}
         number = 0
@@ -336,11 +340,13 @@ class Agents:
         return f"{agent}-{number}"
 
     async def stop(self, replica: str, force: bool) -> Spawned:
-        """Stops a replica; its data directory stays. Raises InvalidArgument if no agent started it, and unless
-        ``force``, PartitionsLive while it owns partitions or MoveConflict while they move; then nothing changes.
+        """Stops a replica; its data directory stays.
 
         Args:
-            force: stop it even while it owns partitions, which no replica serves until they are taken over.
+            force: stop the replica even while it owns partitions; no replica serves them until they are taken over.
+
+        Raises InvalidArgument if no agent started the replica. Without ``force``, raises PartitionsLive while the
+        replica owns partitions, and MoveConflict while partitions move to or from it. Then nothing changes.
         """
         async with self._context.planning:
             spawned = self._spawned(replica)
@@ -351,8 +357,9 @@ class Agents:
             return spawned if not spawned.running else await self._command(replace(spawned, running=False))
 
     async def restart(self, replica: str) -> Spawned:
-        """Ends a replica's process, if it runs, and starts it again. Raises InvalidArgument; NoRoom if the replica was
-        stopped and its agent has no room for it."""
+        """Ends a replica's process, if it runs, and starts it again. Raises InvalidArgument if no agent started the
+        replica, and NoRoom if the replica was stopped and its agent has no room for it.
+        """
         settings = self._context.settings
         async with self._context.planning:
             spawned = self._spawned(replica)
@@ -419,12 +426,12 @@ class Agents:
 
 
 class Restarting:
-    """Restarts one node of a rolling restart, the chore ``restart`` of a sweep.
+    """The work of a rolling restart at one node: the chore ``restart`` of a sweep.
 
-    The node's agent restarts it. The next node follows when this node serves all its partitions again.
+    The node's agent restarts the node. The next node's turn comes when this node serves all its partitions again.
     """
 
-    #: pause before the next node, in seconds, in which this node serves the batches that waited for it
+    #: pause between two nodes, in seconds, in which the restarted node serves the batches that waited for it
     settle_s = 1.0
 
     def __init__(self, context: ControllerContext, agents: Agents, takeovers: Takeovers) -> None:
@@ -466,7 +473,7 @@ class Restarting:
             await asyncio.sleep(LOOK_S)
 
     def _lacks(self, node: str, before: dict[str, str], wanted: Spawned | None) -> str | None:
-        """Returns what a node still lacks before it serves; None: it serves.
+        """Returns what a node still lacks before it serves; None: the node serves.
 
         Raises MoveConflict if another command has replaced this one, and the error by which the node fails to start.
         """

@@ -1,6 +1,6 @@
 """The controller's durable state: a fold over the ledger's records.
 
-There is one fold, :data:`EVENTS`, for the start, for the leader and for followers: a record changes the state as the
+A controller that starts, the leader and followers use the same fold, :data:`EVENTS`: a record changes the state as the
 table says for the kind of its item. Nothing else changes the state. :mod:`reconfig.controller.steps` decides what is
 recorded. The module does no I/O.
 
@@ -8,9 +8,9 @@ recorded. The module does no I/O.
 item                            records
 ==============================  ============================================================================
 ``replica/<name>/<n>``          NEW {site, address, weight, directory, place}: a replica registered, from this data
-                                directory at this place; records of earlier versions have neither of the two
-``directory/<name>/<n>``        NEW {directory}: the name belongs to this data directory; the former one's data is lost
-``forget/<name>/<n>``           NEW {}: the replica is forgotten; one that registers under the name is a new one
+                                directory at this place; records of earlier versions lack directory and place
+``directory/<name>/<n>``        NEW {directory}: the name belongs to this data directory; data in the former one is lost
+``forget/<name>/<n>``           NEW {}: the replica is forgotten; a replica that registers under the name later is new
 ``operator/<name>``             NEW {spec, owners, sites}, PROCESSING, PROCESSED (every partition was created) |
                                 FAILED {error} (what was created is deleted). If the operator was undeployed
                                 before, the item is ``operator/<name>/<epoch>``, with its first epoch
@@ -18,7 +18,7 @@ item                            records
 ``sites/<operator>/<n>``        NEW {sites}: from now on, only replicas at these sites may own it; empty: all replicas.
                                 Partitions elsewhere stay until they move. Operators of earlier versions name no sites
 ``undeploy/<name>/<epoch>``     NEW {}: the operator is undeployed, with all its state at this epoch or an older one
-``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING (its turn has come),
+``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING (the move begins),
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
 ``retarget/move/<id>/<p>/<n>``  NEW {target, reason}: the move, which had not begun, gets another target
 ``restore/<id>/<partition>``    NEW {operator, partition, owner, target, epoch, url, …}, PROCESSING,
@@ -26,11 +26,12 @@ item                            records
 ``restores/<id>``               a batch of the board, whose entities are the restores of one command
 ``unrestore/<id>``              NEW {}: restores of the batch that have not begun are cancelled
 ``grant/<operator>/<p>/<epoch>``  NEW {move}: this epoch is promised to that move's target, and to no other replica
-``adopt/<operator>``            NEW {spec, replicas, owners, epochs, granted}: what replicas had of an operator that the
-                                ledger did not know; owners are indices into replicas
+``adopt/<operator>``            NEW {spec, replicas, owners, epochs, granted}: an operator that the ledger lacked,
+                                rebuilt from the reports of replicas; owners are indices into replicas
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
-``failover/<operator>/<n>``     NEW {failover}: from now on ``manual``: its owners serve it while no controller answers,
-                                and takeovers begin only by command; or ``automatic``
+``failover/<operator>/<n>``     NEW {failover}: the failover mode from now on, ``automatic`` or ``manual``. With manual
+                                failover, owners serve the operator while no controller answers, and
+                                takeovers begin only by command
 ``standbys/<operator>/<n>``     NEW {count}: number of standbys of each partition wanted from now on
 ``reconfiguration/<id>``        a batch of the board, see docs/ledger.md, whose entities are its moves
 ``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait, or no longer wait.
@@ -40,22 +41,24 @@ item                            records
 ``maintenance/<node>/<n>``      NEW {since_us, until_us, one_of}: the node is in maintenance; {}: no longer
 ``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: from now on these policies
                                 move partitions; no policies: the autopilot is off
-``job/<name>/<n>``              NEW {schedule, do, …, paused}: the job's definition from now on; {}: it is deleted
-``run/<job>/<µs>``              NEW {operators}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: a run for
-                                that time; records of earlier versions name no operators
-``stage/<job>/<µs>/<operator>``  NEW {reconfigurations, error}: what that run began for an operator, or why it did not
-``controller/<name>/<n>``       NEW {site, labels}: a controller led; only earlier versions record it, without effect
+``job/<name>/<n>``              NEW {schedule, do, …, paused}: the job's definition from now on; {}: the job is deleted
+``run/<job>/<µs>``              NEW {operators}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: the run
+                                for that time; records of earlier versions name no operators
+``stage/<job>/<µs>/<operator>``  NEW {reconfigurations, error}: what that run began for an operator, or why nothing
+``controller/<name>/<n>``       NEW {site, labels}: a controller became leader; only earlier versions record this, and
+                                it has no effect
 ``stood/<id>``                  NEW {ms}: how long the operator was stopped while the moves of a reconfiguration ran
 ``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
 ``dismiss/<name>/<n>``          NEW {}: the agent is forgotten, with the replicas that it should run
 ``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: the agent should run
                                 the replica like this from now on, until the replica is forgotten
 ``roll/<id>``                   a batch of the board, {site, limit}: replicas are restarted, a few at a time
-``rolled/<id>/<node>``          an entity of a roll
+``rolled/<id>/<node>``          an entity of a roll: the restart of one node
 ``unroll/<id>``                 NEW {}: restarts of the roll that have not begun are cancelled
 ``sweep/<id>``                  a batch of the board, {chore, site, limit, operator, scope}: the chore is done at each
                                 node, until the partitions of the scope are done
-``swept/<id>/<node>``           an entity of a sweep; the last one, ``(moved)``, is for partitions that moved since
+``swept/<id>/<node>``           an entity of a sweep: the chore at one node; the last one, ``(moved)``, is for
+                                partitions that moved during the sweep
 ``unsweep/<id>``                NEW {}: nodes of the sweep that have not begun are cancelled
 ==============================  ============================================================================
 """
@@ -133,7 +136,7 @@ class ClusterState:
     open_moves: dict[str, OpenMove] = field(default_factory=dict)  # by item id
     restores: RestoreBook = field(default_factory=RestoreBook)
     finished: list[tuple[Planned, Record]] = field(default_factory=list)
-    #: reconfigurations, the one of the newest record last; without standbys
+    #: reconfigurations by id, in the order of their newest records; moves that create standbys are left out
     history: dict[str, Recorded] = field(default_factory=dict)
     undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of the former deployment
     versions_us: dict[str, int] = field(default_factory=dict)  # time of each name's newest spec, even if undeployed
@@ -146,7 +149,7 @@ class ClusterState:
     sweeps: SweepBook = field(default_factory=SweepBook)
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
     distrusted: set[str] = field(default_factory=set)  # moves whose source must not serve the partition it sealed
-    #: epochs that replicas report and the ledger does not know, e.g. because it is an older copy
+    #: epochs that replicas report and the ledger lacks, e.g. because its database was restored from a backup
     epochs_seen: dict[PartitionId, int] = field(default_factory=dict)
     validated: bool = False  # invariants are checked after each record, see :mod:`stateflow.transitions`
 
@@ -167,7 +170,7 @@ class ClusterState:
             check(self)
 
     def next_item(self, kind: str, name: str = "") -> str:
-        """Returns the next item of a numbered kind."""
+        """Returns the id of a new item of a numbered kind: its number follows the newest one of its series."""
         number = self.numbers.get(EVENTS[kind].series_of(name), 0) + 1
         return f"{kind}/{name}/{number}" if name else f"{kind}/{number}"
 
@@ -241,7 +244,7 @@ class ClusterState:
         )
 
     def names_used(self) -> set[str]:
-        """Returns the names of all replicas that ever registered, or that an agent was ever to run."""
+        """Returns the names of all replicas that ever registered or were ever assigned to an agent."""
         return {name for series, name in self.numbers if series in ("replica", "spawn")}
 
     def maintained(self) -> set[str]:
@@ -285,15 +288,17 @@ class ClusterState:
 
     def _spec_of(self, name: str, record: Record) -> OperatorSpec:
         """Returns the spec of a record. Its recording time is the record's timestamp or, if that is not later than the
-        newest earlier version, one microsecond after that version. With the timestamp the spec is newer, too, than
-        those that replicas know from another ledger, or from records of this ledger that a restore has undone."""
+        newest earlier version, one microsecond after that version. The timestamp also makes the spec newer than specs
+        that replicas know from another ledger, or from records that were lost when this ledger's database was restored
+        from a backup.
+        """
         spec = OperatorSpec.from_json({"name": name, **record.payload["spec"]})
         newest_us = max(spec.recorded_us, self.versions_us.get(name, 0))
         self.versions_us[name] = max(record.timestamp_us, newest_us + 1)
         return replace(spec, recorded_us=self.versions_us[name])
 
     def newest_epoch(self, name: str) -> int:
-        """Returns the newest epoch at which any partition of an operator is owned or was ever granted."""
+        """Returns the newest epoch at which any partition of an operator was ever owned, granted or reported."""
         return max(self.next_epoch(PartitionId(name, p)) for p in range(self.operator(name).spec.partitions)) - 1
 
     def _fold_undeploy(self, rest: str, record: Record) -> None:
@@ -327,7 +332,7 @@ class ClusterState:
             ) from None
 
     def allowed_sites(self) -> dict[str, tuple[str, ...]]:
-        """Returns the allowed sites of operators that are not allowed at all sites, by operator."""
+        """Returns, by operator, the allowed sites of each operator that is not allowed at all sites."""
         return {name: deployed.sites for name, deployed in self.deployed.items() if deployed.sites}
 
     def assigned(self, name: str) -> dict[PartitionId, int]:
@@ -356,7 +361,8 @@ class ClusterState:
     def becomes_owner(self, replica: str, partition: PartitionId, epoch: int) -> bool:
         """Tells whether a move or restore under way makes the replica own the partition at this epoch.
 
-        A move's target owns at the granted epoch; a restore's target at the planned epoch or a newer one.
+        A move's target owns the partition at the granted epoch; a restore's target owns it at the planned epoch or a
+        newer one.
         """
         return any(
             move.planned.partition == partition
@@ -442,7 +448,9 @@ class ClusterState:
     # -- reconfigurations ---------------------------------------------------------------------------------
 
     def begun_by(self, mark: str) -> list[str]:
-        """Returns the reconfigurations whose moves carry the mark of a job's run."""
+        """Returns the reconfigurations that a job's run began: the reason of one of their moves begins with the run's
+        mark.
+        """
         return [
             reconfiguration
             for reconfiguration, recorded in self.history.items()
@@ -483,9 +491,9 @@ class Event(NamedTuple):
     """A kind of item: the fold of its records, and how its items are numbered.
 
     Attributes:
-        fold: changes the state by a record.
-        series: the kinds of one series are numbered together, by the number in which their items end; empty: the items
-            of this kind have no numbers.
+        fold: changes the cluster's state as a record says.
+        series: name of the kind's series. Items end in a number, and all kinds of one series are numbered together;
+            empty: the items of this kind have no numbers.
         of_each: each name of the series is numbered separately, rather than all names together.
     """
 

@@ -43,11 +43,11 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
-#: how many times a leader lease is renewed within its duration
+#: number of times that a leader lease is renewed within its duration
 RENEWALS = 3
 #: maximum number of characters in the name of an author
 AUTHOR_MAX = 128
-#: seconds between looks, while replicas are waited for
+#: seconds between two checks of a condition that a loop waits for
 LOOK_S = 0.05
 #: seconds that an answer waits for records being written; a ledger that takes longer is unavailable
 WRITTEN_WITHIN_S = 2.0
@@ -98,10 +98,11 @@ def author() -> str:
 class Writer:
     """The one writer of a cluster's state. Not thread-safe: a step is written and folded before the next is decided.
 
-    ``check`` raises if nothing may be written any more, because no controller would carry out the decision.
+    ``check`` is called before each write. It raises if this controller no longer leads, because no controller would
+    carry out the decision.
 
     Args:
-        term: the term in which it writes; None: the ledger has no leader.
+        term: the term in which the writer writes; None: the ledger has no leader.
     """
 
     def __init__(self, ledger: Ledger, cluster: ClusterState, term: int | None = None) -> None:
@@ -150,7 +151,7 @@ class Writer:
 
 
 class ControllerContext:
-    """The shared context of one term.
+    """The context that the parts of a controller share during one term.
 
     Only the event loop changes ``cluster``, by folding records. A step is decided and appended to the ledger in a
     thread, because a large plan takes seconds. Its records are folded before the next step is decided, and before the
@@ -234,7 +235,8 @@ class ControllerContext:
 
     async def knows_what_it_wrote(self) -> None:
         """Waits until all records written so far are folded. A record reaches the ledger a moment before it is folded
-        here, and a follower may already have reported it. The leader's next answer must not know less."""
+        here, and a follower may already have reported it. The leader's next answer must not be older than that report.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WRITTEN_WITHIN_S), self._writing:
                 pass
@@ -247,7 +249,8 @@ class ControllerContext:
 
     def check_leads(self) -> None:
         """Checks that this controller leads. Raises HoldLost, also if the term has ended early: then this controller
-        may not know all that was decided."""
+        may lack some of the decisions.
+        """
         self._leadership.check(self.clock.monotonic())
         if self.over.done():
             raise HoldLost(
@@ -261,7 +264,7 @@ class ControllerContext:
             self.over.set_result(error)
 
     async def aside(self, work: Callable[P, T], *arguments: P.args, **_: P.kwargs) -> T:
-        """Runs long work, which must not use the context, in a thread, so that the event loop can renew leases."""
+        """Runs long work in a thread, so that the event loop can renew leases. The work must not use the context."""
         return await self._loop.run_in_executor(self._planner, work, *arguments)
 
     # -- replicas -----------------------------------------------------------------------------------------
@@ -288,7 +291,8 @@ class ControllerContext:
         }
 
     async def again_and_again(self, look: Callable[[], Awaitable[None]], instead: str) -> None:
-        """Calls ``look`` once in each heartbeat interval. Errors do not end the loop; they are logged with ``instead``.
+        """Calls ``look`` once in each heartbeat interval. Errors do not end the loop; they are logged with ``instead``,
+        which says what was not done.
 
         Never returns.
         """

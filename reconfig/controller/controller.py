@@ -53,7 +53,8 @@ class StatusReporter:
 
     Args:
         deployments: names the deployments and trials under way.
-        child: returns an agent's report on its replica; None: there is no report, or the replica has no agent.
+        child: returns a replica's state as its agent last reported it; None: there is no report, or the replica has no
+            agent.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class StatusReporter:
         )
 
     def _has_ended(self, name: str) -> bool:
-        """Tells whether an agent has stopped a replica by command. Such a replica may have sent a heartbeat a moment
-        ago."""
+        """Tells whether an agent has stopped a replica by command. Such a replica may still count as alive, because it
+        sent a heartbeat a moment ago.
+        """
         child = self._child(node_of(name))
         return child is not None and child.state == "STOPPED" and self._context.cluster.roster.is_stopping(name)
 
@@ -156,11 +158,11 @@ class Controller:
     ends early.
 
     Args:
-        leadership: None: one that never expires, for a single controller and for tests.
-        writer: the writer of the term, which has read the ledger; None: the controller reads the ledger, and has no
-            term.
+        leadership: the leader lease; None: a lease that never expires, for a single controller and for tests.
+        writer: the writer of the term, which has read the ledger; None: the controller reads the ledger, and writes
+            without a term.
         grace_s: seconds from now for which a predecessor may still grant leases.
-        address: the address at which it listens, which is also its name if the settings give it none.
+        address: the address at which the controller listens; also its name, unless the settings give another.
         random: varies the pauses before retries; None: one with a fixed seed, for tests.
     """
 

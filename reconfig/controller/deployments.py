@@ -3,8 +3,9 @@
 A deployment is recorded with its owners; then the owners create the partitions; then its end is recorded. Creating can
 be repeated, so the next controller resumes a deployment that was interrupted. A failed deployment is recorded as
 failed, and the partitions that it created are deleted. A new version is tried on all stored state before its upgrade is
-recorded; then the controller tells every replica. An undeployment is recorded first; then the controller tells the
-replicas to delete the state. A replica that does not answer must register again, and learns then what it missed.
+recorded; then the controller tells every replica to load it. An undeployment is recorded first; then the controller
+tells the replicas to delete the state. A replica that does not answer must register again, and is told then what it
+missed.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from stateflow.ledger import RecordState
 from stateflow.types import BUNDLE_PART, OperatorSpec, PartitionId, node_of, ranges
 
 log = logging.getLogger(__name__)
-#: partitions per request: each takes several durable writes, which are slow on an SD card
+#: partitions created by one request: each partition takes several durable writes, which are slow on an SD card
 CREATED_AT_ONCE = 32
 #: number of rounds in a row without progress after which a trial ends
 IDLE_ROUNDS = 2
-#: delay after the expected end of a lease before it is checked, in seconds
+#: seconds from the expected end of a lease until the lease is checked again
 LAPSING_S = 0.05
 #: age at which a bundle that no version names is dropped; a younger one may be about to be deployed
 UNUSED = timedelta(hours=1)
@@ -57,7 +58,9 @@ UNUSED = timedelta(hours=1)
 
 @dataclass(slots=True)
 class Trial:
-    """A new version that is being tried on stored state. ``left``: partitions that it has not been tried on yet."""
+    """A trial of a new version on stored state. ``left`` are the partitions on which the version has not been tried
+    yet.
+    """
 
     partitions: int
     left: set[int]
@@ -66,8 +69,8 @@ class Trial:
 class Deployments:
     """Creates, tries and upgrades operators.
 
-    ``created`` has, by operator, the number of partitions that a deployment under way has created so far; ``trials``
-    the trials under way.
+    ``created`` maps an operator that is being deployed to the number of partitions created so far; ``trials`` maps an
+    operator to its trial under way.
 
     Args:
         drop: deletes what the replicas have of an operator whose deployment failed.
@@ -147,8 +150,9 @@ class Deployments:
             log.warning("new version of operator %s not tried on partitions %s", spec.name, left)
 
     async def _try_at_owners(self, spec: OperatorSpec, left: set[int]) -> None:
-        """Tries a version at all owners, and removes the tried partitions from ``left``, but not those that moved
-        away."""
+        """Tries a version at all owners, and removes the tried partitions from ``left``. A partition that has moved
+        away from its owner is not tried there, and stays in ``left``.
+        """
         owners, by_owner = self._cluster.operator(spec.name).assignment.owners, defaultdict[str, list[int]](list)
         for number in left:
             by_owner[owners[number]].append(number)
@@ -219,8 +223,9 @@ class Deployments:
         """Upgrades an operator to new code and states.
 
         Before the upgrade is recorded, every owner that answers confirms that it has the code. A replica that has been
-        silent for a while must register again, even if its lease still runs, and learns of the version then. That
-        includes replicas that own no partition of the operator, because an incoming copy may become owned at any time.
+        silent for a while must register again, even if its lease still runs, and learns of the version then. This also
+        applies to replicas that own no partition of the operator, because they may become owners of incoming copies at
+        any time.
         """
         await self._context.acquainted()
         await self._try_out(deployed, spec)
@@ -235,8 +240,8 @@ class Deployments:
     async def _tell(self, name: str, spec: OperatorSpec) -> None:
         """Tells a replica to run this version from its next batch on.
 
-        A replica that cannot run this version says so, and stops serving older versions. A replica that does not answer
-        must register again, and learns of the version then.
+        A replica that cannot run this version answers with an error, and stops serving older versions. A replica that
+        does not answer must register again, and learns of the version then.
         """
         try:
             await self._context.replicas.learn(name, spec)
@@ -316,8 +321,9 @@ def _is_new(deployed: Deployed, spec: OperatorSpec) -> bool:
 
 
 def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
-    """Tells whether the new version agrees with the old one in all that routers and stored keys rely on. States may
-    differ."""
+    """Tells whether the new version has the partitions, key and outputs of the old one: routers and stored keys rely on
+    them. States may differ.
+    """
     same = ("partitions", "key", "output_schema", "side_schemas")
     return all(getattr(deployed, name) == getattr(spec, name) for name in same)
 
@@ -488,8 +494,9 @@ class Leaving:
     async def drop(self, operator: str) -> list[str]:
         """Tells replicas to delete what they have of an undeployed operator. Returns the replicas that did not answer.
 
-        Those replicas must register again, and are told to delete then. So must a replica that has been silent for a
-        while: its lease may still run, and a heartbeat would renew the lease without telling the replica to delete.
+        Those replicas must register again, and are told to delete then. A replica that has been silent for a while must
+        also register again: its lease may still run, and a heartbeat would renew the lease without telling the replica
+        to delete.
         """
         alive = self._context.alive()
         for silent in self._context.cluster.roster.replicas.keys() - alive.keys():
@@ -516,9 +523,9 @@ class Leaving:
     async def forget(self, replica: str) -> None:
         """Forgets a replica, or all workers of a node.
 
-        Raises InvalidArgument if there is no such replica, NameTaken while one of them may serve or an agent keeps it
-        running, PartitionsLive if one owns partitions, and MoveConflict while partitions move to or from one; then
-        nothing is changed.
+        Raises InvalidArgument if there is no such replica, NameTaken while one of these replicas may serve or an agent
+        keeps it running, PartitionsLive if one of them owns partitions, and MoveConflict while partitions move to or
+        from one of them; then nothing is changed.
         """
         cluster, members = self._context.cluster, self._context.members
         async with self._context.planning:
@@ -541,7 +548,7 @@ class Leaving:
         log.warning("replica %s forgotten; a replica of that name is a new one from now on", " ".join(names))
 
     def _check_not_started_again(self, replica: str) -> None:
-        """Checks that no agent is to run the replica, because it would start the replica again. Raises NameTaken."""
+        """Checks that no agent should run the replica, because the agent would start it again. Raises NameTaken."""
         spawned = self._context.cluster.roster.spawned.get(replica)
         if spawned is not None and spawned.running:
             raise NameTaken(

@@ -2,10 +2,11 @@
 
 :class:`RunRegistry` knows all reconfigurations, as callers see them: it finds, watches, pauses and cancels them, and
 remembers those that are over. :class:`MoveQueue` holds the moves that wait, and lets them begin in the order that
-:mod:`reconfig.decisions.plan` decides. A move's begin is recorded before the move begins. :class:`Executor` runs the
-moves to their end, and learns how long later ones will take. A move that fails unexpectedly begins again from its
-records in the ledger, as after a restart of the controller. :class:`Replanning` records another target for a waiting
-move, which cannot begin during that. The move then leaves the queue and begins again from its records.
+:mod:`reconfig.decisions.plan` decides. The ledger records that a move begins before the move begins. :class:`Executor`
+runs the moves to their end, and learns how long later ones will take. A move that fails unexpectedly begins again from
+its records in the ledger, as after a restart of the controller. :class:`Replanning` gives a waiting move another
+target. The move cannot begin while the new target is recorded; afterwards it leaves the queue and begins again from its
+records.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ FINISHED_KEPT = 1000
 class Running:
     """A reconfiguration with its moves, and the event that wakes its watchers.
 
-    ``told`` is the report of the reconfiguration, containing only moves that ended under an earlier controller.
+    ``told`` is the report of the reconfiguration; it contains only moves that ended under an earlier controller.
     ``order`` maps move ids to positions in the plan.
     """
 
@@ -178,9 +179,10 @@ class RunRegistry:
         return running.report()
 
     def stuck(self, reconfiguration: str) -> list[MoveRunner]:
-        """Returns the stuck moves of a reconfiguration: the source may have sealed, and the target does not own yet.
+        """Returns the stuck moves of a reconfiguration: the source may have sealed the partition, and the target does
+        not own it yet.
 
-        Raises MoveUnknown, and MoveConflict if there is none.
+        Raises MoveUnknown, and MoveConflict if no move is stuck.
         """
         found = [
             runner
@@ -228,11 +230,11 @@ class RunRegistry:
         while True:
             changed = running.changed
             report = running.report()
-            over = running.over  # taken with the report: it may end while that is being sent
+            over = running.over  # taken with the report: it may end while the report is sent
             yield report
             if over:
                 return
-            with suppress(TimeoutError):  # repeated, so that a watcher can tell idleness from a hang
+            with suppress(TimeoutError):  # an unchanged report is sent again, to tell idleness from a hang
                 await asyncio.wait_for(changed.wait(), WATCH_IDLE_S)
             if not running.over:
                 await asyncio.sleep(WATCH_INTERVAL_S)  # moves change many times a second; watchers need not
@@ -293,13 +295,14 @@ class MoveQueue:
         self._begin, self._spawn = begin, spawn
         self._waiting: dict[str, _Ticket] = {}  # by ledger item, in the order of their arrival
         self._under_way: dict[str, _Ticket] = {}
-        self._looks = False  # a look is scheduled for the end of this pass of the event loop
+        self._looks = False  # a check is scheduled for this pass of the event loop
 
     @asynccontextmanager
     async def turn(self, part: Part, planned: Planned) -> AsyncIterator[bool]:
         """Waits for the turn of a move, and holds it to the end of the block.
 
-        Yields False if the move was withdrawn and must not begin. Raises the error if its begin cannot be recorded.
+        Yields False if the move was withdrawn and must not begin. Raises the ledger's error if the ledger cannot record
+        the begin of the move.
         """
         ticket = _Ticket(part, planned)
         self._waiting[planned.item_id] = ticket
@@ -308,7 +311,7 @@ class MoveQueue:
             yield await ticket.turn
         finally:
             for those in (self._waiting, self._under_way):
-                if those.get(planned.item_id) is ticket:  # and not that of a move planned in its place
+                if those.get(planned.item_id) is ticket:  # and not the ticket of a move planned in its place
                     del those[planned.item_id]
             self.look()
 
@@ -342,7 +345,7 @@ class MoveQueue:
             self.look()
 
     def leave(self, planned: Planned) -> None:
-        """Withdraws a move, if it waits: it does not begin."""
+        """Withdraws a waiting move, which then does not begin. A move that does not wait is left alone."""
         if (ticket := self._ticket(planned)) is not None:
             _tell(ticket, False)
 
@@ -551,7 +554,7 @@ class Executor:
         if open_move.record.state is RecordState.NEW:
             await runner.withdraw()
         else:
-            await runner.run()  # it began before this controller led: its target must be told of the end
+            await runner.run()  # it began before this controller led, so its target must be told that it ends
         return True
 
     def _learn(self, runner: MoveRunner) -> None:

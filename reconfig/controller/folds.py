@@ -7,7 +7,7 @@ The restores of one command are a batch of the board, whose entities are its par
 owners and epochs from them.
 
 A sweep is long work on many nodes: a batch of the board, whose entities are the nodes. Restarts are ``roll/…`` items,
-because versions without other chores recorded them so; all other sweeps are ``sweep/…`` items.
+because that is what early versions, which had no other chores, recorded; all other sweeps are ``sweep/…`` items.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 NOTHING: Mapping[str, str] = MappingProxyType({})
 #: sweeps of each chore that are kept after their end
 KEPT = 20
-#: last entity of a sweep for partitions: the ones that moved during the sweep. No node has such a name
+#: name of a sweep's last entity, which covers the partitions that moved during the sweep. No node has such a name
 MOVED = "(moved)"
 
 
@@ -51,7 +51,7 @@ MOVED = "(moved)"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A data directory, by its id and its place. The place is empty until the directory has been seen."""
+    """A data directory, by its id and its place. The place is empty until a process registers from the directory."""
 
     directory: str = ""
     place: str = ""
@@ -62,11 +62,11 @@ class Roster:
     """Replicas, agents and nodes of the cluster."""
 
     replicas: dict[str, ReplicaInfo] = field(default_factory=dict)
-    homes: dict[str, Home] = field(default_factory=dict)  # by replica; absent if only an earlier version recorded it
+    homes: dict[str, Home] = field(default_factory=dict)  # by replica; absent if only early versions recorded it
     agents: dict[str, AgentInfo] = field(default_factory=dict)
     agent_homes: dict[str, Home] = field(default_factory=dict)
     spawned: dict[str, Spawned] = field(default_factory=dict)  # wanted state at its agent, by replica
-    maintenance: dict[str, Maintenance] = field(default_factory=dict)  # by node, also when its time is over
+    maintenance: dict[str, Maintenance] = field(default_factory=dict)  # by node; stays here after its end
 
     # -- replicas -----------------------------------------------------------------------------------------
 
@@ -174,7 +174,9 @@ class JobBook:
             raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
 
     def run(self, run_id: str) -> Run:
-        """Returns a run, also of a deleted job. Raises InvalidArgument if the run is unknown or no longer kept."""
+        """Returns a run of a job, which may have been deleted. Raises InvalidArgument if the run is unknown or no
+        longer kept.
+        """
         runs = self.runs.get(run_id.rpartition("/")[0], [])
         found = next((run for run in runs if run.id == run_id), None)
         if found is None:
@@ -258,7 +260,7 @@ class JobBook:
 def _unread(
     job: Unreadable, runs: Sequence[Run], waits: Mapping[str, str], follower: FollowerReport | None
 ) -> JobReport:
-    """Returns the report of a job whose record cannot be read, as far as its fields can be read."""
+    """Returns the report of a job whose record cannot be read, with those fields that can be read."""
     do = job.payload.get("do", "")
     return JobReport(
         job.name,
@@ -305,7 +307,7 @@ class RestoreBook:
     Attributes:
         records: newest record of each restore under way, by item.
         batches: batches under way, by restore id.
-        failed: failed restores of partitions that their owner may have stopped serving.
+        failed: failed restores whose partition the owner may have stopped serving.
         cancelled: ids of cancelled restores, whose waiting partitions do not begin.
     """
 
@@ -393,7 +395,7 @@ def _kept(fault: PartitionFault) -> dict[str, Any]:
 
 
 def _fault_of(kept: Mapping[str, Any], done: Partitions) -> PartitionFault:
-    """Inverse of :func:`_kept`."""
+    """Restores a fault from its recorded fields, see :func:`_kept`."""
     undone = kept["partition"] not in done.get(kept["operator"], ())
     return PartitionFault(**{**kept, "undone": undone})
 

@@ -211,7 +211,7 @@ class Following:
             self._trouble, self._said = None, ""
         except StateflowError as error:  # the ledger is asked again later; the previous state stays
             self._trouble = error
-        except Exception as error:  # noqa: BLE001 - records of a newer version, or damaged; some are folded
+        except Exception as error:  # noqa: BLE001 - records of a newer version, or damaged; some may be folded
             what = f"the ledger's records cannot be interpreted: {type(error).__name__}: {error}"
             self._known = None
             self._trouble = LedgerCorrupt(
@@ -274,9 +274,10 @@ class Following:
         return FollowerReports(known.cluster, FollowerReport(me, leader, self._clock.monotonic() - known.read_at))
 
     async def watch(self, reconfiguration: str, after: int) -> AsyncIterator[Reconfiguration]:
-        """Yields a reconfiguration as it changes, and every ``WATCH_IDLE_S`` in between.
+        """Yields a reconfiguration whenever it changes, and every ``WATCH_IDLE_S`` seconds while it does not.
 
-        Ends when the reconfiguration is over, or when the leader changes, because a new leader knows more.
+        Ends when the reconfiguration is over, or when the leader changes, because the caller can then learn more from
+        the new leader.
         """
         told: Reconfiguration | None = None
         said_at, leader = -math.inf, self._who()[1]

@@ -101,7 +101,7 @@ class Recorded:
     """A reconfiguration, as recorded.
 
     Attributes:
-        created_us: when it was planned.
+        created_us: UNIX time at which it was planned, in microseconds.
         moves: its moves in the order of the plan, each with its newest record.
         downtime_ms: milliseconds for which its operator was stopped; None: not stopped, or still stopped.
         batch: its batch; None: an earlier version planned it.
@@ -157,7 +157,9 @@ def is_waiting(record: Record) -> bool:
 
 
 def begun(moves: Iterable[Change], now_us: int) -> list[Entry]:
-    """Returns the entries of a plan: its batches and their moves. A takeover begins as soon as it is planned."""
+    """Returns the entries of a plan: its batches and their moves. A takeover begins as soon as it is planned, so its
+    begin is among them.
+    """
     entries: list[Entry] = []
     batches: set[str] = set()
     for planned in moves:
@@ -196,7 +198,7 @@ def entity(batch: str, planned: Change | PlannedRestore) -> Entry:
 
 
 def taken_up(before: Record | Entry) -> Entry:
-    """Returns the entry by which a move begins. For a move that an earlier version recorded it sets no column."""
+    """Returns the entry by which a move begins. For a move that an early version recorded, the entry sets no column."""
     schema = before.payload_schema
     payload = None if schema is None else {"set": {"status": EntityStatus.IN_PROGRESS.value}}
     return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)
@@ -204,7 +206,8 @@ def taken_up(before: Record | Entry) -> Entry:
 
 def retaken(ends: Sequence[Entry]) -> list[Entry]:
     """Returns entries that end items although a person has resolved them by hand. Before each entry of ``ends``,
-    another one takes its item up again."""
+    another entry sets its item back to PROCESSING.
+    """
     entries: list[Entry] = []
     for end in ends:
         payload: Any = None if end.payload_schema is None else {"set": {}}
@@ -270,7 +273,7 @@ def past(recorded: Recorded) -> Reconfiguration:
 
 
 def move_of(planned: Change, record: Record) -> MoveReport:
-    """Returns the report of a move, made from its last record. Earlier versions recorded only a part of it."""
+    """Returns the report of a move, made from its last record. Earlier versions recorded only a part of the report."""
     begun = planned_report(planned)
     if record.state not in ENDED:
         return begun
@@ -292,7 +295,8 @@ def with_downtime(move: MoveReport, downtime_ms: float) -> MoveReport:
     """Returns the report of a move whose operator was stopped for ``downtime_ms``. If the move completed, its pause is
     at least that long.
 
-    If another term resumes a reconfiguration, only the time for which that term stopped the operator is known.
+    If a new leader resumes a reconfiguration, ``downtime_ms`` covers only the time for which that leader stopped the
+    operator.
     """
     completed = move.state == m.Phase.COMPLETED
     return replace(move, pause_ms=max(move.pause_ms, downtime_ms)) if completed else move
@@ -330,7 +334,7 @@ def takeover_note(planned: PlannedTakeover, taken: TakenOver) -> str:
                 "batches acknowledged later without the standby are lost and requested again with position_gap"
             )
         case How.CHECKPOINT:
-            if (origin := taken.checkpoint) is None:  # the target owned already when it was asked again
+            if (origin := taken.checkpoint) is None:  # the target was the owner when it was asked again
                 which = "a checkpoint"
             else:
                 at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")

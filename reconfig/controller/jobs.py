@@ -29,7 +29,7 @@ from stateflow.types import node_of
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5
-#: seconds for which a stage is retried that cannot begin yet
+#: seconds for which the controller retries a stage that cannot begin yet
 PATIENCE_S = 60.0
 
 
@@ -49,8 +49,8 @@ class Jobs:
         self._book = context.cluster.jobs
         self._ordering = asyncio.Lock()
         self._there = asyncio.Event()  # there may be jobs
-        self._waits: dict[str, str] = {}  # runs under way, by id: what they wait for
-        self._trouble: dict[str, str] = {}  # by job: why it is not begun, as it was logged last
+        self._waits: dict[str, str] = {}  # by id of a run under way: what the run waits for
+        self._trouble: dict[str, str] = {}  # by job: why it has not begun, as last logged
 
     # -- commands -----------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Jobs:
         return found
 
     async def run_now(self, name: str) -> JobReport:
-        """Runs a job now, even if it is paused. Raises InvalidArgument if it is already running, or not known."""
+        """Runs a job now, even if it is paused. Raises InvalidArgument if the job is already running, or not known."""
         async with self._ordering:
             job, newest = self._book.found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
@@ -208,12 +208,12 @@ class Jobs:
     async def _waited_for(
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
-        """Waits until the job's affinity lets a run proceed. The time counts from the run's start, so that a later
-        leader continues the wait.
+        """Waits until the job's affinity lets a run proceed. The waiting time counts from the run's start, so that a
+        later leader continues the wait.
 
         Args:
             there: returns the nodes that are present now.
-            what: plural of those nodes, for messages.
+            what: word for those nodes in messages, ``nodes`` or ``controllers``.
         """
         while True:
             waited_s = (self._context.clock.now_us() - run.began_us) / 1e6
@@ -232,8 +232,9 @@ class Jobs:
         return [node for name, node in self._cluster.roster.nodes().items() if name in there]
 
     async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> JobStage:
-        """Carries out a run on one operator, unless an earlier controller has begun the run's reconfigurations of this
-        operator; then these are returned."""
+        """Carries out a run on one operator. If an earlier controller has begun the run's reconfigurations of this
+        operator, begins nothing, and returns a stage that names those.
+        """
         until = self._context.clock.monotonic() + PATIENCE_S
         while True:
             begun = [

@@ -60,8 +60,9 @@ class Unrenewed:
     _since: float = 0.0
 
     def over(self, term: int, until_us: int, lease_s: float, now: float) -> bool:
-        """Notes a lease as just read. Returns whether it has lapsed: no renewal was seen for its whole duration,
-        margin included."""
+        """Notes the other controller's lease, as just read from the ledger. Returns whether the lease has lapsed: no
+        renewal was seen for its whole duration, margin included.
+        """
         if self._seen != (term, until_us):
             self._seen, self._since = (term, until_us), now
         return now - self._since > lease_s * (1 + self.margin)
@@ -105,7 +106,7 @@ class Leading:
         self._taking_from_s = 0.0
         self._said = ""
         self._waits_for: StateflowError | None = None  # why the ledger cannot be used
-        # one thread: a renewal that hangs is not overtaken by the next
+        # one thread, so that no renewal overtakes an earlier one that hangs
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hold")
         self._loop = asyncio.get_running_loop()
         self._renew_now = asyncio.Event()
@@ -161,8 +162,8 @@ class Leading:
     def heard_of(self, ledger: str, term: int, who: str) -> None:
         """Takes note of the newest term that a replica knows.
 
-        If that term is newer than this one, this process may have been suspended for a while; it renews its leader
-        lease at once, and so learns from the ledger whether it still leads.
+        A term newer than this one may mean that this process was suspended for a while. This process then renews its
+        leader lease at once, and so learns from the ledger whether it still leads.
         """
         if self.serving is not None and ledger == self._ledger.id and term > self._leadership.term:
             self._say(f"{who} knows term {term} of this ledger, this controller is in term {self._leadership.term}")
@@ -190,7 +191,7 @@ class Leading:
             await self._end()
 
     async def _wait(self) -> None:
-        """Waits for the next try, or until the process of a holder on this machine has ended."""
+        """Waits until the next try is due, or until the leader's process, if it is on this machine, has ended."""
         left_s = self._wait_s()
         while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
             pause_s = min(left_s, jittered(self._settings.retry_interval_s, self._random))
@@ -200,8 +201,8 @@ class Leading:
     def _wait_s(self) -> float:
         """Returns the seconds until the next try.
 
-        The next try is due when the other leader's lease lapses, because decisions wait for a leader, but not later
-        than after ``renew_s``, because the lease may be renewed or given back before.
+        The next try is due when the other leader's lease lapses, because decisions wait for a leader. It is due after
+        ``renew_s`` at the latest, because the lease may be renewed or given back earlier.
         """
         left_s = self._leader.left_s if self._leader is not None else 0.0
         return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._leadership.renew_s)
@@ -259,7 +260,8 @@ class Leading:
         """Remembers for how long a predecessor may still grant leases, given its grace in seconds.
 
         The ledger reports the grace once, to the term that took the lease. That term may end before its controller
-        serves, and the ledger's answer may be lost; hence the duration of the predecessor's lease counts as well.
+        serves, or the ledger's answer may be lost. The predecessor is therefore assumed to grant leases for at least
+        the duration of its own lease.
         """
         grace_s = max(grace_s, self._taking_from_s)
         self._taking_from_s = 0.0

@@ -26,15 +26,15 @@ from stateflow.status import LinkReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: seconds after which a look is out of date
+#: seconds after which a look, in which all replicas are asked once, is out of date
 FRESH_S = 10.0
 #: seconds for which the controller waits for a replica's answer
 ANSWER_S = 2.0
-#: seconds for which it waits if the replica has to ask other replicas first
+#: seconds for which the controller waits for an answer if the replica has to ask other replicas first
 ROUND_TRIPS_S = 4.0
 #: seconds after which measured room is no longer shown
 SHOWN_S = 60.0
-#: maximum duration of a look for display, in seconds: a client that waits longer asks a controller that does not lead
+#: maximum duration of a look for display, in seconds; after a longer wait, a client would ask a follower instead
 SHOWN_WITHIN_S = 2.0
 Said = tuple[list[PartitionView], DiskView]
 #: replicas' reports of what they have, by name; None: the replica did not answer
@@ -135,7 +135,7 @@ def _coming(
 
 
 def _view(context: ControllerContext, choice: Choice, said: Heard) -> View:
-    """Returns a view of the room at a choice's targets, less the moves under way there, and of partitions' sizes."""
+    """Returns the sizes of partitions, and the room that moves under way will leave at a choice's targets."""
     targets, on_their_way, owners = _coming(context, choice)
     there = {name: each for name, each in said.items() if each is not None}
     sizes = {(view.partition, name): view.bytes for name, (views, _) in there.items() for view in views}
@@ -196,7 +196,7 @@ class Measuring:
             self._seen_at = clock.monotonic()
 
     async def room(self) -> None:
-        """Measures room for display: one look without rates, given up after ``SHOWN_WITHIN_S``."""
+        """Measures the room of replicas for display, by one look, and gives up after ``SHOWN_WITHIN_S`` seconds."""
         await self._context.acquainted()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SHOWN_WITHIN_S):
@@ -291,12 +291,12 @@ class Measuring:
 def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] | None, known: Seen | None) -> Seen:
     """Returns the rates of a partition, from two looks at it.
 
-    A partition that has just moved, or whose replica has restarted, counts from zero there; it keeps the rates that
-    were known before.
+    After a move of the partition or a restart of its replica, the counters begin at zero. The rates that were known
+    before are then kept.
 
     Args:
         view: newest look.
-        at: its time, in monotonic seconds.
+        at: time of that look, in monotonic seconds.
         before: time and view of the look before; None: there was none.
         known: rates from earlier looks; None: there are none.
     """

@@ -6,11 +6,11 @@ A replica counts its lease from the moment at which it sent a heartbeat. The con
 later, and adds a margin for clocks that drift apart. A controller that begins to lead assumes that its predecessor
 renewed the lease of every known replica at the last moment at which it may still have granted leases.
 
-A registration, which may say that the replica lacks a partition, is true only while the replica has no lease. So the
-controller answers a heartbeat of an unknown replica with a ticket, which is good for one registration. The ticket
-becomes void when the next one is issued, or when the replica's partitions change. A request therefore changes nothing
-if it was sent twice, was delayed, or came from a process that has ended. The ticket also names the session; requests of
-an earlier session are void.
+A registration may report that the replica lacks a partition. The report is certain to be true only while the replica
+has no lease. So the controller answers a heartbeat of an unregistered replica with a ticket, which is good for one
+registration. The ticket becomes void when the next one is issued, or when the replica's partitions change. A request
+therefore changes nothing if it was sent twice, was delayed, or came from a process that has ended. The ticket also
+names the session; requests of an earlier session are void.
 
 A name belongs to one data directory. :class:`Names` decides which process may register under it.
 """
@@ -77,7 +77,7 @@ class Members:
         self._versions: dict[str, str] = {}
 
     def issue(self, name: str, ticket: str, assigned: Mapping[PartitionId, int]) -> str:
-        """Issues a ticket, which replaces the replica's earlier one. Returns it.
+        """Issues a ticket, which replaces the replica's earlier ticket, and returns it.
 
         Args:
             assigned: the replica's partitions and their epochs, as of now.
@@ -90,7 +90,9 @@ class Members:
         return ticket
 
     def is_good(self, name: str, ticket: str, assigned: Mapping[PartitionId, int]) -> bool:
-        """Tells whether the ticket is the replica's newest, and its partitions have not changed since it was issued."""
+        """Tells whether a ticket is the replica's newest, and the replica's partitions are those for which it was
+        issued.
+        """
         return self._tickets.get(name) == _Ticket(ticket, assigned)
 
     def said(self, name: str, ticket: str, more: Iterable[T]) -> list[T] | None:
@@ -111,7 +113,7 @@ class Members:
     def registered(self, name: str, incarnation: str, ticket: str) -> None:
         """Registers a replica, and uses up its ticket.
 
-        Its lease begins with its first heartbeat, which is assumed to be on its way.
+        The lease is counted from now, because the replica's first heartbeat may already be on its way.
         """
         del self._tickets[name]
         now = self._clock.monotonic()
@@ -177,8 +179,9 @@ class Members:
         return -1.0 if member is None or member.heard_at is None else self._clock.monotonic() - member.heard_at
 
     def lapsed(self, name: str) -> bool:
-        """Tells whether a replica's lease has lapsed, so that it cannot serve, however its clock drifts within the
-        margin."""
+        """Tells whether a replica's lease has lapsed. The replica then cannot serve, however its clock drifts within
+        the margin.
+        """
         member = self._members.get(name)
         return member is not None and self._clock.monotonic() > self._lapses_at(member)
 
@@ -207,19 +210,19 @@ class Members:
         return name in self._members and not self.lapsed(name)
 
     def lease_left_s(self, name: str) -> float:
-        """Returns the seconds until a known replica cannot serve any more, unless it is heard again."""
+        """Returns the seconds until a known replica cannot serve any more, unless a heartbeat renews its lease."""
         return self._lapses_at(self._members[name]) - self._clock.monotonic()
 
     def _lapses_at(self, member: _Member) -> float:
         return member.lease_from + self._settings.lease_s * (1 + self._settings.lease_margin)
 
     def expect(self, name: str) -> None:
-        """Expects a replica to register again; if it does not, its lease lapses, counted from now."""
+        """Notes that a replica has to register again. Until it does, its lease is assumed to run, counted from now."""
         self._members[name] = _Member(self._clock.monotonic())
         self._said.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """Removes all that is known of a replica, as if it had never been heard."""
+        """Removes all that is known of a replica, as if it had never sent a heartbeat."""
         self._members.pop(name, None)
         self._said.pop(name, None)
         self._versions.pop(name, None)
@@ -260,15 +263,15 @@ class Names:
     A name belongs to the directory from which it was first registered, known by the directory's own id.
 
     ==================================  ================================================================================
-    who asks for the name               answer
+    directory of the process            answer
     ==================================  ================================================================================
     its directory, at the known place   admitted at once: no other process has it open
     its directory's id, elsewhere       a copy, or the directory was moved: refused while the lease runs that was
-                                        granted at the known place, then admitted; if both are heard at the same time,
-                                        the one elsewhere is treated as another directory
+                                        granted at the known place, then admitted; if processes at both places send
+                                        requests, the one elsewhere counts as another directory
     another directory                   refused while that lease may run, and after that until `stateflow replace`,
                                         unless the name has nothing to lose
-    any, if the ledger knows none       admitted if it has some of the name's partitions, or the name has none
+    any, if the ledger has none         admitted if it has some of the name's partitions, or the name has none
     ==================================  ================================================================================
 
     A refused process keeps asking. While a process with the name's directory waits only for the lease of the other
@@ -361,8 +364,8 @@ class Names:
     def _is_copy(self, name: str, home: Home) -> bool:
         """Tells whether a directory is a copy, rather than moved.
 
-        It is a copy if the directory with the same id was heard at the known place while this one asked, because then
-        that directory was in use after the copy was made.
+        It is a copy if a process at the known place sent heartbeats while the process with this directory asked,
+        because the directory at the known place was then in use after the copy was made.
         """
         waiting = self._refused.get((name, home))
         if waiting is not None and self._members.heard_at(name) > waiting.since:
@@ -392,7 +395,7 @@ class Names:
         )
 
     def _asking_since(self) -> float:
-        """Returns a time, in monotonic seconds. A process with no request since then has stopped asking."""
+        """Returns a time, in monotonic seconds: a process that has not asked since then has given up asking."""
         silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
         return self._clock.monotonic() - silent_s
 
@@ -419,7 +422,7 @@ class Names:
         """Returns the directory to which a command gives the name. Raises InvalidArgument, NameTaken.
 
         Args:
-            directory: id of the directory; empty: the only other one that asks for the name.
+            directory: id of the directory; empty: the only other directory whose process asks for the name.
         """
         if name not in self._cluster.roster.replicas:
             raise InvalidArgument(

@@ -98,7 +98,8 @@ class Reconfigurations:
         return spread(away, self._answering(to, here, only), self._context.cluster.owned_counts())
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
-        """Gives every replica that answers its weight's share of partitions, by as few moves as possible.
+        """Gives each replica that answers the share of partitions that its weight calls for, by as few moves as
+        possible.
 
         If an operator is allowed at some sites only, its partitions are shared among the replicas there. An empty
         ``operator`` means all operators.
@@ -160,14 +161,14 @@ class Reconfigurations:
         """Moves all partitions away from one replica, or from all workers of a node.
 
         Args:
-            maintenance: also puts the node in maintenance, so that it receives no partitions; the node may own none.
-                None: no maintenance.
+            maintenance: options of a maintenance that begins with the drain, so that the node receives no partitions;
+                the node need not own any. None: no maintenance.
             operator: only the partitions of this operator; empty: all.
             only: see :meth:`migrate`.
 
-        Raises UnknownSite, and Unavailable if no other replica answers, or none at the sites of an operator with
-        partitions to move away. With ``maintenance`` also raises InvalidArgument, InMaintenance, and Unavailable if an
-        operator that wants standbys could have none any more. Then nothing moves.
+        Raises UnknownSite, and Unavailable if no other replica answers at the allowed sites of an operator that has
+        partitions to move. With ``maintenance`` also raises InvalidArgument, InMaintenance, and Unavailable if an
+        operator that wants standbys could have no standby any more. Then nothing moves.
         """
         await self._context.acquainted()
         if maintenance is None:
@@ -242,8 +243,8 @@ class Reconfigurations:
     def _check_copies(self, node: str) -> None:
         """Checks that operators can still have standbys while a node receives nothing.
 
-        Raises Unavailable if an operator that wants standbys could have none any more. To acknowledge a batch, one
-        standby that confirms it is enough; without a standby there is no second copy.
+        Raises Unavailable if an operator that wants standbys could have no standby any more. A batch is acknowledged
+        when one standby has confirmed it; without a standby there is no second copy.
         """
         cluster, fit = self._context.cluster, self._context.fit().values()
         for operator, count in sorted(cluster.standbys.items()):
@@ -470,7 +471,7 @@ class Reconfigurations:
         return running.report()
 
     def _running(self, reconfiguration: str, strategy: plan.Strategy) -> Running:
-        """Returns a reconfiguration as the ledger records it, with those of its moves that have ended."""
+        """Returns a reconfiguration as the ledger records it. Its report contains only the moves that have ended."""
         cluster = self._context.cluster
         recorded = cluster.history[reconfiguration]
         told = past(recorded)
@@ -492,7 +493,7 @@ class Reconfigurations:
         running.runners.append(runner)
 
     async def retry(self, reconfiguration: str, allow_cancelled: bool = False) -> Reconfiguration:
-        """Begins a new reconfiguration for the failed moves of one that is over, with the same options.
+        """Begins a new reconfiguration for the failed moves of an ended reconfiguration, with the same options.
 
         Args:
             allow_cancelled: also retry moves that were cancelled.
@@ -554,7 +555,7 @@ class Reconfigurations:
         return self._runs.resume(running)
 
     async def edit(self, reconfiguration: str, **limits: int) -> Reconfiguration:
-        """Changes those limits of a reconfiguration that are given; 0: no limit. Moves under way complete.
+        """Changes the given limits of a reconfiguration; 0: no limit. Moves under way complete.
 
         Raises MoveUnknown, and MoveConflict if it is over.
         """

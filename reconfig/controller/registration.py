@@ -50,7 +50,7 @@ class Beat:
     Attributes:
         belongs_to: the ledger that its data directory belongs to; empty: none yet.
         incoming: copies that it is receiving.
-        outgoing: copies that others ask it for, and of which it does not know who may have them.
+        outgoing: copies that other processes request from it, and whose rightful receivers it does not know.
         opening: it is starting, and registers when it has opened its partitions.
         alone: operators that it may serve without a controller.
         version: its version of stateflow.
@@ -74,9 +74,9 @@ class Answer:
     Attributes:
         known: the lease is renewed for ``lease_s``; otherwise the replica registers with ``ticket``.
         ended: those of the replica's incoming copies that are over.
-        followers: who may have the replica's outgoing copies, one entry each.
+        followers: for each outgoing copy of the replica, the replica that may receive it.
         claimed: the replica has already reported all partitions that the ledger does not know.
-        adopted: the ledger that the replica belongs to, if this ledger has adopted that one; otherwise empty.
+        adopted: the ledger that the replica belongs to, if this ledger has adopted its replicas; otherwise empty.
     """
 
     known: bool = False
@@ -90,7 +90,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A replica's description of itself when it registers, or a piece of one; if ``more``, further pieces follow."""
+    """A replica's description of itself when it registers, or a piece of that description; if ``more``, further pieces
+    follow.
+    """
 
     info: ReplicaInfo
     home: Home
@@ -188,8 +190,9 @@ class Claims:
         return max(0.0, self._heard_from - self._clock.monotonic())
 
     def foreign(self, replica: str, directory: str) -> bool:
-        """Notes a heartbeat of a replica of another ledger. Returns whether its report is complete; otherwise it may
-        still be opening its partitions."""
+        """Notes a heartbeat of a replica of another ledger. Returns whether the replica's report is complete; otherwise
+        the replica may still be opening its partitions.
+        """
         whole = self.heard(directory)
         if whole:
             self._silent.pop(directory, None)
@@ -254,7 +257,7 @@ class Registration:
     async def register(self, arrival: Arrival) -> Admitted | None:
         """Registers a replica. Returns None, and changes nothing, if its ticket is void.
 
-        Raises NameTaken, HoldLost.
+        Raises NameTaken, InvalidArgument, HoldLost.
         """
         info, context = arrival.info, self._context
         views = self._members.said(info.name, arrival.ticket, arrival.partitions)
@@ -282,7 +285,7 @@ class Registration:
         return self._members.is_good(name, arrival.ticket, self._cluster.assigned(name))
 
     def heard(self, beat: Beat) -> Answer:
-        """Answers a heartbeat. Raises NameTaken."""
+        """Answers a heartbeat. Raises NameTaken, InvalidArgument."""
         name, own = beat.info.name, self._context.ledger_id
         known = self._members.beat(name, beat.incarnation)
         adopted = beat.belongs_to if beat.belongs_to in self._cluster.adopted else ""
@@ -314,15 +317,15 @@ class Registration:
     def _is_over(self, copy: Incoming) -> bool:
         """Tells whether an incoming copy is over: its move is not open, and no takeover can use it.
 
-        A copy of an operator that is not deployed is not over, because an empty ledger must end none.
+        A copy of an operator that is not deployed is not over, because a controller whose ledger is empty must not end
+        copies.
         """
         if copy.partition.operator not in self._cluster.deployed or self._takeovers.concerns(copy.partition):
             return False
         return all(open_move.planned.move_id != copy.move_id for open_move in self._cluster.open_moves.values())
 
     def _followers(self, owner: str, copies: Sequence[Incoming]) -> list[NamedFollower]:
-        """Names, for each copy, the replica that was told to copy the partition from its owner. The name is empty if
-        there is none."""
+        """Returns, for each copy, the name of the replica that was told to make it; empty: no replica was told."""
         if not copies:
             return []
         told = {
@@ -339,7 +342,7 @@ class Registration:
         self._claims.note(piece)
 
     def _unknown(self, views: Iterable[PartitionView]) -> list[PartitionView]:
-        """Returns the views of operators that this ledger does not have and never had."""
+        """Returns those views whose operator this ledger does not have and never had."""
         cluster = self._cluster
         have = cluster.deployed.keys() | cluster.planned.keys()
         return [

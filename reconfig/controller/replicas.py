@@ -50,17 +50,17 @@ DROP_TIMEOUT_S = 600.0
 #: a takeover may read a whole checkpoint
 TAKE_OVER_TIMEOUT_S = 600.0
 CHECKPOINT_TIMEOUT_S = RESTORE_TIMEOUT_S = 3600.0
-#: larger than the number of any request that a replica served
+#: a request number above all that replicas assign, so that a reply lists no requests
 _NO_REQUESTS = 1 << 62
-#: asks for a partition that does not exist, which every replica answers at once
+#: a request for a partition that does not exist; every replica answers it at once
 _NOTHING = rpb.InspectRequest(operator="ping", partition=0)
 
 
 class Replicas:
     """Calls replicas by their names. Every call raises the error by which the replica refuses, or Unavailable.
 
-    A call waits for the connection to the replica and, if its process is a new one, for its registration. Calls that a
-    pause may depend on do not wait (``at_once``).
+    A call waits for the connection to the replica and, if its process is a new one, for its registration. Calls on
+    which the length of a pause depends do not wait (``at_once``).
 
     Args:
         command: returns the identity under which this controller commands a replica. Raises HoldLost, and Unavailable
@@ -147,7 +147,7 @@ class Replicas:
     # -- moves --------------------------------------------------------------------------------------------
 
     async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
-        """Prepares a move at its target, and yields the progress until the target owns or has failed.
+        """Prepares a move at its target, and yields the progress until the target owns the partition or has failed.
 
         At the beginning of a term, the call first waits for the replica to register, at most until its lease lapses.
         """
@@ -199,8 +199,8 @@ class Replicas:
         Yields nothing if the replica does not have the partition. Ends when the caller stops iterating.
 
         Args:
-            standby_of: sequence of the owner at which the replica's standby copy is verified; None: the partition that
-                the replica owns is verified.
+            standby_of: the owner's sequence number at which the replica's standby copy is verified; None: the replica
+                is the owner, and its partition is verified.
         """
         request = rpb.VerifyRequest(operator=partition.operator, partition=partition.partition, standby_of=standby_of)
         async with aclosing(self._stream(name, "Verify", request)) as pages:
@@ -253,11 +253,11 @@ class Replicas:
         return answered(answer, self._shown(name))
 
     async def _stream(self, name: str, method: str, request: Any) -> AsyncGenerator[Any]:
-        """Yields the answers to a request whose work may take hours, or for a standby has no end.
+        """Yields the answers to a request whose work may take hours; the work of a standby never ends.
 
-        The replica may be silent meanwhile, because an older controller would take a sign of life for a result. This
-        controller therefore asks it something else, which every release answers. Raises Unavailable if it is silent to
-        both for ``SILENCE_S``.
+        The replica may send nothing between two answers, because an older controller would take a sign of life for a
+        result. While the replica is silent, this controller sends it another request, which every release answers.
+        Raises Unavailable if the replica answers neither request for ``SILENCE_S``.
         """
         await self._connected(name)
         stub = self._stub(name)
@@ -314,8 +314,7 @@ class Replicas:
 async def _answers(stub: replica_pb2_grpc.ReplicaServiceStub, within_s: float) -> bool:
     """Tells whether a replica answers an ordinary request in time.
 
-    A refusal is an answer. If the connection is broken, the stream that is silent breaks as well, so that does not
-    count as silence.
+    A refusal is an answer. A broken connection counts as an answer, too: the silent stream then breaks by itself.
     """
     try:
         await stub.Inspect(_NOTHING, timeout=within_s)

@@ -79,7 +79,7 @@ class Restores:
     async def restore(self, request: Request) -> tuple[str, list[RestoredPartition]]:
         """Restores partitions. Returns the restore's id, and the outcome of each partition.
 
-        Raises only before anything is recorded.
+        Raises errors only before anything is recorded.
         """
         await self._context.acquainted()
         async with self._context.planning:
@@ -87,7 +87,7 @@ class Restores:
         return planned[0].restore_id, await self.run(planned)
 
     async def plan(self, request: Request) -> list[PlannedRestore]:
-        """Plans and records a restore. Raises only before anything is recorded. Callers hold ``planning``."""
+        """Plans and records a restore. Raises errors only before anything is recorded. Callers hold ``planning``."""
         deployed = self._cluster.operator(request.operator)
         numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
         restore_id = self._context.new_id()
@@ -134,7 +134,7 @@ class Restores:
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
         """Checks that an owner that does not answer, and so cannot be asked to stop, is not serving a partition alone.
 
-        Raises Unavailable if it may be.
+        Raises Unavailable if the owner may be serving it.
         """
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(
@@ -145,9 +145,9 @@ class Restores:
             )
 
     def _check_stops_sources(self, target: str) -> None:
-        """Checks that a replica stops sources where that is asked for. Raises ReleaseMismatch."""
+        """Checks that a replica's version can stop sources. Raises ReleaseMismatch."""
         version = self._context.members.version(target)
-        if version == FIRST.version:  # it would restore the partition, and say nothing
+        if version == FIRST.version:  # it would ignore the option, and restore the partition
             raise ReleaseMismatch(
                 f"stateflow {version} of replica {target} cannot stop sources",
                 remedy="upgrade the replica first, or restore without --stop-sources",
@@ -190,7 +190,7 @@ class Restores:
     async def resume(self) -> None:
         """Resumes the restores that were under way, once the replicas have had time to send a heartbeat.
 
-        A target may own its partition already without any controller knowing.
+        A target may already own its partition although no controller has recorded it.
         """
         planned = self._cluster.restores.under_way
         if planned:
@@ -264,7 +264,8 @@ class Restores:
 
         No other replica serves the partition from here on, so the controller waits for a target that does not answer,
         and the target fetches again what it has forgotten. The restore is given up only when the target's lease has
-        lapsed, or when the target refuses and says that it does not own: while it may serve, no other replica may.
+        lapsed, or when the target refuses and says that it does not own the partition. While the target may serve the
+        partition, no other replica may.
         """
         settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
@@ -309,7 +310,7 @@ class Restores:
         """Stops the owner, and waits until it confirms that it no longer serves the partition, or until its lease has
         lapsed.
 
-        Missed heartbeats prove nothing.
+        Missed heartbeats do not prove that the owner has stopped.
         """
         give_up_at = self._context.clock.monotonic() + self._context.settings.restore_patience_s
         while not self._serves_no_more(planned):

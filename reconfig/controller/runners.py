@@ -1,9 +1,9 @@
-"""Runners of moves: turn the machine's instructions into calls, and their results into events.
+"""Runners of moves: turn the instructions of a move's state machine into calls, and the results of calls into events.
 
 A runner feeds one event at a time to its machine, and carries out the instructions in their order. A record is durable
 before the next instruction is carried out. A call whose result decides something runs as a task, and its result arrives
 as an event. An error that the machine does not know as an event ends the runner: ``run`` raises the error, and the
-caller makes a new runner from the ledger's records. Once the end of a move is recorded, its report stays as recorded.
+caller makes a new runner from the ledger's records. Once the end of a move is recorded, its report no longer changes.
 
 The runner of a takeover is in :mod:`reconfig.controller.takeovers`. If tracing is on, each move has a span within the
 span of its reconfiguration, and each phase a span within that of its move. Lines that a runner logs contain the ids of
@@ -47,9 +47,9 @@ from stateflow.transitions import check
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: seconds for which a move waits until its budget can be met, if its plan does not say
+#: seconds for which a move waits until its budget can be met, unless its plan sets another time
 PATIENCE_S_DEFAULT = 30.0
-#: maximum seconds for which a cutover waits for the one before it at its source
+#: maximum seconds for which a cutover waits for the preceding cutover at the same source
 TURN_S_MAX = 0.5
 #: maximum seconds to wait for the source's answer to a fence: the target, which has the seal, may answer first
 ANSWER_S_MAX = 0.5
@@ -143,8 +143,8 @@ class Hooks:
         record_aborted: records that the move failed; its last argument tells whether the source's sealed copy is
             distrusted.
         changed: called when the report has changed.
-        cutover: held from the fence until the target owns, because two cutovers at one source lengthen each other's
-            pause.
+        cutover: held from the fence until the target owns the partition, because two cutovers at one source lengthen
+            each other's pause.
         lost: called, with the reason, when a target that owned the partition has lost it.
     """
 
@@ -234,7 +234,7 @@ class Runner:
         self.report = replace(planned_report(self.planned), state=state, started_us=self.clock.now_us())
 
     def _tell(self, **changes: Any) -> None:
-        """Updates the report, unless the end of the move is recorded: then the report stays as recorded."""
+        """Updates the report. Once the end of the move is recorded, the report no longer changes."""
         if not self._recorded:
             self.report = replace(self.report, duration_s=self._duration_s(), **changes)
 
@@ -270,7 +270,7 @@ class Runner:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Passes on a task's unexpected error; without it, the runner would wait without end."""
+        """Passes a task's unexpected error on to the runner, which would otherwise wait forever."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(_Broken(error))
@@ -317,7 +317,7 @@ class MoveRunner(Runner):
     machine: m.Move
     newest_epoch: Callable[[], int]  # newest epoch of the partition that was granted to any replica
     cost: Callable[[], FixedCost] | None = None  # expected cost of a cutover, as recent moves show it
-    standby_move: Callable[[], str] = lambda: ""  # move id of the standby that follows at the target now
+    standby_move: Callable[[], str] = lambda: ""  # move id of the standby at the target; empty: none
     _joined: str = ""  # move id of the standby whose copy this move uses; empty: none
     _joined_s: float = 0.0  # seconds for which the base copy was complete before this move used it
     _fenced_at: float | None = None
@@ -345,10 +345,11 @@ class MoveRunner(Runner):
 
     @classmethod
     def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
-        """Returns the machine of a move that begins again, and its first instructions; None: it waits for its turn.
+        """Returns the machine of a move that begins again, and its first instructions; None in their place: the move
+        waits for its turn.
 
         The move continues with what its target has already copied. A granted move begins at once, because its source
-        may have sealed.
+        may have sealed the partition.
         """
         machine = cls.machine_for(planned, granted)
         return machine, machine.handle(m.Begin()) if granted else None
@@ -368,7 +369,7 @@ class MoveRunner(Runner):
         self._events.put_nowait(m.SourceGone())
 
     def give_up(self, distrusted: bool = False) -> None:
-        """Gives the move up, by command: once the target promises never to own, a takeover may begin.
+        """Gives the move up, by command: once the target promises never to own the partition, a takeover may begin.
 
         Args:
             distrusted: the source's sealed copy is not used, so the source cannot take over.
@@ -569,7 +570,7 @@ class MoveRunner(Runner):
     def _join(self) -> str:
         """Returns the move id of the standby whose copy at the target this move uses; empty: there is none.
 
-        The answer never changes once a standby was found, because a fenced move relies on its copy.
+        Once a standby was found, every later call returns the same one, because a fenced move relies on its copy.
         """
         if self.machine.kind is not Kind.STANDBY and not self._joined:
             self._joined = self.standby_move()

@@ -37,9 +37,9 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def here(address: str) -> Holder:
-    """Returns this process, as the ledger names the holder of a lease.
+    """Returns the description of this process that the ledger stores with a lease.
 
-    If the system does not tell when this process started, no other process concludes that it has ended.
+    If the system does not tell when this process started, no other process can conclude that this one has ended.
     """
     pid = os.getpid()
     return Holder(
@@ -92,7 +92,7 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is another user's
+    except OSError:  # the process belongs to another user
         return True
     return True
 
@@ -175,8 +175,8 @@ async def serve(
     Args:
         metrics: address at which metrics are served; empty: they are not served.
 
-    Raises PortInUse, InsecureRefused, BadCertificate, and for OTEL_* variables in the environment that cannot be
-    followed, ExtraMissing or InvalidArgument.
+    Raises PortInUse, InsecureRefused and BadCertificate. Raises ExtraMissing or InvalidArgument if tracing cannot begin
+    as the OTEL_* environment variables say.
     """
     settings = settings or ControllerSettings()
     tracing = begin_tracing("controller", advertise or listen, settings.site)

@@ -50,8 +50,9 @@ T = TypeVar("T")
 
 
 class Tells(Protocol):
-    """Questions that every controller answers. The leader answers from its state, others from what they have read of
-    the ledger."""
+    """Questions that every controller answers. The leader answers from its state, followers from the part of the ledger
+    that they have read.
+    """
 
     @property
     def cluster(self) -> ClusterState: ...
@@ -68,7 +69,9 @@ class Tells(Protocol):
 
 
 def of_the_term(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Makes a handler that works on the controller of the current term, and fails with the term's error if it ends."""
+    """Makes a handler that works on the controller of the current term, and fails with the term's error if the term
+    ends.
+    """
 
     @functools.wraps(method)
     async def handler(self: ControllerService, request: Any, context: grpc.aio.ServicerContext) -> T:
@@ -98,7 +101,8 @@ def of_any(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
     """Makes a handler that completes even if its caller disconnects.
 
-    gRPC would cancel the handler, and work that it had planned would stay locked, with no task to carry it out.
+    Otherwise gRPC would cancel the handler, and work that it had planned would stay locked, with no task to carry it
+    out.
     """
 
     @functools.wraps(method)
@@ -184,7 +188,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @leader
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
-        await controller.try_out(value_of(OperatorSpec, request.spec))  # may take long: ends if its caller disconnects
+        await controller.try_out(value_of(OperatorSpec, request.spec))  # may take long; ends if the caller disconnects
         return await self._deploy(request, controller)
 
     @to_the_end
@@ -488,7 +492,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 yield apb.LogsPage(data=data)
 
 
-# -- what only a controller is told -----------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------
 
 
 def _sender(message: Any) -> dict[str, Any]:
@@ -513,7 +517,7 @@ def _admitted_to_pb(admitted: Admitted, controller: Controller) -> cpb.RegisterR
 
 
 def _check_mover(controller: Controller, request: cpb.MigrateRequest) -> None:
-    """Checks that the caller, if it is a node, takes no partitions from others. Raises NotAllowed."""
+    """Checks that the caller, if it is a node, takes no partitions from other nodes. Raises NotAllowed."""
     if (who := caller()) is not None:
         owners = controller.cluster.operator(request.operator).assignment.owners
         try:

@@ -25,7 +25,7 @@ from stateflow.status import StandbyReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: seconds after a standby of a partition has failed before the next one begins
+#: seconds from the failure of a partition's standby to the begin of its next one
 AGAIN_S = 2.0
 NEAR_KEPT = 4
 
@@ -35,7 +35,7 @@ class Standbys:
         self._context, self._executor = context, executor
         self._runners: dict[str, MoveRunner] = {}  # by item
         self._not_before: dict[PartitionId, float] = {}
-        self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas with most of its data, latest first
+        self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas that had a copy, the latest first
         executor.standby_move = self.move_at
         executor.on_owned = self._owned
 
@@ -98,7 +98,7 @@ class Standbys:
     async def reconcile(self) -> None:
         """Ends standbys that are not wanted any more, and begins missing ones.
 
-        The missing ones are recorded in one transaction, because takeovers wait until the lock is free.
+        The missing ones are recorded in one transaction, because takeovers wait for the same lock.
         """
         async with self._context.planning:
             self._end_outdated()
@@ -131,15 +131,16 @@ class Standbys:
             self._context.spawn(self._renew(partition))
 
     async def _renew(self, partition: PartitionId) -> None:
-        """Replaces a partition's standbys at once: the new owner may acknowledge nothing until a standby follows
-        it."""
+        """Replaces a partition's standbys at once, because the new owner may have to wait for a standby before it
+        acknowledges batches.
+        """
         await self._end([runner for runner in self.of(partition) if self._is_outdated(runner.planned)])
         await self.reconcile()
 
     async def end(self, partitions: Collection[PartitionId]) -> None:
         """Ends all standbys of partitions.
 
-        New ones begin by themselves once no move, takeover or restore of the partition is open in the ledger.
+        New standbys begin by themselves once no move, takeover or restore of the partition is open in the ledger.
         """
         await self._end([runner for runner in self._runners.values() if runner.planned.partition in partitions])
 

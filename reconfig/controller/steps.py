@@ -31,8 +31,8 @@ from stateflow.types import OperatorSpec, ReplicaInfo
 class Ending:
     """The step that ends an item: its last entries, and the entries ``with_it`` that follow.
 
-    If a person has resolved an item by hand before, the item is taken up again and ended as well, so that the records
-    tell what happened.
+    If a person has already resolved an item by hand, the item is set back to PROCESSING and ended again, so that the
+    records tell what happened.
     """
 
     here: Sequence[Entry]
@@ -42,8 +42,9 @@ class Ending:
         return [*self.here, *self.with_it]
 
     def again(self) -> Iterator[list[Entry]]:
-        """Yields the entries to try in turn if items were resolved by hand. It is not known which items were, and only
-        a resolved item can be taken up again."""
+        """Yields lists of entries to try one after another if items were resolved by hand: it is not known which items
+        were, and only a resolved item can be set back to PROCESSING.
+        """
         again, anew = retaken(self.here[-1:]), retaken(self.with_it)
         yield [*again, *self.with_it]
         yield [*self.here, *anew]
@@ -71,7 +72,7 @@ def _under_way(item: str, payload: Any) -> list[Entry]:
 
 
 def _end(record: Record, state: RecordState, payload: Any = None, with_it: Sequence[Entry] = ()) -> Ending:
-    """Returns the step that ends an item. An item that has not begun begins first."""
+    """Returns the step that ends an item. If the item has not begun, the step begins it first."""
     item, schema = record.item_id, record.payload_schema
     begun = [taken_up(record)] if record.state is RecordState.NEW else []
     return Ending([*begun, entry(item, state, begun[0] if begun else record, payload, schema)], with_it)
@@ -144,7 +145,7 @@ def plan_deployment(
 
 
 def begin_deployment(_: ClusterState, planned: Record) -> list[Entry]:
-    """Begins a planned deployment, for a controller that ended between the two records."""
+    """Begins a deployment that an earlier controller recorded as planned, but not as begun."""
     return [entry(planned.item_id, RecordState.PROCESSING, planned)]
 
 
@@ -238,7 +239,7 @@ def retarget(cluster: ClusterState, move: PlannedMove, target: str, reason: str)
 
 
 def begin_moves(cluster: ClusterState, moves: Iterable[Planned]) -> list[Entry]:
-    """Records that the turn of these moves has come. Skips moves that have begun already, or ended."""
+    """Records that these moves begin. Skips moves that have begun already, or ended."""
     waiting = [cluster.open_moves[move.item_id].record for move in moves if move.item_id in cluster.open_moves]
     return [taken_up(record) for record in waiting if record.state is RecordState.NEW]
 
@@ -259,7 +260,7 @@ def move_aborted(cluster: ClusterState, move: Planned, error: Mapping[str, Any],
 
 
 def _end_move(cluster: ClusterState, move: Planned, state: RecordState, payload: dict[str, Any]) -> Ending:
-    """Ends a move, and with the last move its batch."""
+    """Ends a move, and its batch if the move is the last one of the batch."""
     record, recorded = cluster.open_moves[move.item_id].record, cluster.history.get(move.reconfiguration)
     over: list[Entry] = []
     if recorded is not None and recorded.batch is not None and recorded.is_last(move.item_id):
@@ -337,7 +338,7 @@ def restore_failed(cluster: ClusterState, restore: PlannedRestore, granted: int,
 
 
 def _end_restore(cluster: ClusterState, planned: PlannedRestore, state: RecordState, payload: dict[str, Any]) -> Ending:
-    """Ends a restore, and with the last restore its batch."""
+    """Ends the restore of a partition, and its batch if the partition is the last one of the batch."""
     book = cluster.restores
     record, batch = book.records[planned.item_id][1], book.batches.get(planned.restore_id)
     others = any(other.restore_id == planned.restore_id and other != planned for other in book.under_way)

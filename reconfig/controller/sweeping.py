@@ -1,9 +1,9 @@
-"""Sweeps, which do long work, their chores, at many nodes, a few at a time, while the nodes serve.
+"""Sweeps: long work at many nodes, a few nodes at a time, while the nodes serve.
 
-:class:`Sweeps` begins sweeps, at most one of each chore at a time, and the next leader resumes them. Each node's begin
-and outcome are recorded. A chore is a :class:`ChoreWork`: :class:`Covering` carries out chores on partitions, by
-:class:`Checkpoints` or :class:`Verifications`; :mod:`reconfig.controller.agents` restarts nodes. :class:`Scrubbing`
-begins verifications at intervals.
+The work of a sweep is its chore, such as taking checkpoints. :class:`Sweeps` begins sweeps, at most one of each chore
+at a time, and the next leader resumes them. Each node's begin and outcome are recorded. A :class:`ChoreWork` carries
+out one chore: :class:`Covering` carries out chores on partitions, by :class:`Checkpoints` or :class:`Verifications`;
+:mod:`reconfig.controller.agents` restarts nodes. :class:`Scrubbing` begins verifications at intervals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stateflow.types import PartitionId, node_of
 log = logging.getLogger(__name__)
 #: seconds since the last pass that processed a partition, after which the remaining partitions are given up
 PATIENCE_S = 30.0
-#: seconds between looks at whether the sweep was cancelled
+#: seconds between checks whether the sweep was cancelled
 SWEEP_LOOK_S = 0.5
 #: failures in a row after which a replica is no longer asked: then the replica or its store is at fault, not a
 #: partition
@@ -40,7 +40,7 @@ FAILURES_MAX = 3
 FAULTS_MAX = 100
 #: seconds between two checks whether a verification is due; fewer if the interval is short
 SCRUB_LOOK_S = 60.0
-#: attempts to compare with a standby, which may have passed the moment that the owner reads
+#: attempts to compare an owner with a standby, which may be past the sequence number that the owner reads
 ATTEMPTS = 3
 #: text about the running sweep, for the message that refuses a second sweep of its chore
 _GOING = {
@@ -54,7 +54,7 @@ _GOING = {
 
 
 class ChoreWork(Protocol):
-    """The work of one chore. The next node begins ``settle_s`` seconds after one has ended."""
+    """The work of one chore. After a node has ended, the next one begins ``settle_s`` seconds later."""
 
     settle_s: float
 
@@ -297,8 +297,9 @@ class Covering:
                 tally.add(partition, name, piece)
 
     async def _unless_cancelled(self, known: RecordedSweep, work: Coroutine[Any, Any, Piece | None]) -> Piece | None:
-        """Waits for the work on a partition, which may take hours, until the sweep is cancelled. None: the work had no
-        result, or was cancelled."""
+        """Waits for the work on a partition, which may take hours, and returns its result. Stops the work when the
+        sweep is cancelled. None: the work had no result, or was stopped.
+        """
         doing = self._context.spawn(work)
         try:
             while not known.cancelled:
@@ -331,8 +332,9 @@ class Covering:
             await self._context.pause()
 
     def _check_alive(self, name: str) -> None:
-        """Checks that a replica answers, so that no call waits for a connection to one that is gone. Raises
-        Unavailable."""
+        """Checks that a replica answers, so that no call waits for a connection to a replica that is gone. Raises
+        Unavailable.
+        """
         if not self._context.members.alive(name):
             raise Unavailable(f"{name} does not answer", remedy="check that it runs, and run the command again")
 
@@ -348,12 +350,11 @@ def _each(partitions: Partitions) -> list[PartitionId]:
 
 
 class Scrubbing:
-    """Begins a sweep that verifies every partition, whenever one is due.
+    """Begins a sweep that verifies every partition, whenever such a sweep is due.
 
-    So damage is found before a move or a restart needs the partition.
-
-    The sweep is like one by command: it processes one node at a time, replicas read at most ``verify_bytes_per_s`` and
-    make way for batches, and the next leader resumes it.
+    Damage is thus found before a move or a restart needs the partition. The sweep is like a verification by command: it
+    processes one node at a time, replicas read at most ``verify_bytes_per_s`` and let batches go first, and the next
+    leader resumes it.
     """
 
     def __init__(self, context: ControllerContext, sweeps: Sweeps) -> None:
@@ -368,7 +369,7 @@ class Scrubbing:
             try:
                 sweep_id = await self._sweeps.begin(Chore.VERIFY, "", 1)
                 log.info("sweep/%s began: verifies every partition (interval: %g s)", sweep_id, interval_s)
-            except StateflowError as error:  # no replica answers: it is tried again
+            except StateflowError as error:  # no replica answers; the next round tries again
                 log.warning("verification not started, will be retried: %s", error)
 
     def is_due(self, interval_s: float) -> bool:
@@ -391,8 +392,9 @@ class Scrubbing:
 
 
 class Verifications:
-    """Verifies partitions. The owner reads a partition, and the state is compared with that of a standby at the same
-    sequence number."""
+    """Verifies partitions. The owner reads a partition. The controller compares the owner's state with the state of a
+    standby at the same sequence number.
+    """
 
     def __init__(self, context: ControllerContext, standbys: Standbys) -> None:
         self._context, self._standbys = context, standbys
@@ -448,8 +450,9 @@ def piece(found: Verification, copy: Verification | None, standby: str = "") -> 
 
 
 async def _first(pages: AsyncGenerator[Verification], standby: str, partition: PartitionId) -> Verification | None:
-    """Returns the first page of a standby's partition; None: there is none, or the standby cannot be asked and is not
-    compared."""
+    """Returns the first page of a standby's verification; None: the standby has no copy or does not answer, and is not
+    compared.
+    """
     try:
         return await anext(pages, None)
     except StateflowError as error:

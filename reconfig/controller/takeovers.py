@@ -185,7 +185,7 @@ class Takeovers:
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
         self._failed: dict[PartitionId, str] = {}  # why the last takeover failed
-        self._tried: dict[PartitionId, Counter[str]] = {}  # failed takeovers by target, since the target registered
+        self._tried: dict[PartitionId, Counter[str]] = {}  # failed takeovers by target, since it last registered
         self._accepted: set[PartitionId] = set()  # partitions whose loss was accepted by command
         self._looked_at = len(context.cluster.finished)
         self._restores_looked_at = len(context.cluster.restores.failed)
@@ -240,7 +240,9 @@ class Takeovers:
         self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
 
     def _look_at_aborted(self) -> None:
-        """Asks the owners whose granted move or restore failed, because these may have left the partition sealed."""
+        """Asks the owner of each partition whose granted move or restore has failed whether it still serves: the failed
+        change may have left the partition sealed.
+        """
         finished, failed = self._context.cluster.finished, self._context.cluster.restores.failed
         for planned, record in finished[self._looked_at :]:
             granted = self._context.cluster.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
@@ -292,7 +294,7 @@ class Takeovers:
         return runner.planned.reconfiguration if runner is not None else ""
 
     def choice(self, partition: PartitionId, coming: Mapping[str, int] = MappingProxyType({})) -> f.Choice | None:
-        """Chooses the replica that takes a partition over, and how it does; None: no replica can.
+        """Chooses the replica that takes a partition over, and the copy that it uses; None: no replica can take over.
 
         Args:
             coming: by replica, the number of partitions that it will receive in addition to the recorded ones.
@@ -324,7 +326,8 @@ class Takeovers:
         return None if deployed is None else deployed.assignment.owner(partition.partition)
 
     async def _settle_fence(self, name: str, partition: PartitionId, epoch: int, move_id: str) -> None:
-        """Finds out whether a source still serves or has sealed, once its move has ended without an owner.
+        """Finds out whether a source still serves a partition or has sealed it, after a move has ended without a new
+        owner.
 
         A partition that its source sealed becomes an orphan. The source is asked until it answers, or until it
         registers again or is no longer the owner.
@@ -630,14 +633,16 @@ class GivingUp:
         self._context, self._runs, self._takeovers = context, runs, takeovers
 
     async def by_command(self, operator: str, numbers: Sequence[int], accepted: bool) -> list[Reconfiguration]:
-        """Gives partitions a new owner if theirs does not answer or has lost them, even if it serves them alone.
+        """Gives partitions a new owner if their present owner does not answer or has lost them, even if it may be
+        serving them alone.
 
         Args:
             numbers: partitions; empty: all whose owner does not answer or has lost them.
             accepted: the caller accepts the loss of what the owners have committed since their last heartbeat.
 
-        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument if the owner of one answers, LossPossible unless
-        ``accepted``, MoveConflict if one is being restored, or Unavailable. Takeovers that have begun continue.
+        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument if the owner of a named partition answers,
+        LossPossible unless ``accepted``, MoveConflict if one of the partitions is being restored, or Unavailable.
+        Takeovers that have already begun continue.
         """
         found = self._given_up(operator, numbers)
         if not accepted:

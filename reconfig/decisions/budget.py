@@ -38,19 +38,20 @@ FIXED_MS_DEFAULT = 8.0
 #: fixed costs, in milliseconds, that are assumed until enough moves were seen on this machine
 PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
 MOVES_ENOUGH = 20
-#: if less than this many milliseconds of a pause remain after subtracting the delta, the move shows no fixed cost
+#: if less than this many milliseconds of a pause remain after the time for the delta is subtracted, the move shows no
+#: fixed cost
 LEAST_MS = 0.5
 #: number of standard deviations that a promise allows for. 99 of 100 moves should keep their budget, which is 2.33; but
 #: the deviation is estimated from few moves, and latencies have longer tails than a log-normal distribution. On a busy
 #: machine 2.0 kept 98.7 of 100 admitted moves within budgets of 10 to 100 ms, 2.33 kept 99.0, 2.6 all.
 PROMISED = 2.6
-#: standard deviation of the logarithm, until enough moves were seen
+#: standard deviation of the fixed cost's logarithm, until enough moves were seen
 PRIOR_DEVIATION = 0.5
-#: standard deviation of the logarithm on the most regular machine
+#: standard deviation of the fixed cost's logarithm on the most regular machine
 LEAST_DEVIATION = 0.2
-#: the promise before any move was seen
+#: promised fixed cost before any move was seen
 PRIOR_PROMISE_MS = FIXED_MS_DEFAULT * math.exp(PROMISED * PRIOR_DEVIATION)
-#: standard deviation of a normal distribution over its median absolute deviation
+#: ratio of a normal distribution's standard deviation to its median absolute deviation
 _DEVIATION_OVER_MAD = 1.4826
 PAUSES_REMEMBERED = 64
 #: seconds after which a pause is forgotten, because a machine that was busy may be idle again by then
@@ -74,7 +75,7 @@ MOVES_KEPT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One report of a target that catches up. Rates are in bytes a second; a bandwidth of 0 is not known yet."""
+    """One report of a target that catches up. Rates are in bytes a second; bandwidth 0: it is not known yet."""
 
     lag_bytes: int
     change_rate: float
@@ -121,16 +122,17 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
 
     A move whose delta crossed faster than predicted shows no fixed cost and is left out: counted as a cheap move, it
     would make the others look irregular. Until MOVES_ENOUGH moves were seen, PRIOR_MS and PRIOR_DEVIATION replace the
-    missing ones, so that the first moves promise little.
+    missing ones, so that the first moves promise little. A promise is the expected cost and the margin together.
 
     A promise must hold on a busy machine too, so it exceeds the expected cost. Latencies are assumed to be distributed
     log-normally. Their deviation is estimated from the median absolute deviation, so that a tail is assumed before a
-    slow move was seen, and one slow move does not keep out all later ones.
+    slow move was seen, and a single slow move does not make every later move exceed its budget.
 
     On a busy machine the distribution has two humps instead: a process gets the processor at once, or when others have
-    used up their time slices. The estimated deviation is then that of the first hump, or the distance between both. So
-    a promise is at least the second-largest cost seen. It is at most the greatest of these: the largest cost seen, the
-    promise for the most regular machine, and, until MOVES_ENOUGH moves were seen, PRIOR_PROMISE_MS.
+    used up their time slices. The estimated deviation is then that of the first hump, or the distance between the
+    humps. It may be far too small or too large, so two bounds apply. A promise is at least the second-largest cost
+    seen. It is at most the greatest of these: the largest cost seen, the promise for the most regular machine, and,
+    until MOVES_ENOUGH moves were seen, PRIOR_PROMISE_MS.
     """
     seen = [actual - predicted for predicted, actual in moves if actual - predicted >= LEAST_MS]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
@@ -176,8 +178,8 @@ def unreachable(
 class Experience:
     """The pauses of recent moves, and the fixed cost that they predict for the next one.
 
-    Each move that only the margin kept out drops the oldest pause. Otherwise a machine that was busy for a while would
-    refuse every move, and so never measure a shorter pause.
+    Each move that was refused only because of the margin drops the oldest pause. Otherwise a machine that was busy for
+    a while would refuse every move, and so never measure a shorter pause.
     """
 
     def __init__(self) -> None:
@@ -192,7 +194,7 @@ class Experience:
         self._pauses.append((now_s, (predicted_ms, actual_ms)))
 
     def kept_out(self, now_s: float) -> None:
-        """Notes a move that only the margin kept out: its expected pause alone was within the budget."""
+        """Notes a move that was refused only because of the margin: its expected pause alone was within the budget."""
         self._forget(now_s)
         if self._pauses:
             self._pauses.popleft()
@@ -206,7 +208,7 @@ class Experience:
 
 
 class Links:
-    """Measured links between sites, and which round trips to measure next."""
+    """Keeps measurements of links between sites, and decides which round trips to measure next."""
 
     def __init__(self) -> None:
         self._asked_at: dict[Pair, float] = {}

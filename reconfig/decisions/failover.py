@@ -1,17 +1,17 @@
-"""Decides takeovers of partitions without their old owner's consent, which operators owners may serve alone, and how
-operators that a ledger has lost are adopted. Sans-io.
+"""Decisions of failover: takeovers of partitions without their old owner's consent, serving without a controller, and
+the adoption of operators that a ledger has lost. Sans-io.
 
 A takeover begins in three cases: the old owner's lease has lapsed by the controller's clock, including its margin, so
 that the old owner no longer serves the partition; the old owner came back without the partition's data; or it sealed
 the partition for a move that can never end. :func:`choose` names the new owner, the target.
 
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram. The grant is recorded before
-the target hears of it. A target that does not answer is asked again, because it may own already. A granted takeover
-ends without an owner only if the target refuses and then promises never to own by this takeover, or if the target's
-lease has lapsed.
+the target hears of it. A target that does not answer is asked again, because it may already own the partition. A
+granted takeover ends without an owner only if the target refuses and then promises never to own the partition by this
+takeover, or if the target's lease has lapsed.
 
-The epoch of a takeover that was given up is void: no replica may own at it. The next takeover gets a newer epoch. A
-replica that comes back and owns the partition at the void epoch is ordered to seal it.
+The epoch of a takeover that was given up is void: no replica may own the partition at that epoch. The next takeover
+gets a newer epoch. A replica that comes back and owns the partition at the void epoch is ordered to seal it.
 
 Owners of operators whose failover is ``manual`` may serve while no controller answers. Each heartbeat reply names the
 operators that the replica may serve alone, and the number of the newest failover order. The replica makes both durable
@@ -97,13 +97,13 @@ def choose(
     cordoned: Collection[str] = (),
     tried: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice | None:
-    """Chooses the successor that loses least: the owner with its sealed partition, else the standby with the greatest
-    sequence, else a replica that loads a checkpoint. None: no replica can take over now.
+    """Chooses the successor with which the least data is lost: the owner with its sealed partition, else the standby
+    with the greatest sequence, else a replica that loads a checkpoint. None: no replica can take over now.
 
-    Among successors that lose equally much, it prefers nodes not in maintenance, then the ``sites``. It chooses others
-    if there are none of these, because availability is more important. A replica where a takeover failed, e.g. for lack
-    of room, is tried again when the others have failed as often. After these criteria it prefers the owner's site, then
-    the least load.
+    Among equal successors, the function prefers nodes that are not in maintenance, then the ``sites``. It chooses
+    others if there are none of these, because availability is more important. A replica where a takeover failed, e.g.
+    for lack of room, is tried again when the others have failed as often. After these criteria the function prefers the
+    owner's site, then the least load.
 
     Args:
         owner: the former owner.
@@ -514,7 +514,7 @@ class Found:
 
 
 def find(claims: Sequence[Claim], known: set[str]) -> list[Found]:
-    """Returns what replicas have of each operator that the ledger does not know.
+    """Returns the operators that replicas report and the ledger lacks, each with what replicas have of it.
 
     Args:
         known: operators in the ledger, which are not adopted.
@@ -567,9 +567,10 @@ def _find_one(claims: Sequence[Claim], partition: PartitionId, found: Found) -> 
 def assignment(found: Found, claims: Sequence[Claim]) -> dict[int, tuple[str, int]]:
     """Returns (owner, epoch) of every partition.
 
-    A sealed partition is assigned to the replica of its copy, at the epoch before that copy's; a missing one to the
-    replica with the most partitions, at epoch 1. No replica owns a partition at these epochs, so that failover begins
-    for it: the sealed copy is served again, else a checkpoint is loaded, else the partition waits.
+    A partition that exists only as a sealed copy is assigned to the replica with the copy, one epoch before the copy's
+    epoch. A missing partition is assigned to the replica with the most partitions, at epoch 1. No replica owns these
+    partitions at these epochs, so failover begins for them: the sealed copy is served again, else a checkpoint is
+    loaded, else the partition waits.
     """
     anybody = max(claimants(claims, found.operator).items(), key=lambda each: (each[1], each[0]))[0]
     everything = dict(found.owners)

@@ -186,7 +186,7 @@ def choose(affinity: Affinity | None, there: Sequence[Node], waited_s: float, wh
         return Wait(f"waits: {lacking}; gives the affinity up in {affinity.fallback_s - waited_s:.0f} s")
     used = fitting or [node.name for node in willing]
     if not used:
-        return Wait(f"waits: {lacking}, and no others do")
+        return Wait(f"waits: {lacking}, and no other {what} that take jobs answer")
     return Go(frozenset(used[: affinity.most]), f"ran without its affinity: {lacking}")
 
 

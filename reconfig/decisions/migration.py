@@ -95,7 +95,7 @@ class FenceRefused:
 
 @dataclass(frozen=True, slots=True)
 class SourceCancelled:
-    """The source promised that this move never seals there."""
+    """The source promised never to seal the partition for this move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,9 @@ class TargetFailed:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """The source's lease has lapsed, by the controller's clock and with its margin, or the source has lost the
-    partition: it no longer serves the partition, and may never tell whether it sealed."""
+    """The source's lease has lapsed, margin included, or the source has lost the partition. The source no longer serves
+    the partition, and may never tell whether it sealed it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,8 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class CancelSource:
-    """Asks the source to promise that it never seals for this move → SourceCancelled | SourceSealed | SourceUnknown.
+    """Asks the source to promise never to seal the partition for this move → SourceCancelled | SourceSealed |
+    SourceUnknown.
 
     ``owned_at`` is the epoch at which the source owned the partition. ``tidies`` is True if the move has ended
     unfenced, so that nothing depends on the answer.
@@ -704,7 +706,7 @@ class Move:
 
     @property
     def fenced(self) -> bool:
-        """Tells whether the source may have sealed, while the target is not known to own."""
+        """Tells whether the source may have sealed the partition, while the target is not known to own it."""
         return self.granted and self.phase in (*BEFORE_FENCE, Phase.FENCED)
 
     def validate(self) -> None:

@@ -18,17 +18,18 @@ that waits                  allowed, others than named
 :func:`spread`, by command  maintenance, others than named
 ==========================  ==============================  ===========================================================
 
-:mod:`stateflow.ring` gives nodes their shares by number, with as few moves as that takes: for deployments, rebalances,
-drains (:func:`drained`) and the policy ``ring``.
+:mod:`stateflow.ring` gives each node its share of the number of partitions, by as few moves as that takes: for
+deployments, rebalances, drains (:func:`drained`) and the policy ``ring``.
 
 :mod:`reconfig.decisions.policies` evens out the measured load, and moves partitions nearer to where their rows come
 from.
 
-Neither is :func:`best` applied repeatedly. A share by number is exact, and the ring keeps partitions where they are
-when replicas join and leave. A share of load is an upper bound, which few moves of large partitions reach.
+Neither the ring nor the policies apply :func:`best` repeatedly. A share by number is exact, and the ring keeps
+partitions where they are when replicas join and leave. A share of load is an upper bound, which few moves of large
+partitions reach.
 
-Two decisions look alike and are made elsewhere. A node spreads its partitions over its workers by their CPU time, which
-no other process knows (:mod:`stateflow.node.supervising`). Where replicas are started is a matter of cores and memory
+Two similar decisions are made elsewhere. A node spreads its partitions over its workers by their CPU time, which no
+other process knows (:mod:`stateflow.node.supervising`). Where replicas are started is a matter of cores and memory
 (:mod:`reconfig.controller.agents`).
 
 The room of a replica is what its disk has free, up to the limit that it was configured with. Replicas on one disk share
@@ -215,8 +216,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The target that a command chooses for each partition. ``instead`` has, by partition, the other replicas that may
-    receive it, in groups, preferred groups first."""
+    """The target that a command chooses for each partition. ``instead`` maps a partition to groups of other replicas
+    that may receive it; preferred groups come first.
+    """
 
     moves: dict[PartitionId, str]
     instead: Mapping[PartitionId, Sequence[Collection[str]]] = field(default_factory=dict)
@@ -234,12 +236,12 @@ class View:
         replicas: replicas that may receive partitions; other owners keep theirs.
         seen: measurements by partition.
         allowed: sites at which operators are allowed, see :mod:`stateflow.ring`.
-        room: room by replica, of those that have reported it.
+        room: room by replica; a replica that has not reported its room is missing.
         cordoned: nodes that receive no partitions and keep theirs, because they are in maintenance or did not answer.
         rtt_ms: round trips between two sites, in either order.
         pinned: site by partition, if a policy wants the partition there; later policies keep it there.
-        copies: bytes by partition and replica, of files that a replica has of a partition it does not own; a move
-            there needs that much less room.
+        copies: size, in bytes, of the files that a replica has of a partition that it does not own, by partition and
+            replica. A move of the partition to the replica needs that much less room.
         bytes_per_s: bandwidth from one site to another.
     """
 
@@ -383,7 +385,7 @@ def _filled(info: ReplicaInfo, load: Mapping[str, int]) -> float:
 
 
 def spread(partitions: Iterable[PartitionId], able: Collection[ReplicaInfo], owned: Mapping[str, int]) -> Choice:
-    """Spreads partitions over replicas, each of which may take any of them instead.
+    """Spreads partitions over replicas. Every replica is also an alternative target for each partition.
 
     Args:
         able: the replicas that may receive partitions, at least one.
@@ -452,7 +454,7 @@ def replan(
     sites: Mapping[str, str],
     shares: Mapping[str, int],
 ) -> list[Retargeted]:
-    """Returns, in order, the moves that get another target because theirs is gone or a better one has joined.
+    """Returns, in order, the moves that get another target because their target is gone or a better one has joined.
 
     A move without an alternative stays as it is. Moves that have begun are not considered: they fail by themselves if
     their target dies.
@@ -584,8 +586,8 @@ def newcomers(
 ) -> frozenset[str]:
     """Returns the replicas for which a rebalance may begin without a command.
 
-    Returns an empty set if any operator is missing at a site that would take part: earlier versions did not record
-    that an operator was deployed to some sites on purpose.
+    Returns an empty set if some operator has no partition at a site that would receive partitions: the operator may
+    have been kept away from that site on purpose, which earlier versions did not record.
 
     Args:
         owners: owner by partition.

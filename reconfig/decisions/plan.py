@@ -5,7 +5,7 @@ work                        what it does
 ==========================  ====================================================================================
 :class:`PlannedMove`        a partition changes owners, by one of the strategies below
 :class:`PlannedStandby`     a standby copy is made, and follows the owner until it is ended
-:class:`PlannedTakeover`    a partition whose owner is gone gets another one, without the old one's consent
+:class:`PlannedTakeover`    a partition whose owner is gone gets another owner, without the old owner's consent
 :class:`PlannedRestore`     a partition gets the state of a checkpoint
 ==========================  ====================================================================================
 

@@ -41,7 +41,7 @@ from stateflow import ring
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId, node_of
 
-#: rows a second, below which it does not matter where they come from
+#: rows a second of a partition, below which their origin does not matter
 ORIGIN_ROWS_MIN = 0.1
 #: the most that a node may have, as a multiple of its weight's share
 UNEVEN_MAX = 1.2
@@ -51,8 +51,8 @@ MATTERS: Final[Mapping[str, float]] = MappingProxyType({"rows": 10.0, "bytes": f
 _LOOKED_AT = 4
 #: if the taker would exceed UNEVEN_MAX, it must end below the giver's former level by this fraction of its share
 _WORTH_IT = 0.05
-#: fraction by which the round trips must be shorter elsewhere: otherwise rows from two sites alike would move a
-#: partition to and fro
+#: fraction by which round trips must be shorter at another site: otherwise a partition with as many rows from one site
+#: as from another would move to and fro
 NEARER_MIN = 0.3
 #: milliseconds a row by which a site that is not the origin of any rows must be nearer: less is noise
 NEARER_MS_MIN = 1.0
@@ -218,8 +218,9 @@ class _Evening:
                 heapq.heappush(givers, (-self._most(node)[0], node))
 
     def _give(self, node: str, measure: str, uneven: float) -> bool:
-        """Moves one partition away from ``node``, if then neither node is as uneven as ``node`` was. Returns False if
-        there is no such partition."""
+        """Moves one partition away from ``node``, if afterwards neither ``node`` nor the receiving node is as uneven as
+        ``node`` was. Returns False if there is no such partition.
+        """
         have, fair, partitions = self._nodes.have[measure], self._nodes.fair[measure], self._by(node, measure)
         too_much = have[node] - UNEVEN_MAX * fair[node]
         looked_at = self._least()
@@ -519,7 +520,7 @@ class AutopilotSettings:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> AutopilotSettings:
-        """Inverse of :meth:`to_dict`. Raises InvalidArgument."""
+        """Reads settings from the fields that :meth:`to_dict` returns. Raises InvalidArgument."""
         names = fields.get("policies") or ()
         policies = tuple(policies_named(",".join(names))) if names else ()
         rest = {name: value for name, value in fields.items() if name != "policies"}

@@ -1,4 +1,4 @@
-"""Sweeps, which are long work on many nodes, a few at a time; and maintenance of nodes. Sans-io.
+"""Sweeps, which are long work at many nodes, a few nodes at a time; and the maintenance of nodes. Sans-io.
 
 A sweep does one chore, either at nodes or for partitions. A chore for partitions follows partitions that move: their
 current owners process the remaining partitions (:func:`without`, :func:`shares`).
@@ -18,7 +18,7 @@ from stateflow.types import ranges, shown
 
 #: numbers of partitions by operator
 Partitions = dict[str, list[int]]
-#: records that a node begins; returns False if it must no longer begin
+#: records that a node begins; returns False if the node must no longer begin
 Begin = Callable[[], Awaitable[bool]]
 
 
@@ -34,12 +34,14 @@ class Chore(StrEnum):
 
     @property
     def covers(self) -> bool:
-        """Tells whether the chore is for partitions, which it follows when they move, rather than at nodes."""
+        """Tells whether the chore is for partitions rather than for nodes. Such a chore follows partitions
+        that move.
+        """
         return self is not Chore.RESTART
 
     @property
     def stops(self) -> bool:
-        """Tells whether the sweep stops after a node has failed, because the others would fail for the same reason."""
+        """Tells whether the sweep stops after a node has failed, because other nodes would fail for the same reason."""
         return self is Chore.RESTART
 
 
@@ -56,9 +58,9 @@ class Plan:
     """A sweep's plan.
 
     Attributes:
-        site: name of the site, node or agent that it is limited to; empty: everywhere.
+        site: name of the site, node or agent that the sweep is limited to; empty: everywhere.
         limit: nodes at a time.
-        operator: the operator that it is limited to; empty: all.
+        operator: the operator that the sweep is limited to; empty: all.
         scope: partitions to process; empty for a chore at nodes.
     """
 
@@ -76,7 +78,7 @@ def packed(partitions: Mapping[str, Collection[int]]) -> dict[str, str]:
 
 
 def unpacked(kept: Mapping[str, str]) -> Partitions:
-    """Inverse of :func:`packed`."""
+    """Reads partitions from the form that :func:`packed` returns."""
     found: Partitions = {}
     for operator, words in kept.items():
         found[operator] = []
@@ -87,7 +89,7 @@ def unpacked(kept: Mapping[str, str]) -> Partitions:
 
 
 def without(partitions: Mapping[str, Collection[int]], done: Mapping[str, Collection[int]]) -> Partitions:
-    """Returns the partitions that are not done."""
+    """Returns ``partitions`` except those in ``done``."""
     left = {name: sorted(set(numbers) - set(done.get(name, ()))) for name, numbers in partitions.items()}
     return {name: numbers for name, numbers in left.items() if numbers}
 

@@ -1,7 +1,7 @@
 """The ledger: the append-only record, in SQL, of all decisions and their outcomes.
 
-Three views of one set of records: items that are processed in steps (``Ledger``), stages of pipelines
-(``StateManager``), and batches of work with their entities and jobs (``Board``).
+Three classes show the same records: ``Ledger`` as items that are processed in steps, ``StateManager`` as stages of
+pipelines, and ``Board`` as batches of work with their entities and jobs.
 """
 
 from stateflow.ledger.board import Board

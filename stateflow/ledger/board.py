@@ -1,5 +1,6 @@
-"""``Board`` records batches, entities and jobs in the ledger. Callers carry out what is recorded, except that
-``Board.run`` processes a batch itself."""
+"""``Board`` records batches, entities and jobs in the ledger. Callers do the recorded work themselves, except that
+``Board.run`` processes a batch.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ class Board:
 
     def move_batch(self, bid: str, to: BatchStatus | str) -> None:
         """Moves a batch to its next status. A batch cannot become IN_PROGRESS before its list of entities is complete,
-        nor DONE before all of them have ended."""
+        nor DONE before all its entities have ended.
+        """
         to, seen = _status(BatchStatus, to), self._seen(Kind.BATCH, bid)
         row = seen.row
         rules.check_transition("batch", bid, rules.BATCH_NEXT, BatchStatus(row["status"]), to)
@@ -120,8 +122,9 @@ class Board:
         self._append([seen.to(rules.BATCH_RECORD_STATE[to], columns)])
 
     def list_entities(self, bid: str, entities: Iterable[str], *, complete: bool = True) -> None:
-        """Stores entities that the batch must process. ``complete``: no more entities follow. Entities already listed
-        stay unchanged."""
+        """Stores entities that the batch must process. Entities that are already listed stay unchanged. ``complete``:
+        no more entities follow.
+        """
         seen = self._seen(Kind.BATCH, bid)
         if seen.row["status"] != BatchStatus.GENERATE_IID:
             raise InvalidTransition(
@@ -140,10 +143,11 @@ class Board:
     def end_entity(
         self, bid: str, entity: str, status: EntityStatus | str, *, ms: int | None = None, result: Any = None
     ) -> bool:
-        """Moves an entity to IN_PROGRESS, COMPLETED, FAILED or CANCELLED. Returns False when it is already COMPLETED or
-        in that status, so that a late duplicate is counted once.
+        """Moves an entity to IN_PROGRESS, COMPLETED, FAILED or CANCELLED. Returns False when the entity is already
+        COMPLETED or in that status, so that a repeated report counts once.
 
-        Raises InvalidTransition if it has failed and no retry was requested, and Locked if another process holds it.
+        Raises InvalidTransition if the entity has failed and no retry was requested, and Locked if another process
+        holds it.
         """
         to, item_id = _status(EntityStatus, status), entity_id(bid, entity)
         if ms is not None and not 0 <= ms < 2**63:
@@ -192,7 +196,7 @@ class Board:
             self.begin_entity(bid, entity)
             try:
                 result, status = work(entity), EntityStatus.COMPLETED
-            except Exception as error:  # noqa: BLE001 - it is kept as the entity's
+            except Exception as error:  # noqa: BLE001 - the error becomes the entity's result
                 result, status = {"error": f"{type(error).__name__}: {error}"}, EntityStatus.FAILED
             self.end_entity(bid, entity, status, ms=round(1e3 * (self.ledger.clock.monotonic() - began)), result=result)
         if self._seen(Kind.BATCH, bid).row["status"] == BatchStatus.IN_PROGRESS:
@@ -236,8 +240,8 @@ class Board:
         schedule: str | None = None,
         fire_us: int | None = None,
     ) -> str:
-        """Creates a job and returns its id. With ``fire_us`` it is a run of a scheduled job; at most one job ever
-        exists for a name and a fire time.
+        """Creates a job and returns its id. With ``fire_us``, the new job is a run of a scheduled job: at most one job
+        ever exists for a name and a fire time.
 
         Raises IllegalRecord if another controller created the same run first.
         """
@@ -264,8 +268,9 @@ class Board:
             return [dict(row) for row in connection.execute(listed_jobs(_status(JobStatus, status))).mappings()]
 
     def claim_job(self, job_id: str, worker: str) -> dict[str, Any]:
-        """Moves a job to IN_PROCESS by this worker, and counts one more try. Raises Locked if another worker was
-        first."""
+        """Moves a job to IN_PROCESS for this worker, and counts one more try. Raises Locked if another worker was
+        first.
+        """
         check_names(255, worker=worker)
         seen = self._seen(Kind.JOB, job_id)
         columns = {"worker": worker, "tries": seen.row["tries"] + 1, "started_us": self.ledger.clock.now_us()}
@@ -276,8 +281,8 @@ class Board:
         """Ends a job, or moves it back to WAITING, so that another worker can claim it.
 
         Args:
-            worker: worker that has done the job, or failed to; only the job's present worker may report this. None:
-                anyone, who may only move the job to WAITING or TERMINATED.
+            worker: worker that has done the job, or failed to; only the job's present worker may report this. None: the
+                caller is not the worker, and may only move the job to WAITING or TERMINATED.
 
         Raises LeaseLost if the job belongs to another worker by now.
         """

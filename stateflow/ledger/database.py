@@ -1,13 +1,13 @@
 """Access to one database of any supported kind: transactions, the schema, and the leader lease that fences writers.
 
-Transactions are retried after conflicts, and errors translated into stateflow's. Callers that may write the database
-make or upgrade its schema; for all others the schema is only checked.
+Transactions are retried after conflicts, and errors of the database are raised as errors of stateflow. Callers that may
+write the database create or upgrade its schema; for all others the schema is only checked.
 
-One process at a time has the leader lease of a ledger, and decides. The lease is one row, with a term that rises by one
-each time it is taken. Once a process has taken the lease, each of its writes checks, in its own transaction, that the
-row still has the writer's term and id. So a former holder that was suspended or cut off, and does not know that it was
-replaced, writes nothing. The check locks the row: a process that takes the lease waits for every write that passed the
-check, and then reads what was written.
+One process at a time has the leader lease of a ledger, and makes the decisions. The lease is one row, with a term that
+rises by one each time it is taken. Once a process has taken the lease, each of its writes checks, in its own
+transaction, that the row still has the writer's term and id. So a former holder that was suspended or cut off, and does
+not know that it was replaced, writes nothing. The check locks the row: a process that takes the lease waits for every
+write that passed the check, and then reads what was written.
 
 A leader lease ends in one of these ways:
 
@@ -171,8 +171,9 @@ class Database:
         raise AssertionError
 
     def check_file(self) -> None:
-        """Checks that the file is still the one that was opened: records written to another file, or to a deleted one,
-        would be lost. Raises LedgerReplaced."""
+        """Checks that the file is still the one that was opened, because records written to another file, or to a
+        deleted one, would be lost. Raises LedgerReplaced.
+        """
         if self._file is None:
             return
         found = _inode(self._file)
@@ -254,7 +255,9 @@ class Database:
         return line[:300]
 
     def cause(self, error: Exception) -> Exception | None:
-        """Returns the error to chain to; None: a traceback would print a secret with it."""
+        """Returns the error to name as the cause of another one; None: it contains a secret, which a traceback would
+        print.
+        """
         return None if any(secret in str(error) for secret in self._secrets) else error
 
 
@@ -262,7 +265,7 @@ class Database:
 
 
 def sqlite_url(file: Path) -> str:
-    """Returns the URL of a ledger in a file, with any characters in its path.
+    """Returns the URL of a ledger in a file, whose path may have any characters.
 
     Raises InvalidArgument for a path that the installed SQLAlchemy cannot write as a URL: versions before 2.1 have no
     escapes.
@@ -278,7 +281,9 @@ def sqlite_url(file: Path) -> str:
 
 
 def file_of(url: URL) -> Path | None:
-    """Returns the file of a SQLite database. None: it is in memory, at a ``file:`` URI, or no SQLite database."""
+    """Returns the file of a SQLite database. None: the database is in memory, is named by a ``file:`` URI, or is not
+    SQLite.
+    """
     if url.get_backend_name() != "sqlite" or _in_memory(url) or _is_uri(url):
         return None
     return Path(str(url.database))
@@ -310,7 +315,7 @@ def _scheme(url: str) -> str:
 
 
 def _shown(url: URL) -> str:
-    """Returns enough of a URL to recognise it by."""
+    """Returns a URL without its secrets, for messages."""
     return masked(str(url)) if url.drivername.startswith("sqlite") else f"{url.drivername.partition('+')[0]}://…"
 
 
@@ -390,8 +395,9 @@ def _too_large() -> InvalidArgument:
 
 
 def _check_texts(connection: Connection, _: Any, __: str, parameters: Any, ___: Any, ____: bool) -> None:
-    """Checks texts in queries for validity, on every database alike: some refuse invalid text, others just find
-    nothing. Writers check what they write. Raises InvalidArgument."""
+    """Checks that texts in queries are valid, because some databases would refuse an invalid text, and others would
+    find nothing. Texts to be written are checked elsewhere. Raises InvalidArgument.
+    """
     if "stateflow_begin" in connection.get_execution_options():
         return
     for value in parameters.values() if isinstance(parameters, Mapping) else parameters or ():
@@ -519,8 +525,9 @@ def _lock(connection: Connection, dialect: str) -> None:
 
 
 def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
-    """Drops the tables that a killed upgrade left, as MySQL commits each DDL statement by itself. Raises LedgerCorrupt
-    if they hold records, which no unfinished upgrade has written."""
+    """Drops the tables that a killed upgrade left, because MySQL commits each DDL statement by itself. Raises
+    LedgerCorrupt if the tables hold records, which no unfinished upgrade has written.
+    """
     present = set(inspect(connection).get_table_names())
     for table in reversed(METADATA.sorted_tables):
         if table.name not in present:
@@ -545,8 +552,10 @@ def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that may decide. Processes of the same machine can tell by ``boot``, ``namespace``, ``pid`` and
-    ``started`` whether it is gone. ``address``: address at which it receives requests."""
+    """A process that has the leader lease, or wants it. Processes on the same machine can tell by ``boot``,
+    ``namespace``, ``pid`` and ``started`` whether it has ended. ``address`` is the address at which it receives
+    requests.
+    """
 
     id: str
     host: str = ""
@@ -566,12 +575,12 @@ NOBODY = Holder("")
 
 @dataclass(frozen=True, slots=True)
 class LeaderLease:
-    """The leader lease of a ledger when it was read.
+    """The leader lease of a ledger at the time when it was read.
 
     Attributes:
         left_s: seconds until the lease ends, by the database's clock.
-        until_us: end of the lease by that clock. Each renewal changes it; a process with another clock can only compare
-            it.
+        until_us: end of the lease by that clock. Each renewal changes it. A process with another clock can only tell
+            whether it has changed.
         grace_s: seconds after the lease was taken in which the former holder may still decide, by any clock.
     """
 
@@ -585,7 +594,7 @@ class LeaderLease:
 
 
 def identity(connection: Connection) -> str:
-    """Returns the ledger's id, which is made once. Raises LedgerCorrupt if it is missing."""
+    """Returns the ledger's id, which never changes. Raises LedgerCorrupt if it is missing."""
     found = connection.execute(select(IDENTITY.c.id)).scalar()
     if found is None:
         raise LedgerCorrupt("the ledger's id is missing", remedy="restore its tables from a backup")

@@ -112,7 +112,7 @@ class Ledger:
         create: makes a missing ledger and upgrades an older one; ``opened`` says what was done. Otherwise the database
             is left unchanged.
 
-    Raises InvalidArgument if it cannot be opened or does not exist, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
+    Raises InvalidArgument if the ledger cannot be opened or does not exist, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class Ledger:
         Args:
             previous: the record that this one answers, or its id; see the table in ``rules``.
             payload_schema: a registered schema that the payload must satisfy.
-            lease_s: lease of a PROCESSING record, in seconds. With None it is the ledger's, with ``math.inf`` only a
-                record ends the lock.
+            lease_s: lease of a PROCESSING record, in seconds. None: the ledger's default; ``math.inf``: the lock has no
+                lease, and only a record ends it.
 
         Raises, without having written anything, IllegalRecord, InvalidPayload, Locked if another application holds the
         item or ``previous`` has an answer already, LeaseLost, Unavailable.
@@ -247,7 +247,9 @@ class Ledger:
         return self.database.write(guarded)
 
     def resolve(self, item_id: str, note: str) -> Record:
-        """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks it."""
+        """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks the
+        item.
+        """
         item = self._known(item_id)
         if item.blocking is None:
             raise IllegalRecord("nothing blocks the item", remedy="see `stateflow ledger show`", item=item_id)
@@ -270,7 +272,9 @@ class Ledger:
         return self.append([Entry(item.item_id, who, state, previous, payload or None, schema)])[0]
 
     def renew(self, lock: Record, lease_s: float | None = None) -> bool:
-        """Renews the lease of a lock from now on. Returns False when the lock is no longer held, or has no lease."""
+        """Renews the lease of a lock, counted from now. Returns False when the lock is no longer held, or
+        has no lease.
+        """
         seconds = self.lease_s if lease_s is None else _lease(lease_s)
         if math.isinf(seconds):
             return False
@@ -312,10 +316,10 @@ class Ledger:
         gone: Callable[[Holder], bool] = lambda _: False,
         over_us: int | None = None,
     ) -> LeaderLease:
-        """Takes the leader lease of this ledger for ``lease_s`` seconds at a time, if no other process has it.
+        """Takes the leader lease of this ledger for ``lease_s`` seconds, if no other process has it.
 
-        Returns the lease afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
-        the caller has it, every transaction of this ledger checks that it still has the lease.
+        Returns the lease afterwards: the caller's, whose term is greater than all earlier ones, or the present
+        holder's. Once the caller has it, every transaction of this ledger checks that it still has the lease.
 
         Args:
             gone: tells whether a former holder is a process that has ended.
@@ -417,14 +421,16 @@ class Ledger:
                 seq = rows[-1].seq
 
     def newest(self, count: int) -> list[Record]:
-        """Returns the last ``count`` records, oldest first. Writers that gave up have left gaps between ids."""
+        """Returns the last ``count`` records, oldest first. Ids may have gaps, because some writers gave up."""
         query = select(RECORD).order_by(RECORD.c.record_id.desc()).limit(count)
         with self.database.reading() as connection:
             rows = connection.execute(query).all()
         return [statements.record_of(row) for row in reversed(rows)]
 
     def query(self, prepared_by: App | str | None = None, requester: App | str | None = None) -> list[str]:
-        """Returns the ids of items that ``prepared_by`` has processed and ``requester`` may process now, in order."""
+        """Returns the ids, in order, of items that ``prepared_by`` has processed (None: all items), and that
+        ``requester`` may process now.
+        """
         with self.database.reading() as connection:
             free, silent = statements.ready(_who(prepared_by), _who(requester))
             return sorted({*connection.execute(free).scalars(), *connection.execute(silent).scalars()})
@@ -443,8 +449,9 @@ class Ledger:
         predicate: Callable[[Item], bool] | None = None,
         on_blocked: OnBlocked = "skip",
     ) -> list[Item]:
-        """Returns the items that ``requester`` still has to process. Leaves out blocked items, or raises Locked for
-        them if ``on_blocked`` is "raise"."""
+        """Returns the items that ``prepared_by`` has processed (None: all items), and that ``requester`` still has to
+        process. Leaves out blocked items, or raises Locked for them if ``on_blocked`` is "raise".
+        """
         if on_blocked not in ("skip", "raise"):
             raise InvalidArgument(f"on_blocked cannot be {on_blocked!r}", remedy="use 'skip' or 'raise'")
         with self.database.reading() as connection:
@@ -554,8 +561,7 @@ class Ledger:
         return resolved
 
     def verify(self) -> list[Fault]:
-        """Returns every fault of the ledger: of records, of payloads, and of what is derived from them. Writes
-        nothing."""
+        """Returns every fault of the ledger: of records, of payloads, and of projections. Writes nothing."""
         with self.database.reading() as connection:
             return list(verify(connection))
 
@@ -580,7 +586,8 @@ class Ledger:
         return self.database.write(lambda connection: statements.drop_other_bundles(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
-        """Archives items that are done and whose newest record is older than ``older_than``; returns how many items.
+        """Archives items that are done and whose newest record is older than ``older_than``. Returns the number of
+        these items.
 
         Open items stay: new, held, failed, resolved but not done since, or a stage before its last action. Archived
         items keep their ids, and are read by ``item`` and ``records(archived=True)``; no record can be added to them.

@@ -1,4 +1,5 @@
-"""``StateManager`` records the stages of pipelines, which move data from a source to a sink, and how far each got.
+"""``StateManager`` records the stages of pipelines, which move data from a source to a sink, and the progress of each
+stage.
 
 A stage is an item of the ledger. Each change of a stage is the shortest legal sequence of records that leads to its new
 status. An update is written only if the stage got no other record since it was read; otherwise it is read again, and
@@ -55,8 +56,8 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class StateManager:
-    """Stages in a ledger. The keyword arguments of ``insert_state`` and ``update_state`` are the stage's columns; those
-    without names are in the order of ``rules.POSITIONS``.
+    """Stages in a ledger. The keyword arguments of ``insert_state`` and ``update_state`` are the stage's columns;
+    arguments without names are in the order of ``rules.POSITIONS``.
 
     Times are datetimes with a zone or ISO text; a field that is None or left out stays as it is. ``error`` is not a
     column: it describes a failure, and is kept in the record. Raises InvalidArgument for unknown columns and invalid
@@ -129,7 +130,8 @@ class StateManager:
         self, job_id: str, entity: str | None = None, entity_filter: str | None = None
     ) -> dict[str, Any] | None:
         """Returns the newest stage of a job; None: there is no such stage. If ``entity`` or ``entity_filter`` is given,
-        it must be that of the stage's source or sink."""
+        the stage's source or sink must have it.
+        """
         check_names(255, job_id=job_id)
         conditions = [STAGE.c.job_id == job_id]
         if entity is not None:
@@ -252,8 +254,8 @@ def _error_in(record: Record | None) -> dict[str, Any] | None:
 def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:
     """Returns queries for the stage that a new stage continues, the most specific first.
 
-    They select the newest stage that pushed the entity which the new stage pulls; the newest stage of its job and run;
-    the newest of its run; and the newest of its job, in any run.
+    The queries select, in this order: the newest stage that pushed the entity that the new stage pulls; the newest
+    stage of its job and run; the newest stage of its run; and the newest stage of its job, in any run.
     """
     queries: list[Select[Any]] = []
     if row.get("source_entity"):
@@ -364,7 +366,7 @@ def ledger_url(document: Mapping[str, Any], environment: Mapping[str, str]) -> U
 
 
 def _declared(document: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """Returns the type, the connection profile, and the profile's name."""
+    """Returns the type of the declared state manager, its connection profile, and the profile's name."""
     declared = _part(document, "state_manager")
     kind = declared.get("type")
     if kind not in TYPES:

@@ -2,7 +2,7 @@
 
 A record's payload is stored as JSON. If the record names a schema, the payload is checked against it.
 
-``ledger_record`` is the truth; ``ledger_archive`` holds the records that were archived. ``ledger_item``,
+``ledger_record`` holds the records; ``ledger_archive`` holds those that were archived. ``ledger_item``,
 ``ledger_verdict`` and the tables of stages, batches, entities and jobs are projections: they are written in the
 transaction that writes the records, and can be derived from them. ``ledger_lease`` holds the end of each lock's lease,
 by the database's clock. ``ledger_identity`` holds the ledger's id, and ``ledger_hold`` its leader lease, in one row
@@ -241,7 +241,7 @@ def stored_bytes(text: str) -> int:
 
 
 def problem(payload: Any, schema: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with a payload under this schema; None: it is valid."""
+    """Returns, in words, how a payload violates this schema; None: the payload is valid."""
     try:
         found = best_match(_validator(schema).iter_errors(payload))
     except (Unresolvable, RecursionError, re.error) as error:
@@ -266,7 +266,9 @@ def check(payload: Any, name: str, schema: Mapping[str, Any] | None, item_id: st
 
 
 def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
-    """Builds a validator that resolves references within the schema and to JSON Schema's own; it fetches nothing."""
+    """Builds a validator that resolves references within the schema and to JSON Schema's own schemas, and fetches
+    nothing.
+    """
     return Draft202012Validator(schema, registry=SPECIFICATIONS)
 
 
@@ -312,7 +314,7 @@ def check_schema(name: str, schema: Mapping[str, Any]) -> str:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-#: a year short of datetime's range, so that every zone can show them
+#: first valid time; the limits are a year inside datetime's range, so that every time zone can show all valid times
 FIRST_US = (datetime(2, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 LAST_US = (datetime(9999, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND - 1
 
@@ -322,8 +324,9 @@ def is_time(us: object) -> bool:
 
 
 def to_time(us: Any) -> Any:
-    """Converts to a datetime in UTC. Other values, which occur only in damaged or older ledgers, are returned
-    unchanged."""
+    """Converts microseconds to a datetime in UTC. A value that is not a time, as in a damaged or older ledger, is
+    returned unchanged.
+    """
     return _EPOCH + us * _MICROSECOND if is_time(us) else us
 
 

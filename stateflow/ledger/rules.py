@@ -11,9 +11,10 @@ RESOLVED       a person dealt with it; usable again                the FAILED or
 SKIPPED        an application (``*``: all) must leave it alone     any of the item's, or none
 =============  ==================================================  =================================
 
-An item is blocked by its earliest record that is a PROCESSING without a PROCESSED, FAILED or RESOLVED that answers it,
-or a FAILED without a RESOLVED. A blocked item cannot be acquired. An application that was told to skip an item cannot
-acquire it either. A skip never unblocks an item.
+A PROCESSING record blocks its item until a PROCESSED, FAILED or RESOLVED record answers it. A FAILED record blocks its
+item until a RESOLVED record answers it. If several records block an item, the earliest one counts. A blocked item
+cannot be acquired. An application that was told to skip an item cannot acquire it either. A skip never unblocks an
+item.
 
 Stages, batches, entities and jobs are items of their own kinds, and views (:data:`VIEWS`): one row per item; each
 record sets some of its columns. A status determines the state of its record. Statuses follow each other like this::
@@ -83,8 +84,9 @@ APP_NAME_MAX, APP_VERSION_MAX, APP_INSTANCE_MAX = 128, 64, 128
 
 
 def covers(recorded: Who, asked: Who) -> bool:
-    """Tells whether a record of ``recorded`` applies to ``asked``: the names are equal, and ``recorded`` has no
-    instance, or the same."""
+    """Tells whether a record of ``recorded`` applies to ``asked``: the names are equal, and ``recorded`` names no
+    instance, or the same one.
+    """
     return recorded.name == asked.name and recorded.instance in (None, asked.instance)
 
 
@@ -156,8 +158,8 @@ def advance(head: Head | None, record: Record) -> Head:
 def is_id(value: object, at_most: int) -> bool:
     """Tells whether every supported database stores this id and distinguishes it from every other.
 
-    Some databases compare text as if it were padded with spaces, so that a text sorts after the same text with a
-    control character at its end, and some refuse a NUL.
+    Some databases compare texts as if they were padded with spaces: a text then sorts after the same text with a
+    control character at its end. Some databases refuse a NUL.
     """
     if not isinstance(value, str) or not 0 < len(value) <= at_most or value.endswith(" "):
         return False
@@ -210,11 +212,11 @@ def check_app(app: App, state: RecordState) -> None:
 
 
 def check(head: Head | None, item_id: str, app: App, state: RecordState, previous: Record | None) -> None:
-    """Checks that this record may be the item's next.
+    """Checks that this record may be the item's next record.
 
     Raises IllegalRecord for what the module's table forbids, Locked if another application holds the item or a record
     has answered ``previous`` already. The caller adds the blocking record to Locked, and raises LeaseLost instead if
-    that answer is a RESOLVED.
+    the answer is a RESOLVED record.
     """
     found = None if previous is None else previous.state
     if found not in LEGAL_PREVIOUS[state]:
@@ -381,7 +383,8 @@ def stage_fields(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[st
 
 
 def stage_changes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns that these keyword arguments set, as they are stored; None sets nothing.
+    """Returns the columns that these keyword arguments set, in their stored form. An argument that is None sets
+    nothing.
 
     Raises InvalidArgument for an unknown name or an invalid value.
     """
@@ -435,7 +438,7 @@ def _stored(name: str, value: Any) -> Any:
 
 
 def stage_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns all 26 columns, times as datetimes in UTC."""
+    """Returns all 26 columns of a stage, with times as datetimes in UTC."""
     return {name: to_time(row[name]) if name in (*TIMES, "updated_on", "created_on") else row[name] for name in COLUMNS}
 
 

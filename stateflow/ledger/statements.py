@@ -80,8 +80,9 @@ _BIGGEST = 2**63 - 1
 
 
 def record_of(row: Row[Any] | Mapping[str, Any], *, strict: bool = True) -> Record:
-    """Converts a row. Raises LedgerCorrupt for values that no ``put`` can have written; if not ``strict``, keeps them
-    unchanged."""
+    """Converts a row to a record. Raises LedgerCorrupt for values that no ``put`` can have written; if not ``strict``,
+    keeps such values unchanged.
+    """
     it: Any = row if isinstance(row, Mapping) else row._mapping
     state, payload = it["state"], it["payload"]
     try:
@@ -125,9 +126,10 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
 
 
 def writer_lock() -> Select[Any]:
-    """Locks, until the commit, the row that each writer locks before it numbers its records. Ids are therefore in the
-    order of commits: a reader that has seen an id has seen all lower ones. SQLite allows only one writer at a time
-    anyway."""
+    """Selects, and locks until the commit, the row that each writer locks before it numbers its records. Ids are
+    therefore in the order of commits: a reader that has seen an id has seen all lower ones. SQLite allows only one
+    writer at a time anyway.
+    """
     query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
     return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
@@ -248,7 +250,8 @@ def _processed(query: Select[Any], who: Who) -> Select[Any]:
 
 def unprocessed(prepared_by: Who | None, requester: Who | None) -> Select[Any]:
     """Selects ids and blocking records of the items that ``prepared_by`` has processed (None: all items), and that
-    ``requester`` has neither processed nor must skip."""
+    ``requester`` has not processed and need not skip.
+    """
     query = _listed()
     if prepared_by is not None:
         query = _processed(query, prepared_by)
@@ -260,8 +263,9 @@ def unprocessed(prepared_by: Who | None, requester: Who | None) -> Select[Any]:
 
 
 def ready(prepared_by: Who | None, requester: Who | None) -> tuple[Select[Any], Select[Any]]:
-    """Selects unprocessed items that are usable now: those that no record blocks, and those whose holder's lease has
-    ended."""
+    """Returns two queries for unprocessed items that can be acquired now: items that no record blocks, and items whose
+    holder's lease has ended.
+    """
     query = unprocessed(prepared_by, requester)
     silent = select(LEASE.c.item_id).where(LEASE.c.until_us <= now_us())
     return query.where(ITEM.c.blocking_record_id.is_(None)), query.where(ITEM.c.item_id.in_(silent))
@@ -304,8 +308,9 @@ def archivable(before_us: int, limit: int) -> Select[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Fields that all records of one transaction share. ``lease_s``: lease of locks that name none of their own, in
-    seconds."""
+    """Fields that all records of one transaction share. ``lease_s``: lease, in seconds, of locks whose entries name no
+    lease.
+    """
 
     author: str
     run_id: str
@@ -683,7 +688,7 @@ def drop_other_bundles(connection: Connection, digests: Collection[str], older_t
 def archive(connection: Connection, before_us: int) -> int:
     """Archives up to 200 items that are done and have no record since ``before_us``, in the caller's transaction.
 
-    Returns how many; 0 when there are no more.
+    Returns the number of archived items; 0: there are no more to archive.
     """
     found = archivable(before_us, 200)
     ids = list(connection.execute(found).scalars())

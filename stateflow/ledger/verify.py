@@ -1,8 +1,8 @@
 """Checks a whole ledger for faults, and rebuilds its projections from the records.
 
-Both walk over all items in the order of their ids, archived records included. The check assumes nothing to be correct:
-it compares each item's records with the rules, with the schemas of their payloads, and with the projections that follow
-from them.
+The check and the rebuild walk over all items in the order of their ids, archived records included. The check assumes
+nothing to be correct: it compares each item's records with the rules, with the schemas of their payloads, and with the
+projections that follow from them.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ def _write(connection: Connection, records: list[Record], archived: bool) -> Non
 
 
 def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
-    """Returns the faults of one item's records, which are in the order of the table. Their states and payloads may have
-    any value."""
+    """Returns the faults of one item's records. The records are in the order of their sequence numbers; their states
+    and payloads may have any value.
+    """
     found: list[Fault] = []
 
     def fault(code: str, what: str, record: Record | None = None) -> None:
@@ -208,7 +209,7 @@ def load_schemas(connection: Connection) -> dict[str, Mapping[str, Any]]:
 def _elsewhere(
     connection: Connection, item_id: str, found: Sequence[Fault], records: Sequence[Record]
 ) -> Iterator[Fault]:
-    """Yields a fault for each ``previous`` that is a record of another item."""
+    """Yields a fault for each previous record that belongs to another item."""
     by_id = {record.record_id: record for record in records}
     for fault in found:
         if fault.code == "unknown_previous" and fault.record_id is not None:

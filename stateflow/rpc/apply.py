@@ -76,8 +76,8 @@ class BatchRows:
         rows: rows of all partitions; None: no partition has rows.
         partitions: visited partitions, ascending.
         ends: for each partition, the position after its last row; its first row is where the previous partition ends.
-        digests: 64-bit digests of each partition's rows, if these must be the same whenever they are sent. A digest of
-            a partition without rows is meaningless.
+        digests: 64-bit digest of each partition's rows, if the rows must be the same each time they are sent. The
+            digest of a partition without rows has no meaning.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BatchRows:
 
     @classmethod
     def visit(cls, partitions: Collection[int]) -> BatchRows:
-        """Returns a batch without rows that visits partitions.
+        """Returns a batch without rows that visits partitions, so that they react to time.
 
         Args:
             partitions: partitions to visit, ascending.
@@ -109,7 +109,7 @@ class BatchRows:
 
     @property
     def size(self) -> int:
-        """Bytes in memory and in messages."""
+        """Size of the batch in bytes, in memory and in messages."""
         return len(self.schema) + PART_BYTES * len(self) + (0 if self.rows is None else self.rows.nbytes)
 
     @cached_property
@@ -182,7 +182,9 @@ class BatchRows:
         )
 
     def frames(self, bytes_max: int) -> Iterator[Frame]:
-        """Yields all rows in messages of about ``bytes_max`` bytes at most; a larger message holds one partition."""
+        """Yields all rows in messages of about ``bytes_max`` bytes at most; only a message with a single partition may
+        be larger.
+        """
         if self.size <= bytes_max:
             yield self._frame(0, len(self))
             return
@@ -337,8 +339,8 @@ class Replies:
 class Calls(Generic[T]):
     """The calls under way on one stream. Each has a number, and a waiter for its answers. Sans-io.
 
-    ``heard_at`` is the time of the last message, or the beginning of a call when no other call was open, in monotonic
-    seconds. Any message is a sign of life for all calls.
+    ``heard_at`` is the time of the last message, or of the beginning of a call when no other call was open, in
+    monotonic seconds. Any message is a sign of life for all calls.
     """
 
     def __init__(self) -> None:
@@ -508,7 +510,7 @@ class _Stream:
             return None
 
     def _rests(self) -> bool:
-        """Tells whether the stream has no calls; it is over then, and begins no new ones."""
+        """Ends the stream if it has no calls, and returns whether it is over."""
         with self._lock:
             self.over = self.over or not self.calls
             return self.over

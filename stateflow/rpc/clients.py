@@ -103,11 +103,11 @@ class Seen:
     record: int = 0
 
     def takes(self, term: int, record: int) -> bool:
-        """Tells whether an answer is no older than those before, and notes it.
+        """Notes the term and record of an answer. Returns False if the answer is older than an earlier one.
 
         A follower's answer (term 0) always counts, because the follower has read the requested record. A former leader
-        that still believes to lead is recognised by its term. A new term may have fewer records, if a ledger was
-        restored.
+        that still takes itself for the leader is recognised by its term. A new term may have fewer records, if a ledger
+        was restored.
         """
         if not term:
             self.record = max(self.record, record)
@@ -120,7 +120,7 @@ class Seen:
 
 
 class Round:
-    """One round over the controllers, which asks each of them at most once, and the leader that they name.
+    """One round over the controllers: each is asked at most once, and so is the leader that they name.
 
     ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. The round therefore
     ends only when every address has been asked, because another controller may lead by then. ``unled`` tells whether a
@@ -181,7 +181,8 @@ def _named(address: str) -> Iterator[None]:
 def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
     """Tells whether the call cannot have begun, so that any call may be repeated.
 
-    That is certain if no server, or no leader, received it. A connection that broke later may have delivered it.
+    That is certain if no connection was made, or if the server refused the call because it does not lead. A connection
+    that broke later may have delivered the call.
     """
     details = (error.details() or "").lower()
     unheard = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED)
@@ -194,15 +195,15 @@ def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
 class ControllerClient:
     """A client of all controllers of a cluster. Raises only StateflowErrors: the controller's refusal, or Unavailable.
 
-    It asks the leader, also for what the others know. If no controller leads, or the leader does not answer, another
-    controller answers calls that only read, and marks its answer as a follower's. No answer is older than an earlier
-    answer to this client: the client remembers the newest term and ledger record on which an answer was based. It
-    rejects answers of a leader of an older term, and a follower answers only when it has read that record.
+    It asks the leader, even for facts that followers know. If no controller leads, or the leader does not answer,
+    another controller answers calls that only read, and marks its answer as a follower's. No answer is older than an
+    earlier answer to this client: the client remembers the newest term and ledger record on which an answer was based.
+    It rejects answers of a leader of an older term, and a follower answers only when it has read that record.
 
     Args:
         address: one address, or several with commas. Raises InvalidArgument.
         connect_timeout_s: seconds for which a call waits while no controller listens, or none leads, as during a start
-            or between two terms, counted from the first such answer.
+            or between two terms. They count from the time when all addresses have been asked once.
     """
 
     def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:
@@ -216,8 +217,8 @@ class ControllerClient:
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Calls a method of the leader.
 
-        Asks each address at most once, and the leader that the controllers name. Asks another one only if the earlier
-        attempt cannot have begun, or the method changes nothing.
+        Asks each address at most once, and the leader that the controllers name. Asks another controller only if the
+        earlier attempt cannot have begun, or the method changes nothing.
         """
         attempts, following = self._attempts(), False
         turn = Round(self._addresses, self._asked)
@@ -306,10 +307,11 @@ class ControllerClient:
                     raise
 
     def _attempts(self) -> Iterator[bool]:
-        """Yields once for each new round over all addresses, and ends ``connect_timeout_s`` after the first request for
-        one.
+        """Yields each time when a new round over all addresses may begin, until ``connect_timeout_s`` after the first
+        round.
 
-        Time before that does not count: a stopping controller may hold a call for longer, and does not lead then.
+        The duration of the first round does not count, because a controller that is stopping may keep a call waiting
+        for longer.
         """
         begun, told = SYSTEM_CLOCK.monotonic(), False
         while (waited := SYSTEM_CLOCK.monotonic() - begun) < self._connect_timeout_s:
@@ -374,7 +376,7 @@ class ReplicaClient:
     def positions(self, operator: str, source: str, partitions: Iterable[int]) -> dict[int, Position]:
         """Returns the positions of ``source``, without partitions that have no batch of it.
 
-        Raises NotOwner if a partition is not there, LeaseLost if the replica cannot tell.
+        Raises NotOwner if the replica does not own a partition, and LeaseLost if it cannot tell.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
         return positions_of(self.call("Positions", asked))
@@ -384,7 +386,7 @@ class ReplicaClient:
     ) -> Callable[[], dict[int, Position]]:
         """Sends the request of :meth:`positions` at once, and returns a function that waits for the answer.
 
-        If all partitions contain the batch before ``before``, the answer contains only that fact about them.
+        If all partitions have the batch that precedes ``before``, the answer states only this.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions, before=before)
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
@@ -422,8 +424,8 @@ class ReplicaClient:
     def outputs(
         self, operator: str, source: str, partitions: Iterable[int], after: int
     ) -> Iterator[tuple[int, int, bytes]]:
-        """Yields (partition, batch, output) of a source's batches after ``after`` whose outputs are kept, in order by
-        partition.
+        """Yields (partition, batch, output) of a source's batches after ``after`` whose outputs are kept: one partition
+        after another, each in the order of batches.
 
         Raises NotOwner, LeaseLost, Unavailable.
         """
@@ -513,8 +515,9 @@ class ReplicaClient:
 
     @property
     def heard_at(self) -> float | None:
-        """Time at which the last message about batches sent there arrived, in monotonic seconds; None: there is no
-        stream."""
+        """Time at which the replica's last message about batches arrived, in monotonic seconds; None: there is no
+        stream.
+        """
         return _link(self.address).heard_at
 
     def give_up(self, since: float) -> None:

@@ -1,4 +1,4 @@
-"""Client of a controller's commands and queries, which takes values and returns reports."""
+"""The client of a controller's commands and queries. It takes values and returns reports."""
 
 from __future__ import annotations
 
@@ -87,8 +87,9 @@ class ClusterClient:
     # -- replicas -----------------------------------------------------------------------------------------
 
     def replace(self, replica: str, directory: str) -> tuple[str, int]:
-        """Gives a replica's name to the data directory that asks for it, and returns (directory, number of
-        partitions)."""
+        """Gives a replica's name to the data directory that asks for it, and returns (directory, number of the
+        replica's partitions).
+        """
         reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
         return reply.directory, reply.partitions
 
@@ -198,8 +199,9 @@ class ClusterClient:
         """Moves all partitions off a replica.
 
         Args:
-            maintenance: (duration in seconds, name of a set of nodes); None: no maintenance. Duration 0: until it is
-                ended. Only one node of the set may be in maintenance at a time; empty: no such limit.
+            maintenance: (duration in seconds, name of a set of nodes); None: no maintenance. Duration 0: until a
+                command ends the maintenance. Only one node of the set may be in maintenance at a time; empty: no such
+                limit.
         """
         request = message_of(cpb.DrainRequest, replica=replica, options=options)
         if maintenance is not None:

@@ -1,4 +1,4 @@
-"""Sends an error of a handler to its caller, who raises the same error.
+"""Sends an error of a handler to its caller, which raises the same error.
 
 The error travels as a ``Fault`` in the trailing metadata of the failed call (:func:`abort`, :func:`remote_error`).
 """
@@ -41,7 +41,9 @@ def error_of(fault: pb.Fault) -> StateflowError:
 
 
 def unexpected(error: BaseException) -> StateflowError:
-    """Returns the error of the environment, if it is one; otherwise a StateflowError that users can report."""
+    """Returns the StateflowError for an unexpected error: one that names a fault of the environment, such as a full
+    disk, or else one that asks users to report it.
+    """
     return meaning(error) or StateflowError(f"{type(error).__name__}: {error}", remedy=REPORT_LOG)
 
 
@@ -97,6 +99,6 @@ async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> Non
 
 
 def log_failure(what: str, error: Exception) -> None:
-    """Logs an error: in one line if the environment is to blame, or with its stack trace if stateflow may be."""
+    """Logs an error: in one line if the environment caused it, otherwise with its stack trace."""
     meant = meaning(error)
     log.error("%s failed: %s", what, meant or error, exc_info=None if meant else error)

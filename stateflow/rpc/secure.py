@@ -40,10 +40,10 @@ def _of(material: Material) -> grpc.ChannelCredentials:
 
 
 def _routed(options: Options) -> Options:
-    """Adds the option that lets a channel go directly to its member.
+    """Adds the option that decides whether a channel goes through the environment's proxy or directly to its member.
 
-    By default gRPC would use the environment's proxy for every address, also for those of this machine; if the proxy
-    cannot reach an address, the member would seem not to answer.
+    By default gRPC would use the proxy for every address, also for those of this machine; if the proxy cannot reach an
+    address, the member would seem not to answer.
     """
     return [*options, ("grpc.enable_http_proxy", int(connection_settings().http_proxy))]
 
@@ -101,8 +101,9 @@ class _SecureChannel(grpc.aio.Channel):
         self._leave(channel)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        """Closes a former channel once it has no calls left. A close with a grace period could not be shortened
-        later."""
+        """Closes a former channel once it has no calls left. It is not closed with a grace period, because such a close
+        could not be shortened later.
+        """
         if self._running[channel] or channel not in self._channels[:-1]:
             return
         self._channels.remove(channel)

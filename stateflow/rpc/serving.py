@@ -189,7 +189,7 @@ async def _understand(request: Any, context: Context) -> None:
 # -- Admission of calls ----------------------------------------------------------------------------------------------
 
 _CALLER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("caller", default=None)
-#: the caller, if the running call is one that people make, too
+#: the caller, unless the running call is only a report of a member of the cluster
 _ASKER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("asker", default=None)
 
 
@@ -199,14 +199,16 @@ def caller() -> Identity | None:
 
 
 def asker() -> Identity | None:
-    """Returns the caller that asked for the work in progress. None: no call is running, or it arrived in plain text, or
-    a member of the cluster only reports with it."""
+    """Returns the caller that asked for the work in progress. None: no call is running, the call arrived in plain text,
+    or it is only a report of a member of the cluster.
+    """
     return _ASKER.get()
 
 
 def caller_name(context: Context) -> str:
-    """Returns the name of a call's caller, by which callers share a server: that of its identity, or in plain text its
-    host. A connection has no name of its own, because a host may open any number of them."""
+    """Returns the name under which a call's caller is counted: that of its identity, or in plain text its host. A
+    connection has no name of its own, because a host may open any number of connections.
+    """
     return str(caller() or _host_of(context.peer()))
 
 
@@ -307,7 +309,7 @@ class CallLimits(Layer):
     identifies the caller.
 
     Args:
-        refusals: those of :class:`Admission`, for the figures of calls.
+        refusals: the refusals that :class:`Admission` counts, which are reported as figures.
     """
 
     def __init__(self, settings: ServerSettings, refusals: Refusals = REFUSALS) -> None:
@@ -401,7 +403,7 @@ _TAG = 0x0A
 
 
 def _asked(request: bytes) -> str | None:
-    """Returns the name of the service; None: the request is malformed."""
+    """Returns the name of the service that a health request asks about; None: the request is malformed."""
     if not request:
         return ""
     if len(request) < 2 or request[0] != _TAG or request[1] != len(request) - 2:

@@ -76,10 +76,10 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, shown
 MESSAGE_BYTES_MAX = 4 << 20
 #: limit of answers, which may name every partition, with a few hundred bytes each
 ANSWER_BYTES_MAX = 64 << 20
-#: after this silence a connection is asked for a sign of life, which must arrive within the second time, seconds
+#: seconds of silence after which a connection is asked for a sign of life, and seconds within which it must arrive
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10, 5
-#: time for the sign of life of a peer whose system still acknowledges packets, in seconds: a process that was stopped,
-#: or a proxy that holds. gRPC applies the time above to the system alone, and would wait for the peer for 60 s
+#: time for the sign of life of a peer whose system still acknowledges packets, in seconds: a suspended process, or a
+#: proxy that holds messages back. gRPC applies the time above to the system alone, and would wait for the peer for 60 s
 PING_TIMEOUT_S = 15
 #: longest silence of a stream without deadline, in seconds
 SILENCE_S = 60.0
@@ -160,8 +160,9 @@ async def read_stream(
 
     Args:
         call: the stream, which is cancelled at the end.
-        answers: asks the server for something else, and tells whether it answered within so many seconds; work that
-            takes long is not silence then. None: only messages count, which the server sends more often.
+        answers: sends the server another request, and tells whether the server answers it within the given seconds. A
+            server that answers is not silent, but works for long. None: only messages of the stream count, which the
+            server sends often enough.
     """
     loop = asyncio.get_running_loop()
     waits_since, silent = loop.time(), False
@@ -275,7 +276,7 @@ def tell_newest(context: grpc.aio.ServicerContext, term: int, record: int) -> No
 
 
 def newest_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[int, int]:
-    """Returns (term, record) of an answer; 0: not stated."""
+    """Returns the term and the record on which an answer is based; 0: the answer does not state it."""
     return _number_of(TERM_KEY, metadata) or 0, _number_of(NEWEST_KEY, metadata) or 0
 
 
@@ -285,7 +286,7 @@ def after_of(context: grpc.aio.ServicerContext) -> int | None:
 
 
 def _number_of(key: str, metadata: Any) -> int | None:
-    """Returns the number under a key; None: there is none, or it is invalid, because any process may have sent it."""
+    """Returns the number under a key; None: there is none, or it is not valid; any process may have sent it."""
     said = dict(metadata or ()).get(key, "")
     return int(said) if isinstance(said, str) and said.isdecimal() and len(said) < 19 else None
 
@@ -364,9 +365,12 @@ def value_of(kind: type[T], message: Message, **given: Any) -> T:
 
 @functools.cache
 def _sending(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list[tuple[str, _Getter]]]:
-    """Returns functions for the message's fields: one that gets them from a value, one for those of another shape, and
-    conversions of those that protobuf does not accept unchanged. Raises TypeError for a field of the value that neither
-    the message nor :data:`_APART` has."""
+    """Returns what :func:`message_of` needs for a pair of types: a function that gets the fields with the same shape
+    from a value, a function that makes the fields of another shape, and (name, conversion) of each field that protobuf
+    does not accept unchanged.
+
+    Raises TypeError for a field of the value that neither the message nor :data:`_APART` has.
+    """
     shape, theirs = _shape(kind, message), _fields_of(message)
     attributes: dict[str, str] = {}
     apart = _APART.get((kind, message), "").split()
@@ -385,8 +389,9 @@ def _sending(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list
 
 @functools.cache
 def _reading(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list[tuple[str, _Getter]]]:
-    """Returns functions for the value's fields: one that reads those that are equal in the message, one for those of
-    another shape, and one for each of the others."""
+    """Returns what :func:`value_of` needs for a pair of types: a function that gets the fields that are the same in the
+    message, a function that makes the fields of another shape, and (name, conversion) of each other field.
+    """
     shape, theirs = _shape(kind, message), _fields_of(message)
     attributes: dict[str, str] = {}
     convert: list[tuple[str, _Getter]] = []
@@ -527,7 +532,7 @@ def _spec_of(message: pb.OperatorSpec) -> dict[str, Any]:
 
 
 def _deployment_to_pb(deployment: Deployment) -> dict[str, Any]:
-    """Names each owner once, however many partitions it has."""
+    """Returns fields that name each owner once, however many partitions it has."""
     known = sorted(set(deployment.owners), key=lambda owner: owner.name)
     numbers = {owner: number for number, owner in enumerate(known)}
     return {"replicas": known, "owners": [numbers[owner] for owner in deployment.owners]}
@@ -543,7 +548,9 @@ def _status_of(message: cpb.ReplicaStatus) -> dict[str, Any]:
 
 
 def _cluster_of(message: cpb.StatusReply) -> dict[str, Any]:
-    """Replicas answer to the leader only, so a follower does not know which of them are alive."""
+    """Returns the replicas of a follower's report as neither alive nor silent, because replicas send heartbeats to the
+    leader only. For a leader's report, returns no fields.
+    """
     if not message.HasField("follower"):
         return {}
     return {"replicas": tuple(value_of(ReplicaStatus, each, alive=None) for each in message.replicas)}
@@ -630,7 +637,7 @@ def _source_to_pb(view: SourceView) -> dict[str, Any]:
 
 
 def _source_of(message: rpb.SourceView) -> dict[str, Any]:
-    """Returns the source's session, of which only the start time is known."""
+    """Returns the source's session, with nothing but its start time."""
     return {"session": Session(message.session_us, "") if message.session_us else None}
 
 

@@ -58,7 +58,9 @@ class Issued:
 
 
 class Authority:
-    """A certificate authority. Raises BadCertificate if the directory has none, or if others can read its key."""
+    """A certificate authority. Raises BadCertificate if the directory holds no authority, or if other users can read
+    the authority's key.
+    """
 
     def __init__(self, directory: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._directory, self._clock = directory, clock
@@ -254,7 +256,9 @@ class Authority:
         return self._directory / CRL
 
     def _listed(self) -> tuple[list[int], int]:
-        """Returns the revoked serials, and the number of the list; 0: an earlier version wrote it without one."""
+        """Returns the revoked serials, and the number of the list; 0: an earlier version wrote the list without a
+        number.
+        """
         try:
             found = x509.load_pem_x509_crl(self.crl.read_bytes())
             return [each.serial_number for each in found], number_of(found) or 0
@@ -273,7 +277,8 @@ class Authority:
         builder = x509.CertificateRevocationListBuilder(self._cert.subject, now, self._cert.not_valid_after_utc)
         for serial in dict.fromkeys(serials):
             builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(serial, now).build())
-        # the time, so that numbers also rise after a restore from a backup: servers refuse a smaller one
+        # at least the present time, so that numbers also rise after a restore from a backup: servers refuse a list with
+        # a smaller number
         following = x509.CRLNumber(max(number + 1, int(now.timestamp())))
         signed = builder.add_extension(following, critical=False).sign(self._key, hashes.SHA256())
         write_durably(self.crl, signed.public_bytes(serialization.Encoding.PEM), 0o644)

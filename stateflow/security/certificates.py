@@ -3,8 +3,8 @@ of a process.
 
 A token is one text that contains a certificate valid for some hours, its key and its authority's certificate. Tokens
 are for people and jobs that cannot store files. Servers need no support for tokens: they see an ordinary certificate. A
-bearer token is a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); no such secret is
-sent here. RFC 8705 binds tokens to certificates for the same reason. The text itself is as secret as a key.
+bearer token is a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); stateflow sends no
+such secret. RFC 8705 binds tokens to certificates for the same reason. The text itself is as secret as a key.
 
 A process reads its TLS files, or its token, again when they are replaced (:class:`TlsFiles`).
 """
@@ -53,8 +53,9 @@ ISSUE_ANOTHER = "issue another one: `stateflow certs issue` or `stateflow certs 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Contents of a certificate. ``identity`` is None if it names no identity of stateflow's, or several. ``serves``
-    tells whether a server may use it."""
+    """Contents of a certificate. ``identity`` is None if the certificate names no identity of stateflow's, or several.
+    ``serves`` tells whether a server may use it.
+    """
 
     serial: int
     identity: Identity | None
@@ -477,8 +478,9 @@ class TlsFiles:
 
 
 def _newer(found: RevocationList, used: RevocationList, where: str) -> RevocationList:
-    """Returns the list to use: the one that was found, unless the one in use is newer. Otherwise whoever puts an old
-    list in place would give revoked certificates their rights back."""
+    """Returns the list to use: the one that was found, unless the one in use is newer. Otherwise a person who puts an
+    old list in place would make revoked certificates valid again.
+    """
     if not found.is_older(used):
         return found
     log.warning(
@@ -544,7 +546,7 @@ class Caller:
         """Checks that the certificate is still valid, and that it allows a request. Raises NotAllowed.
 
         Args:
-            request: None: none has arrived yet, and only the certificate is checked.
+            request: the request; None: no request has arrived yet, and only the certificate is checked.
         """
         if self._certificate.serial in self._files.current().revoked:
             raise self._refused("was revoked")

@@ -1,4 +1,4 @@
-"""Decides whether this process's connections use TLS, and with which files, or plain text.
+"""Decides whether this process's connections use plain text or TLS, and which TLS files they use.
 
 Settings and environment variables choose the TLS files. Plain text is allowed over loopback, and elsewhere only if
 ``insecure`` is set: :func:`check_served` checks servers, and :func:`check_dialled` channels. With plain text, no
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 CA, CRL = "ca.pem", "crl.pem"
 #: names of the files of a process
 OWN_CERT, OWN_KEY = "cert.pem", "key.pem"
-#: variables by which a process that is started with a certificate does not use a token from its environment
+#: variables that keep a process with a certificate from using a token of the environment that it inherits
 NO_TOKEN_VARIABLES = {"STATEFLOW_TOKEN": "", "STATEFLOW_TOKEN_FILE": ""}
 
 # -- Settings and TLS files of connections ---------------------------------------------------------------------------
@@ -51,7 +51,7 @@ _handed = ""
 
 
 class Issuer(Protocol):
-    """An authority of this process's own, which issues tokens for processes that work for this one elsewhere.
+    """The authority of this process. It issues tokens for processes that work for this process on other machines.
 
     ``directory``: absolute path of its files, which only the user of this process can read.
     """
@@ -63,7 +63,7 @@ class Issuer(Protocol):
 
 
 _issuer: Issuer | None = None
-#: serial numbers of administrators' tokens that were handed on
+#: serial numbers of the administrators' tokens that were given to other processes
 _handed_on: set[int] = set()
 
 
@@ -119,7 +119,7 @@ def task_token(operator: str) -> str:
 
 
 def token_to_hand_on() -> str:
-    """Returns the token of this process for processes elsewhere; empty: there is none.
+    """Returns the token of this process, to give it to processes on other machines; empty: there is none.
 
     Logs a warning, once for each token, if it is an administrator's. Raises BadCertificate.
     """
@@ -131,8 +131,8 @@ def token_to_hand_on() -> str:
         if own.identity is not None and own.identity.role == Role.ADMIN and own.serial not in _handed_on:
             _handed_on.add(own.serial)
             log.warning(
-                "tasks on executors get the token of %s, with which they may do everything: give this process one that "
-                "may less, `stateflow token issue NAME --role data --operator OPERATOR`",
+                "tasks on executors get the token of %s, with which they may do everything: give this process a token "
+                "with fewer rights, `stateflow token issue NAME --role data --operator OPERATOR`",
                 own.identity,
             )
     return token

@@ -1,7 +1,7 @@
 """Refusals: calls of callers whose identity does not allow them. They are counted, and logged once a minute per caller.
 
-An intruder with a certificate tries what it may do, at the RPCs of a process, at its page of metrics and at the sign-in
-of a dashboard. Each attempt leaves a trace here.
+An intruder with a certificate may try the RPCs of a process, its page of metrics and the sign-in of a dashboard. Each
+refused attempt is counted here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stateflow.errors import StateflowError
 from stateflow.security.roles import Identity
 
 log = logging.getLogger(__name__)
-#: interval of log lines about one caller, seconds
+#: seconds between two log lines about one caller
 SAY_EVERY_S = 60.0
 #: role of callers that did not show a valid identity
 UNKNOWN = "unknown"
@@ -34,7 +34,7 @@ class Refusals:
         """Counts one refused call.
 
         Args:
-            call: name of the call. It becomes a label of a metric, so that there must be few.
+            call: name of the call. It becomes a label of a metric, so there must be few different names.
             error: the refusal. Its ``who`` is the identity of the caller; without one, the host stands for the caller.
             host: the caller's host; empty: not known.
         """

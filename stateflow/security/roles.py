@@ -1,4 +1,4 @@
-"""Identities, and their permissions, in one table of the roles that may call each RPC.
+"""Identities and their permissions: one table names the roles that may call each RPC.
 
 A certificate contains its identity as a URI among the alternative names, e.g. ``stateflow://node/edge-0`` or
 ``stateflow://data/gw-7?operator=Pumps``.
@@ -109,7 +109,8 @@ class Rule:
 
     Attributes:
         roles: the roles that may make the call.
-        own: field of the request that names a replica or agent, for which a calling node or agent must speak.
+        own: field of the request that names a replica or agent. A node or agent that makes the call must speak for the
+            named replica or agent.
         itself: the caller must have exactly that name, because an agent may have the name of another agent's replica.
         operator: field that names an operator, which the caller must reach; empty: the caller must reach all operators.
         pieces: the request arrives in pieces, and only the first piece names the operator.
@@ -123,8 +124,9 @@ class Rule:
 
     @property
     def is_report(self) -> bool:
-        """Tells whether only members of the cluster make the call. They report with it, and ask for nothing that people
-        could ask for."""
+        """Tells whether only members of the cluster make the call. Such a call is a report, and not a request that a
+        person could make.
+        """
         return all(role.listens for role in self.roles)
 
 
@@ -275,7 +277,7 @@ def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
                 who,
                 call,
                 f"reach the operator {operator!r}",
-                f"use a certificate that may; this one reaches {', '.join(who.operators)}",
+                f"use a certificate that reaches it; this one reaches {', '.join(who.operators)}",
             )
 
 

@@ -297,8 +297,9 @@ class Settings(BaseSettings):
 
     @classmethod
     def said_as(cls, name: str) -> str:
-        """Returns the source of a field's value, apart from the program's arguments; for a default, the field's
-        variable."""
+        """Returns the source of a field's value that is not an argument of the program; for a default, the field's
+        variable.
+        """
         found = cls.origin(name, {})
         return cls.variable(name) if found == "default" else found
 
@@ -315,7 +316,9 @@ class Settings(BaseSettings):
 
 
 class _Layers(PydanticBaseSettingsSource):
-    """Several sources in order of precedence, key by key: tables from two sources are not merged."""
+    """Joins several sources in order of precedence. The value of a key comes from one source as a whole: tables from
+    two sources are not merged.
+    """
 
     def __init__(self, kind: type[BaseSettings], sources: Sequence[PydanticBaseSettingsSource]) -> None:
         super().__init__(kind)
@@ -374,7 +377,9 @@ def check_once() -> None:
 
 
 def leave_unchecked() -> None:
-    """Makes :func:`check_once` do nothing in this process, which reports such variables itself or need not."""
+    """Makes :func:`check_once` do nothing in this process, which reports unread variables itself or need not report
+    them.
+    """
     _looked.add(os.getpid())
 
 

@@ -96,8 +96,8 @@ def test_what_something_there_may_satisfy_is_not(text: str) -> None:
         ("soft:30 site edge", (C, D), 30, {"c", "gw-0"}),
         ("soft:30 site edge:2-4", (A, C), 30, {"a"}),
         ("soft:30 site mars:1-1", (C, D), 31, {"c"}),
-        ("soft:0 site edge", (OFF,), 1e6, "and no others do"),
-        ("soft:0 site edge", (), 1e6, "and no others do"),
+        ("soft:0 site edge", (OFF,), 1e6, "and no other nodes that take jobs answer"),
+        ("soft:0 site edge", (), 1e6, "and no other nodes that take jobs answer"),
     ],
 )
 def test_who_is_used(text: str, there: tuple[Node, ...], waited_s: float, uses: set[str] | str | None) -> None:
