@@ -18,13 +18,13 @@ from reconfig.controller.deployments import Deployments, Leaving, Versions
 from reconfig.controller.executor import Executor, Replanning, RunRegistry
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Measuring
-from reconfig.controller.placing import AutoRebalance, Placing
+from reconfig.controller.placing import AutoRebalance, GivingUp, Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.registration import Adopter, Claims, Registration
 from reconfig.controller.restores import Restores
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.sweeping import Checkpoints, Covering, Scrubbing, Sweeps, Verifications
-from reconfig.controller.takeovers import GivingUp, Takeovers
+from reconfig.controller.takeovers import Takeovers
 from reconfig.decisions.failover import Failover, Lack, Why, unserved
 from reconfig.decisions.jobs import Node
 from reconfig.decisions.placement import Choice

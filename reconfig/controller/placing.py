@@ -1,5 +1,7 @@
 """Moves partitions to where policies want them: by command, continuously by an autopilot, or when replicas join.
 
+By command it also takes partitions from owners that do not answer (:class:`GivingUp`).
+
 Carries out what :mod:`reconfig.decisions.placement` and :mod:`reconfig.decisions.policies` decide.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,16 +18,23 @@ from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import RunRegistry
 from reconfig.controller.measuring import Measuring, owners_of
 from reconfig.controller.reconfigurations import Reconfigurations
+from reconfig.controller.takeovers import Takeovers
 from reconfig.decisions.budget import FixedCost
 from reconfig.decisions.placement import Choice, Joining, Left, MoveProposal, View, newcomers, was_emptied
 from reconfig.decisions.plan import Cause, PlannedStandby
 from reconfig.decisions.policies import Autopilot, AutopilotSettings, PolicyName, decide, uneven
-from stateflow.errors import StateflowError
+from stateflow.errors import InvalidArgument, LossPossible, StateflowError, Unavailable, UnknownPartition
 from stateflow.ledger import RecordState
 from stateflow.reports import LeftPartition, Placement, ProposedMove, Reconfiguration
-from stateflow.types import MoveOptions, PartitionId
+from stateflow.types import How, MoveOptions, PartitionId, ranges
 
 log = logging.getLogger(__name__)
+#: the origin of a takeover's state, in words for users
+_FROM = {
+    How.LOCAL: "from its complete sealed copy",
+    How.STANDBY: "from its standby copy",
+    How.CHECKPOINT: "from the newest checkpoint",
+}
 
 
 # -- By command, and by the autopilot --------------------------------------------------------------------------------
@@ -209,3 +219,88 @@ class AutoRebalance:
             or not all(isinstance(move.planned, PlannedStandby) for move in cluster.open_moves.values())
             or cluster.owned_counts().keys() - alive.keys()
         )
+
+
+# -- Takeovers by command --------------------------------------------------------------------------------------------
+
+
+class GivingUp:
+    """Takes partitions from owners that do not answer, by command."""
+
+    def __init__(self, context: ControllerContext, runs: RunRegistry, takeovers: Takeovers) -> None:
+        self._context, self._runs, self._takeovers = context, runs, takeovers
+
+    async def by_command(self, operator: str, numbers: Sequence[int], accepted: bool) -> list[Reconfiguration]:
+        """Gives partitions a new owner if their present owner does not answer or has lost them, even if it may be
+        serving them alone.
+
+        Args:
+            numbers: partitions; empty: all whose owner does not answer or has lost them.
+            accepted: the caller accepts the loss of what the owners have committed since their last heartbeat.
+
+        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument if the owner of a named partition answers,
+        LossPossible unless ``accepted``, MoveConflict if one of the partitions is being restored, or Unavailable.
+        Takeovers that have already begun continue.
+        """
+        found = self._given_up(operator, numbers)
+        if not accepted:
+            owners = ", ".join(sorted({owner for _, owner, _ in found}))
+            raise LossPossible(
+                f"batches that {owners} may have served since the last heartbeat would be lost, "
+                "unless a standby or checkpoint has them",
+                remedy="pass --accept-loss (accept_loss=True), or start the owner with its data directory",
+                operator=operator,
+                partitions=ranges([partition.partition for partition, _, _ in found]),
+            )
+        for partition, _, _ in found:
+            self._context.check_not_restored(partition)
+        begun = [await self._takeovers.give_up(*each) for each in found]
+        return [self._runs.found(each).report() for each in begun if each]
+
+    def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:
+        """Returns the targets that :meth:`by_command` would choose, and the origins of the state; both by partition.
+
+        Raises the errors of :meth:`by_command`, except LossPossible.
+        """
+        targets: dict[PartitionId, str] = {}
+        origins: dict[PartitionId, str] = {}
+        coming: Counter[str] = Counter()
+        for partition, _, _ in self._given_up(operator, numbers):
+            self._context.check_not_restored(partition)
+            if (choice := self._takeovers.choice(partition, coming)) is None:
+                raise Unavailable(
+                    "no replica that answers can take over", remedy="start a replica", partition=partition
+                )
+            coming[choice.target] += 1
+            targets[partition], origins[partition] = choice.target, _FROM[choice.how]
+        return targets, origins
+
+    def _given_up(self, operator: str, numbers: Sequence[int]) -> list[tuple[PartitionId, str, int]]:
+        """Returns the partitions whose owner does not answer or has lost them, each with its owner and epoch."""
+        cluster, members = self._context.cluster, self._context.members
+        deployed = cluster.operator(operator)
+        found: list[tuple[PartitionId, str, int]] = []
+        for number in sorted(set(numbers)) or range(deployed.spec.partitions):
+            if number >= deployed.spec.partitions:
+                raise UnknownPartition(
+                    f"there is no partition {number}, the operator has {deployed.spec.partitions}",
+                    remedy="see `stateflow status`",
+                    operator=operator,
+                )
+            partition = PartitionId(operator, number)
+            owner, epoch = deployed.assignment.owner(number)
+            if self._takeovers.is_orphan(partition) or members.lapsed(owner):
+                found.append((partition, owner, epoch))
+            elif numbers:
+                raise InvalidArgument(
+                    f"{owner} answers, or its lease is valid for another {max(0.0, members.lease_left_s(owner)):.0f} s",
+                    remedy="move the partition with `stateflow migrate`, or wait until the lease has lapsed",
+                    partition=partition,
+                )
+        if not found:
+            raise InvalidArgument(
+                "nothing to take over: each owner answers, or its lease is still valid",
+                remedy="see `stateflow status`",
+                operator=operator,
+            )
+        return found

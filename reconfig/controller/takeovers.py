@@ -6,8 +6,8 @@ one, once moves and restores of the partition have ended. :class:`TakeoverRunner
 is tried again after a growing delay. A partition is an orphan no longer when a takeover has completed, its owner came
 back with it, or it has another owner.
 
-Under manual failover, only a command (:class:`GivingUp`) begins a takeover, except that an owner serves again what it
-sealed.
+Under manual failover, only a command begins a takeover (:class:`reconfig.controller.placing.GivingUp`), except that an
+owner serves again what it sealed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -32,17 +32,15 @@ from stateflow.errors import (
     InvalidArgument,
     LeaseLost,
     Locked,
-    LossPossible,
     StaleTerm,
     StateflowError,
     Unavailable,
-    UnknownPartition,
 )
 from stateflow.ledger import RecordState
 from stateflow.partition.control import Cancellation, PartitionView, Superseded, TakeOver
 from stateflow.partition.lifecycle import SERVED, State
 from stateflow.reports import MoveReport, Reconfiguration
-from stateflow.types import How, PartitionId, ranges
+from stateflow.types import How, PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +65,6 @@ class Orphan:
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 MOST_DOUBLINGS = 4  # of the delay between two attempts, which is 80 s at most by default
-#: the origin of a takeover's state, in words for users
-_FROM = {
-    How.LOCAL: "from its complete sealed copy",
-    How.STANDBY: "from its standby copy",
-    How.CHECKPOINT: "from the newest checkpoint",
-}
 
 
 # -- One takeover ----------------------------------------------------------------------------------------------------
@@ -621,88 +613,3 @@ class Takeovers:
                     planned.epoch, f.Why.SEALED if planned.how == How.LOCAL else f.Why.LAPSED
                 )
                 self._begin(*self._prepare(planned, machine), first)
-
-
-# -- By command ------------------------------------------------------------------------------------------------------
-
-
-class GivingUp:
-    """Takes partitions from owners that do not answer, by command."""
-
-    def __init__(self, context: ControllerContext, runs: RunRegistry, takeovers: Takeovers) -> None:
-        self._context, self._runs, self._takeovers = context, runs, takeovers
-
-    async def by_command(self, operator: str, numbers: Sequence[int], accepted: bool) -> list[Reconfiguration]:
-        """Gives partitions a new owner if their present owner does not answer or has lost them, even if it may be
-        serving them alone.
-
-        Args:
-            numbers: partitions; empty: all whose owner does not answer or has lost them.
-            accepted: the caller accepts the loss of what the owners have committed since their last heartbeat.
-
-        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument if the owner of a named partition answers,
-        LossPossible unless ``accepted``, MoveConflict if one of the partitions is being restored, or Unavailable.
-        Takeovers that have already begun continue.
-        """
-        found = self._given_up(operator, numbers)
-        if not accepted:
-            owners = ", ".join(sorted({owner for _, owner, _ in found}))
-            raise LossPossible(
-                f"batches that {owners} may have served since the last heartbeat would be lost, "
-                "unless a standby or checkpoint has them",
-                remedy="pass --accept-loss (accept_loss=True), or start the owner with its data directory",
-                operator=operator,
-                partitions=ranges([partition.partition for partition, _, _ in found]),
-            )
-        for partition, _, _ in found:
-            self._context.check_not_restored(partition)
-        begun = [await self._takeovers.give_up(*each) for each in found]
-        return [self._runs.found(each).report() for each in begun if each]
-
-    def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:
-        """Returns the targets that :meth:`by_command` would choose, and the origins of the state; both by partition.
-
-        Raises the errors of :meth:`by_command`, except LossPossible.
-        """
-        targets: dict[PartitionId, str] = {}
-        origins: dict[PartitionId, str] = {}
-        coming: Counter[str] = Counter()
-        for partition, _, _ in self._given_up(operator, numbers):
-            self._context.check_not_restored(partition)
-            if (choice := self._takeovers.choice(partition, coming)) is None:
-                raise Unavailable(
-                    "no replica that answers can take over", remedy="start a replica", partition=partition
-                )
-            coming[choice.target] += 1
-            targets[partition], origins[partition] = choice.target, _FROM[choice.how]
-        return targets, origins
-
-    def _given_up(self, operator: str, numbers: Sequence[int]) -> list[tuple[PartitionId, str, int]]:
-        """Returns the partitions whose owner does not answer or has lost them, each with its owner and epoch."""
-        cluster, members = self._context.cluster, self._context.members
-        deployed = cluster.operator(operator)
-        found: list[tuple[PartitionId, str, int]] = []
-        for number in sorted(set(numbers)) or range(deployed.spec.partitions):
-            if number >= deployed.spec.partitions:
-                raise UnknownPartition(
-                    f"there is no partition {number}, the operator has {deployed.spec.partitions}",
-                    remedy="see `stateflow status`",
-                    operator=operator,
-                )
-            partition = PartitionId(operator, number)
-            owner, epoch = deployed.assignment.owner(number)
-            if self._takeovers.is_orphan(partition) or members.lapsed(owner):
-                found.append((partition, owner, epoch))
-            elif numbers:
-                raise InvalidArgument(
-                    f"{owner} answers, or its lease is valid for another {max(0.0, members.lease_left_s(owner)):.0f} s",
-                    remedy="move the partition with `stateflow migrate`, or wait until the lease has lapsed",
-                    partition=partition,
-                )
-        if not found:
-            raise InvalidArgument(
-                "nothing to take over: each owner answers, or its lease is still valid",
-                remedy="see `stateflow status`",
-                operator=operator,
-            )
-        return found
