@@ -30,7 +30,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore, RocksEngine
 from stateflow.storage.commit_log import DirectorySegments, SegmentFiles
 
-#: cache of a database that is read once, from begin to end, in bytes
+#: size of the cache of a database that is read only once, in bytes
 APART_BYTES = 8 << 20
 
 
@@ -109,9 +109,9 @@ def claim(directory: Path, file_name: str) -> TextIO:
 
 
 def place_of(directory: Path) -> str:
-    """Identifies a claimed directory by machine boot and lock file: two processes with the same place cannot hold the
-    claim at once. Copies of a directory, on this machine or another, have other places; a reboot changes the place,
-    too."""
+    """Returns the place of a claimed directory: the id of the machine's boot, the device and the inode of the lock
+    file. Two processes with the same place cannot both hold the claim. Copies of a directory, on this machine or
+    another, have other places; a reboot changes the place, too."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -225,7 +225,7 @@ class Environment:
 YOUNG: Final = 10_000
 #: least number of kept objects before all are examined again
 OLD: Final = 500_000
-#: the collector's own thresholds, for a batch that alone makes so many objects
+#: thresholds of Python's own collector, for a single batch that creates this many objects
 WITHIN_A_BATCH: Final = (100_000, 20, 50)
 
 

@@ -276,8 +276,8 @@ class Batch:
 
     @property
     def is_piece(self) -> bool:
-        """Tells whether the batch is one of a run of a batch DataFrame. A client's batch never is, whatever its
-        source's name."""
+        """Tells whether the batch is one of a run of a batch DataFrame. A batch with a client session never is,
+        whatever its source's name."""
         return self.session is None and self.source.startswith(BATCH_RUN)
 
 
@@ -303,7 +303,7 @@ class Positions:
         self._stopped_us = stopped_us  # clients that began at this time or before are refused
         self._lapsed = set(lapsed)  # sources that their client must open again
         opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
-        #: in order of the arrival of their last batch; a client that has sent nothing yet is ordered by its start
+        #: sources in the order in which their last batch arrived; if a client has sent nothing yet, its start counts
         self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
         self._recalled: set[str] = set()
         #: processing time of the newest batch, None before the first one; and the time since when batches have arrived
@@ -426,13 +426,13 @@ class Positions:
             )
 
     def taken(self, source: str, session: Session) -> None:
-        """Notes the source's newest client, after the commit."""
+        """Sets the source's newest client, after the commit that stored it."""
         self._sessions[source] = session
         self._lapsed.discard(source)
         self._known.setdefault(source, Position(-1, at_us=session.generation_us))
 
     def contains(self, batch: Batch) -> bool:
-        """Tells whether the partition already contains a batch of a rewind, and later ones."""
+        """Tells whether a batch is sent in a rewind and the partition contains it and later ones of its source."""
         last = self.last(batch.source)
         return batch.rewind and last is not None and batch.number < last
 
@@ -542,7 +542,7 @@ class Positions:
     def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
         """Checks the rows of a replay by their digest. Raises BatchChanged if other rows were applied.
 
-        Digests of two kinds are not compared, because a former version of stateflow applied the batch.
+        Digests of different kinds are not compared: a former version of stateflow applied the batch.
         """
         if now is not None and then is not None and now != then and comparable(now, then):
             raise self._changed(batch, f"batch {batch.number} was applied with other rows")

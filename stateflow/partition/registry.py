@@ -122,9 +122,9 @@ class Lease:
 
 
 class PartitionRegistry:
-    """Owns a data directory.
+    """Manages a replica's data directory, its operators and its partitions.
 
-    Raises DataDirLocked if another process owns it, InvalidArgument if it is another replica's.
+    Raises DataDirLocked if another process has claimed the directory, InvalidArgument if it belongs to another replica.
 
     Layout:
 
@@ -439,8 +439,8 @@ class PartitionRegistry:
             raise
 
     def check(self, spec: OperatorSpec) -> type[Operator]:
-        """Returns the class of this version, which need not become the serving one. Raises the errors of
-        :meth:`learn`."""
+        """Loads the class of a version and checks that it fits the states stored here. The version need not become the
+        serving one. Raises the errors of :meth:`learn`."""
         cls = self._load(spec)
         _check_version(spec, cls)
         for stored in self._stored_schemas(spec.name):

@@ -86,8 +86,8 @@ class Origins:
         self._numbers = number_of[encoded.indices.fill_null(values).to_numpy(zero_copy_only=False)]
 
     def of(self, start: int, stop: int) -> dict[str, int]:
-        """Returns site → number of the rows from ``start`` to before ``stop`` that name the site; without sites that no
-        row names."""
+        """Returns site → number of rows that name it, for the rows from ``start`` to before ``stop``. Sites that no row
+        names are left out."""
         if not self._sites:
             return {}
         counts = np.bincount(self._numbers[start:stop], minlength=len(self._sites))[: len(self._sites)].tolist()
@@ -295,7 +295,7 @@ class Waiting:
         self.bytes = 0
 
     def admit(self, more: int, has: int, source: str) -> None:
-        """Admits ``more`` waiting bytes of a caller that already ``has`` that many waiting.
+        """Admits ``more`` waiting bytes of a caller that has ``has`` bytes waiting already.
 
         Raises InvalidArgument if both together exceed the share of one caller, Unavailable if the callers together
         exceed the limit.

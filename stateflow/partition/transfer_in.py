@@ -28,7 +28,7 @@ from stateflow.partition.registry import PartitionRegistry
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
-#: smaller files are not kept for a later attempt, but sent again, bytes
+#: size in bytes below which a file is not kept for a later attempt, but sent again
 KEPT_BYTES_MIN = 4096
 #: number of quarantined transfers that are kept
 EVIDENCE_KEPT = 3
@@ -92,7 +92,8 @@ class Receiver:
         return found
 
     def begun(self, partition: PartitionId) -> dict[str, int]:
-        """Returns digest → bytes, for files that an interrupted transfer has begun here."""
+        """Returns digest → received bytes, for the files of which an interrupted transfer has sent only the
+        beginning."""
         parts = (path for path in self._received(self._registry.local(partition)) if path.suffix == PART)
         return {path.stem: path.stat().st_size for path in parts}
 

@@ -284,7 +284,7 @@ class Trials:
         return needed or bool(_retyped(cls, read_schema(stored)["states"]))
 
     def end(self, trial: Trial) -> None:
-        """Frees what the trial holds, in the thread that ran it."""
+        """Closes a trial and removes its snapshot. Call it in the thread that ran the trial."""
         trial.close()
         self._verifier.end(trial.copy)
 
@@ -311,7 +311,7 @@ class Trial:
 
     def close(self) -> None:
         left_behind = inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
-        if not left_behind:  # otherwise its thread frees it if it ever returns
+        if not left_behind:  # otherwise the running thread frees it, if it ever returns
             self._pieces.close()
 
     def _run(self) -> Generator[int]:
