@@ -9,8 +9,8 @@ The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it notifies calle
 on. And it prevents operators from delaying others for longer than ``batch_timeout_s``:
 
 1. A batch that takes longer is interrupted repeatedly. Usually the batch then fails, and the thread continues.
-2. A batch that cannot be interrupted is taken away, so that it can never commit. A batch that is being committed is
-   allowed to finish.
+2. A batch that cannot be interrupted is taken away from its thread, so that it can never commit. A batch that is being
+   committed is allowed to finish.
 3. In both cases of step 2, the thread is left behind, and a new thread does the remaining jobs. The caller of the
    running job gets :class:`LeftBehind`, and must not use results that the former thread may still produce.
 4. A thread that is busy for longer than ``batch_timeout_s`` without a running batch is left behind, too.
@@ -484,9 +484,10 @@ class Watch:
         except Exception as error:
             if not (taken := run.taken):
                 raise
-            # for example of a seal that waited for the batch. The seal's caller asks again; the thread is left behind
-            # in any case.
-            ErrorThrottle(log, f"batch of {run.partition} was taken from a stuck thread, but not completely").met(error)
+            # for example an error of a seal that waited for the batch. The seal's caller asks again; the thread is left
+            # behind in any case.
+            what = f"batch of {run.partition} is taken away from a stuck thread, but work that waited for it failed"
+            ErrorThrottle(log, what).met(error)
         if taken:
             log.error("%s", self._node.batches.refusal(run.partition))
         elif run.ended:
