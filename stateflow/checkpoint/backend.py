@@ -74,8 +74,8 @@ class Backend(Protocol):
     def piece_bytes(self) -> int: ...
 
     def create(self, name: str, data: bytes) -> None:
-        """Creates an object, which readers see whole or not at all. Raises FileExistsError, and changes nothing, if it
-        exists."""
+        """Creates an object, which readers see whole or not at all. Raises FileExistsError, and changes nothing, if the
+        object exists."""
         ...
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
@@ -89,8 +89,8 @@ class Backend(Protocol):
         ...
 
     def download(self, name: str, file: BinaryIO, expected: int) -> None:
-        """Writes the content of an object to an open, empty file. Longer content than ``expected`` bytes is not read to
-        its end, but the file is then longer than ``expected``, too."""
+        """Writes the content of an object to an open, empty file. Content of more than ``expected`` bytes is not read
+        to its end, but the file then has more than ``expected`` bytes, too."""
         ...
 
     def list(self, prefix: str) -> list[Stored]:
@@ -208,8 +208,8 @@ def _sync_folder(path: Path) -> None:
 class FsspecBackend:
     """Any file system that fsspec supports.
 
-    ``create`` is one conditional put if the store supports that (memory, S3, GCS). Otherwise it looks for the object
-    first; then two writers that create the same name at the same instant both succeed.
+    ``create`` is one conditional put if the store supports that (memory, S3, GCS). Otherwise ``create`` first checks
+    that the object does not exist; then two writers that create the same name at the same instant both succeed.
     """
 
     piece_bytes = sys.maxsize  # fsspec sends small objects in one piece, up to a size that is not known here
@@ -399,7 +399,8 @@ class Objects:
         """Runs a call in a thread and waits for it. Raises Unavailable on timeout.
 
         Args:
-            timeout_s: maximum time since the call began, and since ``moved`` last returned another number.
+            timeout_s: maximum time without progress: since the call began, or since ``moved`` last returned another
+                number.
             moved: returns a number that changes whenever the call makes progress.
         """
         outcome: list[T] = []

@@ -95,7 +95,7 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The state of one partition at one sequence.
+    """Describes the checkpoint of one partition at one sequence.
 
     Attributes:
         digest: digest of the files and the sequence.
@@ -136,7 +136,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Size of its files in plain form, in bytes."""
+        """Size of the checkpoint's files in plain form, in bytes."""
         return sum(file.size for file in self.files)
 
     def is_same_state(self, other: Manifest) -> bool:
@@ -447,7 +447,8 @@ class Lease:
         objects.create(self._name, json.dumps(sorted(set(digests))).encode())
 
     def stands(self) -> bool:
-        """Returns whether the lease still exists. False: a collection considered its process dead, and removed it."""
+        """Returns whether the lease still exists. False: a collection considered the process dead, and removed the
+        lease."""
         return self._objects.stat(self._name) is not None
 
     def release(self) -> None:

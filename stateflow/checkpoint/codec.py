@@ -117,7 +117,7 @@ def _compress(content: Iterable[bytes]) -> Iterator[bytes]:
 def _decompress(content: Iterable[bytes], place: str) -> Iterator[bytes]:
     """Decompresses in bounded steps, so that no more is inflated than the caller reads.
 
-    Truncated content yields less data; the digest reveals it.
+    Truncated content yields less data, which readers notice by the digest.
     """
     source: Any = _Source(iter(content))
     reader = zstandard.ZstdDecompressor().stream_reader(source)

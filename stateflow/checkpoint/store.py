@@ -128,8 +128,8 @@ class Fetching:
     def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
         """Copies a plain blob; returns size and digest of the copy.
 
-        The kernel copies it. Then the copy is hashed in pieces that stay in a core's cache, while the disk writes it.
-        Passing the data through Python would cost another copy.
+        The kernel copies the blob. Then the copy is hashed in pieces that stay in a core's cache, while the disk writes
+        it. Passing the data through Python would cost another copy.
         """
         with _opened(path) as out:
             try:
@@ -250,9 +250,9 @@ class CheckpointStore:
 
         Args:
             known: the store used before; None: no store was.
-            keep: called with the store when it is used for the first time, to store it. Pass it as ``known`` the next
-                time.
-            note: file in which ``keep`` stores it; errors name the file.
+            keep: called when the store is used for the first time, with a record to store. Pass this record as
+                ``known`` the next time.
+            note: file in which ``keep`` stores the record; errors name the file.
         """
         self._note, self._keep = note, keep
         if known is not None:
@@ -263,7 +263,7 @@ class CheckpointStore:
     def check(self, *, first_use: bool = False) -> str:
         """Checks that the store exists and is still the same one, and returns its id.
 
-        Callers check before each operation on the store as a whole.
+        Each operation on the store as a whole begins with this check.
 
         Args:
             first_use: make the marker of a store that was never used before.

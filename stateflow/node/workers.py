@@ -88,7 +88,7 @@ def left_behind(data_dir: Path, count: int) -> list[int]:
 def claim_node(data_dir: Path) -> TextIO:
     """Claims a directory, so that no other process runs a node or replica there until the result is closed.
 
-    Raises DataDirLocked, InvalidArgument.
+    Raises DataDirLocked if one runs there, and InvalidArgument if the directory cannot be used.
     """
     return claim(data_dir, "NODE")
 
@@ -98,7 +98,7 @@ def claim_workers(data_dir: Path) -> TextIO:
     starting.
 
     The caller has claimed the node before, and passes the lock on to each worker process that it starts. Raises
-    DataDirLocked while workers of a former run are alive, InvalidArgument.
+    DataDirLocked while workers of a former run are alive, and InvalidArgument if the directory cannot be used.
     """
     try:
         return claim(data_dir / WORKERS, "LOCK")
@@ -132,7 +132,8 @@ def _holders(data_dir: Path) -> str | None:
 def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
     """Keeps all processes of a node or replica out of a directory, so that it can be wiped.
 
-    Waits for processes that are still ending. Raises DataDirLocked if they do not end, InvalidArgument.
+    Waits for processes that are still ending. Raises DataDirLocked if they do not end, and InvalidArgument if the
+    directory cannot be used.
     """
     until = clock.monotonic() + stop_timeout_s + KILL_AFTER_S
     with contextlib.ExitStack() as claims:

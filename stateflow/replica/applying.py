@@ -67,7 +67,7 @@ class OfOperator:
 
 
 class Samples:
-    """Durations of the newest requests, which are numbered, and totals by operator.
+    """Durations of the newest requests, by number, and totals of all requests, by operator.
 
     The newest requests are stored in columns of a fixed size, so that a replica's memory does not grow with requests.
     """
@@ -291,7 +291,7 @@ class Piece(Protocol):
 
 @dataclass(slots=True)
 class _Call:
-    """An exchange under way.
+    """State of an exchange that is being served.
 
     Attributes:
         begun: batch slices with incomplete rows.
@@ -492,7 +492,7 @@ class Applier:
     # -- applying and answering ---------------------------------------------------------------------------
 
     async def _skip(self, call: _Call, frame: Frame) -> Frame:
-        """Answers the slices whose partitions need no visit, and returns the others."""
+        """Answers the slices whose partitions the batch skips, and returns the other slices."""
         if frame.batch.sparse or all(frame.counts) or self.batch_thread.stopping:
             return frame
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:

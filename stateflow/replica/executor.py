@@ -68,8 +68,8 @@ class Threads:
     Attributes:
         files: pool for long work on files.
         quick: pool for work that lengthens the pause of a move.
-        sizes: pool for measurements of disk usage. They have a pool of their own, because callers treat a replica that
-            does not answer as one without room.
+        sizes: pool for measurements of disk usage. They have a pool of their own, because callers assume that a replica
+            has no room if it does not answer in time.
     """
 
     def __init__(self) -> None:
@@ -433,7 +433,8 @@ class Watch:
 
     @contextlib.contextmanager
     def telling(self, tell: Callable[[], Awaitable[None]]) -> Iterator[Caller]:
-        """Calls ``tell`` about every ``BEAT_S`` within the context, in which a caller waits for the batch thread."""
+        """Sends signs of life to a caller that waits for the batch thread: calls ``tell`` about every ``BEAT_S`` until
+        the context ends."""
         caller = Caller(tell, self._clock.monotonic())
         self._callers.add(caller)
         try:

@@ -254,7 +254,8 @@ def _corrupt(what: str, file: BaseFile, offset: int) -> TransferCorrupt:
 
 
 class Store:
-    """Fetches base files from the checkpoint store, if the partition's newest checkpoints have files of that digest."""
+    """Fetches base files from the checkpoint store, if the partition's newest checkpoints have files with the same
+    digest."""
 
     name = "store"
 
@@ -495,7 +496,7 @@ class Controller:
     ) -> None:
         """Reports all partitions on this replica that the controller's ledger does not know.
 
-        Replaces earlier claims.
+        The report replaces earlier ones.
         """
         pieces = list(batched(_views(partitions)))
         for number, piece in enumerate(pieces):

@@ -321,7 +321,7 @@ def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
 
     The target applies one message at a time. So change sets that gathered while the base was copied are applied
     together, which shortens the pause of the partition. If a change set continues in the next frame, it is the last one
-    in its frame. Only the last frame states the source's position.
+    in its frame. Only the last frame states how far the source has come.
     """
     frame, size = rpb.ChangeFrame(), 0
     for change_set in reading.change_sets:
@@ -648,8 +648,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         return pb.Empty()
 
     def _check_follower(self, call: str, snapshot_id: str) -> None:
-        """Checks that the caller speaks for the follower that took a snapshot. In plain text callers cannot be told
-        apart. Raises MoveUnknown, NotAllowed."""
+        """Checks that the caller speaks for the follower that took a snapshot. Without TLS, callers cannot be told
+        apart, and all may call. Raises MoveUnknown, NotAllowed."""
         if (who := caller()) is not None:
             self.node.sender.check_follower(who, call, snapshot_id)
 

@@ -112,7 +112,7 @@ class Followers:
     def answered(self, asked: Iterable[Asking], named: Iterable[NamedFollower]) -> None:
         """Passes on the answer to a heartbeat that asked about the copies ``asked``.
 
-        A copy without an entry in ``named`` was sent to a controller that does not know the question.
+        If a copy has no entry in ``named``, the controller is of a release that does not know the question.
         """
         known = {(each.partition, each.move_id): each for each in named}
         asked = set(asked)
@@ -224,8 +224,9 @@ class Fencer:
         """Seals the partition, and returns how long it waited for a quiet disk, a quiet moment and the running batch,
         in ms.
 
-        Rows were processed during that time. Raises BudgetUnreachable if no quiet disk is in sight, MoveUnknown if the
-        target does not follow or the fence was cancelled, and the errors with which the seal is refused.
+        Rows were processed during that time. Raises BudgetUnreachable if the disk does not become quiet enough in time,
+        MoveUnknown if the target does not follow or the fence was cancelled, and the errors with which the seal is
+        refused.
         """
         partition = fence.partition
         started = self._clock.monotonic()
@@ -293,8 +294,8 @@ class Fencer:
         )
 
     async def cancel(self, wanted: Cancellation) -> Cancelled:
-        """Cancels a move on this replica, its source or its target. Raises StateMissing if the partition's data was
-        lost here."""
+        """Cancels a move on this replica, which is the move's source or target. Raises StateMissing if the partition's
+        data was lost here."""
         lifecycle = self._node.lifecycle(wanted.partition)
         as_target = not wanted.owned_at
         if as_target and lifecycle.state is not State.WARMING and lifecycle.move_id == wanted.move_id:

@@ -55,7 +55,7 @@ class Commit(NamedTuple):
 
 class Gone(NamedTuple):
     """Record that voids all earlier commits of a partition in the log. It is written when the partition was deleted,
-    has left the replica or has a newer epoch, and when a quarantined copy keeps the commits."""
+    left the replica or got a newer epoch, and when a quarantined copy keeps the commits."""
 
     partition: PartitionId
 
@@ -224,7 +224,7 @@ class Logged:
         return list(self._commits)
 
     def of(self, partition: PartitionId) -> list[Commit]:
-        """Returns all commits of a partition, by epoch and sequence."""
+        """Returns all commits of a partition, in the order of epoch and sequence."""
         commits = self._commits.get(partition, {})
         return [commits[each] for each in sorted(commits)]
 
@@ -315,7 +315,7 @@ class SegmentFiles(Protocol):
     """
 
     def read(self) -> Sequence[tuple[int, bytes]]:
-        """Returns (number, content) of each segment, by number."""
+        """Returns (number, content) of each segment, in the order of their numbers."""
         ...
 
     def create(self, number: int, data: bytes) -> None:
@@ -496,7 +496,7 @@ class CommitLog:
         return Logged(self._unwritten.get(partition, ())).lacking(partition, epoch, sequence)
 
     def logged(self, partition: PartitionId) -> list[Commit]:
-        """Returns the commits of a partition that are still in the log, by epoch and sequence.
+        """Returns the commits of a partition that are still in the log, in the order of epoch and sequence.
 
         Raises the disk's errors and CommitLogDamaged.
         """
@@ -530,7 +530,8 @@ class CommitLog:
         return any(partition in segment.last for segment in self._segments)
 
     def _write(self, records: Sequence[Record], *, sync: bool) -> bool:
-        """Writes one frame and returns whether a segment was full. Callers hold the lock."""
+        """Writes one frame. Returns whether it begins a new segment, because the one before was full. Callers hold the
+        lock."""
         data = encode(self._next, records)
         if len(data) > FRAME_BYTES_MAX:
             raise ValueError(f"commits of {len(data)} bytes exceed the frame limit")
@@ -562,7 +563,7 @@ class CommitLog:
     def _retire(self) -> None:
         """Syncs the databases with commits in full segments, and removes these segments. Raises OSError.
 
-        It takes no lock of a partition, because a thread that holds one may be waiting for this.
+        The method takes no partition's lock, because a thread that holds such a lock may be waiting for this method.
         """
         failed: list[tuple[PartitionId, Exception]] = []
         try:

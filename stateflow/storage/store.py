@@ -186,7 +186,8 @@ class MemoryStore:
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of one database. ``tables``: sorted files it may keep open; ``runs``: sorted runs before a merge."""
+    """Limits of one database. ``tables``: maximum of sorted files that it keeps open; ``runs``: number of sorted runs
+    at which they are merged."""
 
     tables: int
     runs: int
@@ -241,7 +242,8 @@ AHEAD_MAX = 1 << 32
 
 
 def cut_off(logs: Sequence[bytes]) -> bool:
-    """Tells whether the unreadable bytes in a database's logs are only the end of a write that was cut off. Pure.
+    """Tells whether the unreadable bytes in a database's logs are only the end of a write that was cut off. Does no
+    I/O.
 
     A process that is killed in the middle of a write leaves the beginning of a record, and nothing after it. That write
     was never acknowledged. RocksDB cannot distinguish this from a damaged length, which makes a record seem to reach
@@ -282,7 +284,7 @@ def _walk(data: bytes) -> tuple[int | None, int | None, int]:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields (offset, length, type) of records according to their headers, as long as these make sense."""
+    """Yields (offset, length, type) of records according to their headers, up to the first header that is not valid."""
     at = 0
     while True:
         left = BLOCK - at % BLOCK
@@ -348,7 +350,8 @@ def _crc32c(data: bytes) -> int:
 
 
 class RocksEngine:
-    """Parts that the partition databases of one process share.
+    """Opens the partition databases of one process. They share a block cache, a write buffer and the limit of open
+    files.
 
     Args:
         block_cache_bytes: capacity of the block cache; memtables are charged to it too.
@@ -370,7 +373,7 @@ class RocksEngine:
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:
         """Opens a database without writing anything. Raises the same errors as ``open``.
 
-        Use it for a database that is only inspected, or with files that are hard-linked elsewhere.
+        Use it for a database that is only inspected, or whose files are hard-linked elsewhere.
         """
         return self._open(directory, AccessType.read_only(), create=False, up_to_damage=up_to_damage)
 
