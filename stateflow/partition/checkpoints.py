@@ -65,8 +65,8 @@ class Checkpointer:
 
         Args:
             savepoint: name under which the checkpoint is kept; empty: it is no savepoint.
-            on_demand: a caller waits for the checkpoint. It is taken even if nothing has changed since the last one,
-                with its state digest, and without a bandwidth limit.
+            on_demand: a caller waits for the checkpoint. The checkpoint is then taken even if nothing has changed since
+                the last one, has a state digest, and is uploaded without a bandwidth limit.
 
         Returns None if the partition is no longer owned here, or if it is unchanged and ``on_demand`` is False. Raises
         StaleCheckpoint if the store has a later owner's checkpoint, Unavailable if no snapshot can be taken.

@@ -305,7 +305,7 @@ class TakeOver:
     """Request to take over a partition without an owner.
 
     Attributes:
-        epoch: granted to this replica.
+        epoch: the epoch that is granted to this replica.
         oldest_epoch: checkpoints of older epochs belong to a former deployment, and are not used.
     """
 

@@ -114,8 +114,8 @@ NOTE = "CHECKPOINTS"
 
 
 def remember(environment: Environment, data_dir: Path, store: CheckpointStore) -> None:
-    """Checks that ``store`` is the one in the note, or writes the note. Raises InvalidArgument for a note that cannot
-    be read."""
+    """Checks that ``store`` is the one noted in the file ``CHECKPOINTS``, which is created at the first use of a store.
+    Raises InvalidArgument if the file cannot be read."""
     note = data_dir / NOTE
 
     def keep(known: Known) -> None:

@@ -140,7 +140,8 @@ def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaratio
 
 
 def listed(cls: type[Operator], store: CellReader) -> bytes:
-    """Returns the states of a partition as an Arrow IPC stream: columns attribute (null for a tag) and declared."""
+    """Returns the states of a partition as an Arrow IPC stream: columns attribute (null for a tag) and declared (the
+    description, JSON)."""
     attributes = [(name, each.describe()) for name, each in declarations_of(cls).items()]
     states = [*attributes, *((None, each) for each in stored_tags(store).values())]
     declared = [json.dumps(each, sort_keys=True) for _, each in states]

@@ -126,7 +126,7 @@ def disk_of(place: str) -> str:
 
 
 class Environment:
-    """The real machine."""
+    """Access to the real machine: its databases, files, locks and threads."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
@@ -194,7 +194,7 @@ class Environment:
         return claim(directory, "LOCK")
 
     def place(self, directory: Path) -> str:
-        """See :func:`place_of`."""
+        """Returns the place of a claimed directory, see :func:`place_of`."""
         return place_of(directory)
 
     def new_id(self) -> str:

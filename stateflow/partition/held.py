@@ -47,8 +47,8 @@ class HeldPositions:
     Attributes:
         kinds: the distinct positions.
         kind: index in ``kinds`` of each partition's position, by partition number.
-        epoch, sequence: epoch and sequence of each partition for which its position is held; epoch 0: no position is
-            held.
+        epoch, sequence: for each partition, the epoch and sequence at which its position is valid; epoch 0: no position
+            is held.
         count: number of partitions for which a position is held.
         stale: partitions whose position is no longer held, but is still in the database.
         whole_bytes: size of the whole entry; 0: the next entry must be a whole one.
@@ -118,8 +118,8 @@ class HeldPositions:
         return sorted(replaced), np.concatenate(changed)
 
     def _shared(self, numbers: Any) -> int:
-        """Returns the index of a position of which these partitions are more than half of the sharers, so that it can
-        be replaced for all of them at once. If there is no such position, returns an unused index."""
+        """Returns the index of a position that can be replaced for these partitions at once, because most partitions
+        that share it are among them. If there is no such position, returns an unused index."""
         if len(numbers):
             gains = 2 * np.bincount(self.kind[numbers], minlength=len(self.kinds)) - self._sharing()
             kind = int(gains.argmax())

@@ -678,8 +678,8 @@ class Lifecycle:
         False if no copy is here, or if it is newer than ``epoch``.
 
         Args:
-            voided: epoch of a takeover that the controller gave up; no replica owns it, and the partition is back at an
-                older epoch. A copy owned here at this epoch is superseded although ``epoch`` is older. 0: none.
+            voided: epoch of a takeover that the controller gave up, so that the partition is back at an older epoch. A
+                copy owned here at ``voided`` is superseded although ``epoch`` is older. 0: there is no such takeover.
         """
         changed: bool = self._handle(Supersede(epoch, successor, voided))
         return changed

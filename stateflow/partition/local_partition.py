@@ -152,10 +152,11 @@ class BatchTiming:
 
 
 def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int | ReplicaInfo | NotOwner | None:
-    """Returns the answer to a commit that a standby must confirm: its ``sequence`` once it is confirmed, the new owner
-    if the partition has moved, or NotOwner. None: not known yet, ask again after the next change.
+    """Returns the answer for a commit that a standby must confirm: the commit's ``sequence`` once it is confirmed, the
+    new owner if the partition has moved, or NotOwner if it has left this replica otherwise. None: not known yet, ask
+    again after the next change.
 
-    A later attempt finds the batch applied, whichever replica it is sent to.
+    A sender that sends the batch again, to whichever replica, finds it applied.
 
     Args:
         confirmed: tells whether a standby durably has everything up to ``sequence``.
@@ -315,8 +316,8 @@ class Restoring:
 
     Attributes:
         epoch_min: least epoch at which the checkpoint may be owned.
-        adoption: its adoption by the replica's own store, in which the ownership is published first; None: the replica
-            has no store.
+        adoption: adoption by the replica's own store, in which the checkpoint is published before it is owned; None:
+            the replica has no store.
         owning: re-entrant lock, held while the checkpoint becomes the partition.
     """
 

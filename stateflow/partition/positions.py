@@ -445,7 +445,7 @@ class Positions:
         """Tells whether the batch was applied before. Only the newest batch of a source, and any batch of a batch
         DataFrame, can be sent again.
 
-        ``after``: see :meth:`~stateflow.partition.processor.PartitionProcessor.apply`.
+        ``after``: see :meth:`~stateflow.partition.processor.PartitionProcessor.run`.
 
         Args:
             started: whether the operator has processed rows; it then takes no initial state any more.

@@ -376,8 +376,8 @@ class PartitionProcessor:
         return True
 
     def drop_output(self, source: str, batch: int, apply: bool) -> int:
-        """Drops the stored output of a contained batch, or with ``apply`` False only looks at it. Returns its size in
-        bytes; 0: there is none."""
+        """Drops the stored output of a batch that the partition contains. Returns the output's size in bytes; 0: there
+        is none. With ``apply`` False, drops nothing and only returns the size."""
         size, mutations = self._sources.without_output(source, batch)
         if size and apply:
             self._committer.commit(source, batch, mutations, sync=True)
@@ -387,7 +387,8 @@ class PartitionProcessor:
     # -- batches that skip the partition ------------------------------------------------------------------
 
     def contains(self, source: str) -> layout.Position | None:
-        """See :meth:`~stateflow.partition.sources.Sources.contained`."""
+        """Returns the position of the source's last batch here, see
+        :meth:`~stateflow.partition.sources.Sources.contained`."""
         return self._sources.contained(source)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
@@ -571,8 +572,8 @@ class PartitionProcessor:
             raise
 
     def write(self, ran: Ran, commit: Commit) -> Applied:
-        """Writes a prepared commit. Raises the store's errors; the state is then as it was before the batch, or
-        :attr:`is_unsure`."""
+        """Writes a prepared commit. Raises the store's errors. The state is then as it was before the batch, unless
+        :attr:`is_unsure` is True: then the batch may be committed."""
         began = self._clock.monotonic()
         try:
             self._committer.write(commit.staged)
@@ -605,7 +606,8 @@ class PartitionProcessor:
         self.let_go(lambda work: work())
 
     def let_go(self, aside: Callable[[Callable[[], None]], None]) -> None:
-        """See :meth:`~stateflow.operator.instance.OperatorInstance.let_go`."""
+        """Ends commits and releases the operator, whose ``close`` runs in ``aside``; see
+        :meth:`~stateflow.operator.instance.OperatorInstance.let_go`."""
         self.end()
         self._instance.let_go(aside)
         self.state.close()

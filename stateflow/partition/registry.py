@@ -616,7 +616,8 @@ class PartitionRegistry:
         self._claim.close()
 
     def _free(self, held: contextlib.ExitStack) -> Iterator[LocalPartition]:
-        """Yields the partitions on which no thread works any more; none can begin until ``held`` ends."""
+        """Yields the partitions on which no thread works any more. No thread can begin work on them until ``held``
+        ends."""
         until = self.clock.monotonic() + RELEASE_S_MAX
         for local in self.local_partitions():
             if local.work.acquire(max(0.0, until - self.clock.monotonic())):

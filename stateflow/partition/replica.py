@@ -360,7 +360,7 @@ class Reader:
 
     def scan(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[Row]:
         """Yields the rows of one state as of one moment, see :class:`.StateColumns`, without entries that have expired
-        by then. ``state``: an attribute, or an exact name. ``keys``: in their stored encoding; none: all keys. Raises
+        by then. ``state``: an attribute, or an exact name. ``keys``: in their stored encoding; empty: all keys. Raises
         UnknownState, NotOwner."""
         with self._reading(partition) as store:
             _, cls = self._registry.operator(partition.operator)
@@ -573,7 +573,8 @@ class ReplicaNode:
     # -- operators and partitions -----------------------------------------------------------------------
 
     def follow(self, spec: OperatorSpec) -> StateflowError | None:
-        """See :meth:`~stateflow.partition.registry.PartitionRegistry.follow`."""
+        """Learns the version of an operator that is deployed now, see
+        :meth:`~stateflow.partition.registry.PartitionRegistry.follow`."""
         return self._registry.follow(spec)
 
     def check(self, spec: OperatorSpec, total: int) -> None:
@@ -587,11 +588,11 @@ class ReplicaNode:
     def create(
         self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0, command: Command = NOBODY
     ) -> None:
-        """See :func:`create`."""
+        """Creates empty partitions of an operator here, see :func:`create`."""
         create(self._registry, spec, partitions, epoch, total, partial(self.authority.check, command))
 
     def drop(self, operator: str, epoch: int) -> int:
-        """See :func:`drop`."""
+        """Deletes an undeployed operator's partitions here, see :func:`drop`. Returns their number."""
         return drop(self._registry, operator, epoch)
 
     def lifecycle(self, partition: PartitionId) -> Lifecycle:

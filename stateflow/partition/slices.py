@@ -66,9 +66,9 @@ class Traffic:
 
 
 class Origins:
-    """Sites of rows received together, named by one of their columns. The column is read once, and its values are
-    counted part by part. Values that are not names of sites are not counted; a column that is missing or is not text
-    names no sites."""
+    """Counts the sites that one column of received rows names. The column is read once, and its values are counted part
+    by part. Values that are not names of sites are not counted; a column that is missing or is not text names no
+    sites."""
 
     def __init__(self, rows: pa.RecordBatch, column: str) -> None:
         index = rows.schema.get_field_index(column)

@@ -159,7 +159,8 @@ class Sources:
         return self.is_newest(batch) and not batch.is_piece
 
     def silent(self, now_us: int, serving: str) -> dict[str, Position]:
-        """See :meth:`~stateflow.partition.positions.Positions.silent`."""
+        """Returns the sources whose watermark no longer counts, see
+        :meth:`~stateflow.partition.positions.Positions.silent`."""
         return self.positions.silent(now_us, self._retention.watermark_idle_us, serving)
 
     def advance(
