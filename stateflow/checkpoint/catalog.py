@@ -103,7 +103,7 @@ class Manifest:
         state_digest: digest of the decoded entries; empty: not computed.
         schema: the states, as KeyedState.schema() describes them.
         target: import path of the operator's class.
-        version: version of the operator's class.
+        version: version of the states, from the class's ``state_version``; empty: 1.
         tags: the states addressed at run time, as :func:`~stateflow.state.stored_tags` describes them; empty: there are
             none, or the manifest is older.
     """

@@ -140,7 +140,7 @@ class Collector:
         """Collects once and returns a report.
 
         Args:
-            drop_corrupt: delete manifests that cannot be read, instead of keeping every blob for their sake.
+            drop_corrupt: delete manifests that cannot be read; otherwise they are kept, and no blob is deleted.
         """
         self._store.check()
         now_us = self._objects.now_us()

@@ -122,8 +122,8 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy that was sealed for the move ``move_id``. ``epoch`` was granted to the target; ``sequence`` is the last
-    one in the copy."""
+    """A copy that was sealed for the move ``move_id``. ``epoch`` was granted to the target; ``sequence`` is that of the
+    copy's last commit."""
 
     move_id: str
     epoch: int
@@ -275,8 +275,8 @@ class ChangeLog:
     def confirm(self, sequence: int) -> None:
         """Drops the change sets up to ``sequence``, which the follower has confirmed.
 
-        Sending alone proves nothing, because the connection may break afterwards. Raises InvalidArgument for a sequence
-        that was not sent yet: acknowledgements may depend on it.
+        That they were sent proves nothing, because the connection may break afterwards. Raises InvalidArgument for a
+        sequence that was not sent yet: acknowledgements may depend on it.
         """
         with self._lock:
             if sequence > self._sent:

@@ -232,7 +232,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class NamedFollower:
-    """The replica that the controller lets follow a partition for a move.
+    """Answer of the controller to the question which replica may follow a partition for a move.
 
     Attributes:
         replica: name of the replica; empty: the controller has no such move of this partition from this source.
@@ -358,8 +358,8 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Choice of a checkpoint: the newest (default), that of a savepoint, or the newest that ends with exactly ``batch``
-    of ``source``."""
+    """Choice of a checkpoint: the newest one (default), the one of a savepoint, or the newest one whose last batch of
+    ``source`` is ``batch``."""
 
     savepoint: str = ""
     source: str = ""

@@ -240,9 +240,9 @@ FILE = "REPLICA"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a data directory. ``place``: the machine and the lock file on it; not stored. Two processes with the
-    same place cannot both have the directory open. Two processes with the same ``id`` and different places use copies
-    of one directory."""
+    """Identity of a data directory. ``place``: identifies the machine and the lock file on it; not stored. Two
+    processes with the same place cannot both have the directory open. Two processes with the same ``id`` and different
+    places use copies of one directory."""
 
     id: str
     name: str

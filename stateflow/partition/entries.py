@@ -1,4 +1,4 @@
-"""Entries of a state, from any store, and as Arrow pages.
+"""Reads the entries of a state from any store, as rows or as Arrow pages.
 
 A state that the operator declares is read by the name of its attribute. A state addressed at run time is read with its
 entries in all namespaces, by its *exact name*: name, kind and coders, such as ``count: counter(int64)``, which identify

@@ -272,9 +272,8 @@ def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
 
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
-    """Returns the entries to write to a copy that must refuse every client that began by ``now_us``, and every client
-    that one of the partition's ``stores`` knows, even if the clock of that client is ahead. The limit is never set
-    back."""
+    """Returns the entries that make a copy refuse every client that began at ``now_us`` or earlier, and every client in
+    one of the partition's ``stores``, even if the clock of that client is ahead. An earlier limit is never lowered."""
     known_us = [now_us]
     for store in stores:
         known_us += [Session.decode(value).generation_us for _, value in store.scan(SESSION)]
@@ -410,7 +409,7 @@ class Committer:
             self._log.append([staged.logged])
 
     def write(self, staged: Staged, *, sync: bool = False) -> None:
-        """Writes a staged commit to the database. Callers call :meth:`known` once memory has all of it, too.
+        """Writes a staged commit to the database. Callers call :meth:`known` once memory has the whole commit, too.
 
         Raises Unavailable after :meth:`end`, unless the commit is logged: then it is committed already, and the
         database must get it.

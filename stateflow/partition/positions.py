@@ -432,7 +432,7 @@ class Positions:
         self._known.setdefault(source, Position(-1, at_us=session.generation_us))
 
     def contains(self, batch: Batch) -> bool:
-        """Tells whether a batch is sent in a rewind and the partition contains it and later ones of its source."""
+        """Tells whether ``batch`` belongs to a rewind and is older than the last batch of its source here."""
         last = self.last(batch.source)
         return batch.rewind and last is not None and batch.number < last
 
@@ -584,8 +584,8 @@ class Positions:
         self._known.update(sources)
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
-        """Returns the minimum watermark, after ``batch``, of all sources except ``without``; None: no source has
-        one."""
+        """Returns the minimum of the watermarks that all sources except ``without`` have after ``batch``; None: no
+        source has one."""
         oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
         promised = _later(None if known is None else known.watermark_us, batch.watermark_us)

@@ -653,5 +653,6 @@ def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
 
 
 def _is_same(state: dict[str, Any], here: dict[str, Any] | None) -> bool:
-    """Tells whether two descriptions store a state in the same way. Descriptions by earlier versions have no types."""
+    """Tells whether a state is stored in the same way by two descriptions. Descriptions by earlier versions have no
+    types."""
     return here is not None and all(state[part] == here.get(part) for part in ("tag", "types") if part in state)

@@ -408,9 +408,9 @@ class Reader:
             return self._owned_store(partition)
 
     def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
-        """Returns the position of the batch before ``batch``, with the newest event time up to it in all
-        ``partitions``. None: a partition does not contain that batch, or is not being served here. Reads memory
-        only."""
+        """Returns a source's position before ``batch`` if all ``partitions`` contain the batch before it; otherwise
+        None. The position has the newest event time of all these partitions. Only memory is read: a partition that is
+        not being served here counts as lacking the batch."""
         times: list[int] = []
         for number in partitions:
             local = self._registry.local(PartitionId(operator, number))

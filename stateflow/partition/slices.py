@@ -397,7 +397,7 @@ def _add_texts(column: pa.Array, bounds: Sequence[int], found: list[int]) -> Non
 
 
 def _add_others(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
-    """Adds a column of a nested type, or of one wider than a number, part by part."""
+    """Adds a column whose type is nested, or wider than a number, part by part."""
     for number, (start, stop) in enumerate(pairwise(bounds)):
         if start < stop:
             alone = column.slice(start, stop - start).take(pa.array(range(stop - start)))

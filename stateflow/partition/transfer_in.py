@@ -257,8 +257,8 @@ class Receiver:
             return incoming.sequence
 
     def sync(self, partition: PartitionId, move_id: str) -> float:
-        """Forces the copy to disk while it follows, so that owning the copy later writes only the ownership. Returns
-        the duration in milliseconds."""
+        """Forces the copy to disk while it follows, so that only the ownership is left to write when the copy is owned.
+        Returns the duration in milliseconds."""
         incoming = self._incoming(partition, move_id)
         assert incoming.store is not None
         return self._registry.sync(incoming.store)
@@ -328,8 +328,8 @@ class Receiver:
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
         """Gives up an unfinished incoming move. The former copy here stays as the warm base, unless the incoming copy
-        is a standby's that ends with a seal. That copy then becomes the warm base, because the new owner has all
-        changes after the seal."""
+        is a standby's and ends with its source's seal. That copy then becomes the warm base, because the new owner has
+        all changes after the seal."""
         local = self._registry.local(partition)
         if local.incoming is None:  # without waiting for a running batch
             return

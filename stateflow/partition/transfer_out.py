@@ -196,8 +196,8 @@ class Sender:
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
     def sync(self, partition: PartitionId) -> float:
-        """Forces the partition's store to disk while it is served, so that sealing later writes only the seal. Returns
-        the duration in milliseconds."""
+        """Forces the partition's store to disk while it is served, so that only the seal is left to write later.
+        Returns the duration in milliseconds."""
         store = self._registry.look(partition).store
         return 0.0 if store is None else self._registry.sync(store)
 

@@ -364,7 +364,7 @@ def _instance(
 
 
 class Piece:
-    """The cells of some keys in all states, in memory; everything else is read from the store.
+    """Reader that has all cells of some keys in memory, and reads everything else from the store.
 
     ``keys``: number of keys in memory.
     """

@@ -268,8 +268,8 @@ class VerifyShell:
         self._loop = asyncio.get_running_loop()
 
     async def verify(self, partition: PartitionId, standby_of: int | None) -> AsyncIterator[Verification]:
-        """Yields two reports: first the position that is verified, then the result. Yields nothing if the partition is
-        not on this replica.
+        """Yields two reports: first the epoch and sequence that are verified, then the result. Yields nothing if the
+        partition is not on this replica.
 
         If the caller stops iterating, the verification ends.
         """

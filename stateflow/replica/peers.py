@@ -427,7 +427,7 @@ class Registered:
     """Answer to a registration, with the work that the replica does before its next heartbeat.
 
     Attributes:
-        operators: deployed operators, which the replica follows.
+        operators: deployed operators; the replica loads these versions.
         superseded: partitions that have other owners now, which the replica seals.
         dropped: (operator, epoch) of undeployed operators, which the replica drops.
     """
