@@ -100,7 +100,7 @@ class Backend(Protocol):
     def stat(self, name: str) -> Stored | None: ...
 
     def delete(self, name: str) -> None:
-        """Deletes an object. No error when it does not exist."""
+        """Deletes an object. It is no error if the object does not exist."""
         ...
 
 

@@ -263,7 +263,7 @@ class CheckpointStore:
     def check(self, *, first_use: bool = False) -> str:
         """Checks that the store exists and is still the same one, and returns its id.
 
-        Each operation on the store as a whole begins with this check.
+        Operations on the whole store begin with this check.
 
         Args:
             first_use: make the marker of a store that was never used before.

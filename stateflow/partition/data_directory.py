@@ -428,7 +428,8 @@ class Copies:
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode()), *also]), sync=True)
 
     def record_ahead(self, local: LocalPartition, copy: Copy) -> None:
-        """Performs steps 1 and 2 of an installation, for callers that do not hold ``mutex``."""
+        """Writes the ownership record of a copy before :meth:`install`, for callers that do not hold ``mutex`` yet.
+        These are steps 1 and 2 of an installation."""
         self.record(local.lifecycle, copy.store, copy.transition, copy.also)
         copy.recorded = True
 

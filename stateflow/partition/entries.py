@@ -185,7 +185,7 @@ class _Sessions:
         self._bounds: dict[Any, tuple[int, int]] = {}
 
     def bounds(self, key: object, id_: int) -> tuple[int, int] | None:
-        """Returns start and end of a session, µs since 1970; None: it is not a session's namespace."""
+        """Returns start and end of a session, µs since 1970; None: no open session of ``key`` has this id."""
         row = row_part(encode_row_key(key))
         while self._row is not None and self._row < row:
             self._row, entries = next(self._by_key, (None, ()))

@@ -399,7 +399,8 @@ class PartitionProcessor:
             self.latest_us = max(self.latest_us, *(position.at_us for position in held.values()))
 
     def settle(self, held: Mapping[str, layout.Position]) -> None:
-        """Calls :meth:`adopt` and commits. Raises the store's errors."""
+        """Commits positions of sources whose batches skipped this partition, without a batch. Raises the store's
+        errors."""
         self.adopt(held)
         mutations, watermark_us = Mutations(), self.watermark_us({})
         if watermark_us is not None and watermark_us != self._watermark_us:

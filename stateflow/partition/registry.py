@@ -1,4 +1,4 @@
-"""Registry of a replica, which manages its data directory, its operators and its partitions; and the replica's lease.
+"""Registry of a replica's data directory, operators and partitions, and the replica's lease.
 
 A replica serves only while it has a lease from the controller. The controller answers a heartbeat with a duration. The
 replica counts the duration on its own monotonic clock from when it *sent* that heartbeat, the controller from when it

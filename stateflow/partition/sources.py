@@ -17,8 +17,8 @@ same sequence. It also discards those of partitions that are not owned here.
 
 A void position is forgotten: in memory at once, in the database with the next write for its source, or by
 :meth:`SkippedBatches.tidy` once a move is over or an operator was dropped. After a crash before that, the next start
-discards it. A source that has ended disappears in this way, too: each batch that visits a partition makes the positions
-of all sources void that are held for it, and a source without any held position is removed.
+discards it. A source that has ended disappears in this way, too: each batch that visits a partition makes all positions
+void that are held for the partition, and a source without any held position is removed.
 
 A partition is skipped only after one of its own batches, committed here, has determined until when nothing is due: see
 :class:`SkipGrant`. Everything else that a visit does, such as sweeping expired state, is done at least every

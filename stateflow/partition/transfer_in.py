@@ -1,4 +1,5 @@
-"""Moves at their target: it builds a copy while the stream goes on, proves the copy at the seal, and then owns it."""
+"""Moves at their target, which builds a copy while the stream goes on, proves the copy at the seal, and then owns
+it."""
 
 from __future__ import annotations
 

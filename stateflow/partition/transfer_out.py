@@ -1,4 +1,4 @@
-"""Moves at their source: it takes snapshots, keeps change logs for targets, and fences and seals partitions."""
+"""Moves at their source, which takes snapshots, keeps change logs for targets, and fences and seals partitions."""
 
 from __future__ import annotations
 

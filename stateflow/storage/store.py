@@ -247,7 +247,7 @@ def cut_off(logs: Sequence[bytes]) -> bool:
 
     A process that is killed in the middle of a write leaves the beginning of a record, and nothing after it. That write
     was never acknowledged. RocksDB cannot distinguish this from a damaged length, which makes a record seem to reach
-    beyond the end of the file: it would drop that record and all that follow. This function therefore looks at the
+    beyond the end of the file: RocksDB would drop that record and all that follow. This function therefore looks at the
     bytes that follow. It returns False if whole records follow, or if the unreadable record is whole except for its
     length.
 
