@@ -32,11 +32,11 @@ from stateflow import Operator
 from stateflow.operator.arrow import BatchReader, read_schema
 from stateflow.operator.operator import describe, output_schema
 from stateflow.operator.output import OutputReader
-from stateflow.partition.environment import Garbage
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Part
 from stateflow.partitioner import partition_of
+from stateflow.replica.executor import Garbage
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 

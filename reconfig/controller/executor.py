@@ -35,7 +35,7 @@ from stateflow.errors import BudgetUnreachable, MoveConflict, MoveUnknown, State
 from stateflow.ledger import RecordState
 from stateflow.metrics.figures import PAUSE_BUCKETS, Histogram
 from stateflow.reports import MoveReport, Reconfiguration
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 from stateflow.tracing import about, tracing
 from stateflow.types import PartitionId
 

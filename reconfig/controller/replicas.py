@@ -36,7 +36,8 @@ from stateflow.reports import Taken
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import SILENCE_S, answered, connected, heard, message_of, remote_error, value_of
+from stateflow.rpc.faults import remote_error
+from stateflow.rpc.wire import SILENCE_S, answered, connected, message_of, read_stream, value_of
 from stateflow.schedule import jittered
 from stateflow.settings import ControllerSettings
 from stateflow.tracing import carried
@@ -261,7 +262,7 @@ class Replicas:
         await self._connected(name)
         stub = self._stub(name)
         call = getattr(stub, method)(self._commanded(name, request), **_traced())
-        async with aclosing(heard(call, self._shown(name), SILENCE_S, partial(_answers, stub))) as messages:
+        async with aclosing(read_stream(call, self._shown(name), SILENCE_S, partial(_answers, stub))) as messages:
             try:
                 async for message in messages:
                     yield message

@@ -33,7 +33,7 @@ from stateflow.partition.control import NEWEST, Cancellation, Fence, Restore, Re
 from stateflow.private import is_masked, masked
 from stateflow.release import FIRST
 from stateflow.reports import RestoredPartition
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)

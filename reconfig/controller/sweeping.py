@@ -25,7 +25,7 @@ from stateflow.errors import InvalidArgument, MoveConflict, MoveUnknown, Statefl
 from stateflow.ledger.rules import EntityStatus
 from stateflow.partition.control import Verification
 from stateflow.reports import PartitionFault, Rolling, Sweep, Taken
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)

@@ -62,9 +62,10 @@ from stateflow.partition.control import FencingGuard
 from stateflow.partition.environment import Closable, claim, place_of
 from stateflow.release import VERSION
 from stateflow.rpc.clients import ControllerCaller, Round, addresses_of
+from stateflow.rpc.faults import unexpected
 from stateflow.rpc.secure import check_reach
 from stateflow.rpc.serving import CallLimits, add_agent_service, add_health, bind, new_server, reached_at
-from stateflow.rpc.wire import connect, unexpected
+from stateflow.rpc.wire import connect
 from stateflow.schedule import jittered
 from stateflow.settings import ServerSettings
 

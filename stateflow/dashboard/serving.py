@@ -45,7 +45,7 @@ from stateflow.dashboard.view import error_view
 from stateflow.dashboard.watching import Looking, Records, Watching, checkpoints
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, NotAllowed, StateflowError, Unavailable
 from stateflow.release import VERSION
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 from stateflow.security.certificates import TlsFiles, described, read_certificates
 from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
 from stateflow.security.refusals import REFUSALS, Refusals

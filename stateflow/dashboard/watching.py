@@ -20,7 +20,7 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.dashboard.view import Rates, Seen, error_view, lines, snapshot
 from stateflow.errors import NotAllowed, StateflowError
 from stateflow.ledger import Board, Ledger, Record
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 
 # -- Checkpoint store ------------------------------------------------------------------------------------------------
 

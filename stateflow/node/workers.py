@@ -38,8 +38,8 @@ from stateflow.fleet import Listening, heard
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.partition.environment import claim
 from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.faults import unexpected
 from stateflow.rpc.serving import reached_at
-from stateflow.rpc.wire import unexpected
 from stateflow.types import PORT_MAX, WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
 log = logging.getLogger(__name__)

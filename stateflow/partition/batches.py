@@ -28,12 +28,10 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import math
-import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from stateflow.errors import (
     DiskFull,
@@ -53,8 +51,9 @@ from stateflow.partition import layout
 from stateflow.partition.lifecycle import State, Verdict
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Retention
-from stateflow.partition.processor import Applied, Commit, Opening, PartitionProcessor, Ran
+from stateflow.partition.processor import Applied, Commit, PartitionProcessor, Ran
 from stateflow.partition.registry import Lease, PartitionRegistry
+from stateflow.partition.running import GROUP_ROWS, Group, Member, Opened, RunningBatches
 from stateflow.partition.slices import BatchSlices, Frame, Part
 from stateflow.partition.sources import until
 from stateflow.partition.transfer_out import Sender
@@ -65,8 +64,6 @@ from stateflow.types import PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 #: longest time, in seconds, for which one call of hold() makes requests wait, because its caller may die
 HOLD_S_MAX = 10.0
-#: a group is committed when it has been open for this many seconds, or has this many rows of input and output
-GROUP_S, GROUP_ROWS = 0.005, 2048
 #: if the operator took longer than this for a partition's last batch (µs), the group is committed before its next one,
 #: so that other partitions do not wait for it with their commits and fences
 SLOW_US = 20_000
@@ -96,239 +93,6 @@ class Answers(Protocol):
     def goes_on(self) -> bool:
         """Returns whether another part may be begun."""
         ...
-
-
-# -- Group commit ----------------------------------------------------------------------------------------------------
-
-
-class Member(NamedTuple):
-    """A processed batch of one partition, to be committed with its group. ``number``: index of the part in the batch
-    that the client sent."""
-
-    number: int
-    local: LocalPartition
-    run: RunningBatch
-    processor: PartitionProcessor
-    ran: Ran
-
-
-class Opened(NamedTuple):
-    """A partition in which a source is being opened, together with other partitions. ``opening``: the commit to be
-    written; None: none is needed."""
-
-    local: LocalPartition
-    run: RunningBatch
-    processor: PartitionProcessor
-    opening: Opening | None
-
-
-class Group:
-    """Processed batches that one thread will commit together. Other threads may call :meth:`take` and
-    :meth:`has_waited`."""
-
-    __slots__ = ("_began", "_committing", "_ids", "_lock", "_rows", "_taken", "members")
-
-    def __init__(self) -> None:
-        self.members: list[Member] = []
-        self._ids: set[int] = set()
-        self._began, self._rows = 0.0, 0
-        self._lock = threading.Lock()
-        self._committing = self._taken = False
-
-    def add(self, member: Member) -> bool:
-        """Adds a member. Returns False if the whole group was taken; the member is not added then."""
-        with self._lock:
-            if self._taken:
-                return False
-            if not self.members:
-                self._began, self._rows = member.run.began, 0
-            self.members.append(member)
-            self._ids.add(id(member.local))
-            self._rows += member.ran.rows + len(member.ran.outputs.rows)
-            return True
-
-    def has_waited(self, before: float) -> bool:
-        """Tells whether the group was begun before a time in monotonic seconds."""
-        return bool(self.members) and self._began < before
-
-    def is_full(self, now: float) -> bool:
-        return bool(self.members) and (self._rows >= GROUP_ROWS or now - self._began >= GROUP_S)
-
-    def has(self, local: LocalPartition) -> bool:
-        return id(local) in self._ids
-
-    def begin_commit(self, members: list[Member]) -> bool:
-        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False if they were already taken
-        away."""
-        with self._lock:
-            self._committing = self.members is members
-            return self._committing
-
-    def end_commit(self) -> None:
-        with self._lock:
-            self._committing = False
-            self._clear()
-
-    def take(self, *, ends: bool = False, before: float = math.inf) -> list[Member]:
-        """Takes the members away from the group's thread, which will not commit them. Returns no members if they are
-        just being committed, or were already taken away.
-
-        Args:
-            ends: the group accepts no further members.
-            before: take members only if the group was begun before this time, in monotonic seconds.
-        """
-        with self._lock:
-            if self._committing or self._taken or self._began >= before:
-                return []
-            self._taken = ends
-            return self._clear()
-
-    def _clear(self) -> list[Member]:
-        members, self.members, self._ids = self.members, [], set()
-        return members
-
-
-# -- Running batches -------------------------------------------------------------------------------------------------
-
-
-class RunningBatches:
-    """Running batches of one replica. Thread-safe.
-
-    Each thread runs the batch of one partition, and holds a group of processed batches of other partitions that are
-    committed together with it. If the operator does not return, all of them are taken away from the thread.
-    """
-
-    def __init__(self, registry: PartitionRegistry, sender: Sender) -> None:
-        self._registry, self._sender, self._clock = registry, sender, registry.clock
-        self._with: dict[int, RunningBatch] = {}  # by thread
-        self._groups: dict[int, Group] = {}  # by thread
-
-    # -- in the thread itself -----------------------------------------------------------------------------
-
-    @contextmanager
-    def group(self) -> Iterator[Group]:
-        """Opens a group for this thread. Members that are not committed at the end are dropped."""
-        thread, group = threading.get_ident(), Group()
-        self._groups[thread] = group
-        try:
-            yield group
-        finally:
-            del self._groups[thread]
-            self._drop(group.take(ends=True))
-
-    def take(self, local: LocalPartition, began: float) -> RunningBatch:
-        """Begins a running batch on this thread at ``began``, in monotonic seconds. Callers have called the lifecycle's
-        ``begin``."""
-        run = RunningBatch(local.id, began)
-        self._with[run.thread] = run
-        return run
-
-    def park(self, run: RunningBatch) -> None:
-        """Sets a processed batch aside until its group is committed."""
-        del self._with[run.thread]
-
-    def resume(self, run: RunningBatch, now: float) -> None:
-        run.began = now
-        self._with[run.thread] = run
-
-    def end(self, local: LocalPartition, run: RunningBatch) -> None:
-        """Ends a batch that is committed or rolled back, or that was taken away and has now returned from the operator.
-        Seals the partition if a seal waited for the batch, and raises the errors of sealing."""
-        self._with.pop(run.thread, None)
-        if run.end():
-            with local.mutex:
-                if run.interrupted and local.processor is not None:
-                    local.processor.discard()
-                    local.processor = None
-                sealing = local.lifecycle.finish()
-                if local.processor is not None and local.processor.is_unsure:
-                    # the database is read again, and followers start over: they may have missed the last commit
-                    self._registry.close_store(local)
-                if sealing:
-                    self._sender.seal(local)
-            return
-        with local.mutex:
-            if run.processor is not None:
-                run.processor.discard()
-            if local.stuck is run:
-                local.stuck = None
-        log.warning("%s is served again: the operator has returned from its batch", local.id)
-        self._registry.on_change(local.id)
-
-    # -- in other threads ---------------------------------------------------------------------------------
-
-    def active(self) -> list[RunningBatch]:
-        """Returns the running batches, except those whose thread was left behind."""
-        return [run for run in list(self._with.values()) if not run.left]
-
-    @property
-    def is_stuck(self) -> bool:
-        """Tells whether a thread that was left behind still works on its batch."""
-        return any(run.left for run in list(self._with.values()))
-
-    def overdue(self, limit_s: float) -> RunningBatch | None:
-        """Returns a batch that has been running for longer than ``limit_s``, or None."""
-        before = self._clock.monotonic() - limit_s
-        return next((run for run in self.active() if run.began < before), None)
-
-    def take_away(self, run: RunningBatch) -> bool:
-        """Takes a batch that cannot be interrupted away from its thread, with the thread's group.
-
-        The batch will never commit, and this replica does not serve the partition before the thread returns from the
-        operator. Until then the partition may move away, be checkpointed and be taken over, in its state before the
-        batch. Returns False if the batch has ended, or is just being committed.
-        """
-        local, group = self._registry.local(run.partition), self._groups.get(run.thread)
-        members: list[Member] = []
-        try:
-            with local.mutex:
-                if not run.take_away():
-                    return False
-                members = [] if group is None else group.take(ends=True)
-                local.stuck, run.processor, local.processor = run, local.processor, None
-                local.work.take_away()
-                if local.lifecycle.finish():
-                    self._sender.seal(local)
-        finally:
-            self._leave(members)
-        self._registry.on_change(local.id)
-        return True
-
-    def leave_behind(self) -> None:
-        """Takes all groups away from a thread that does not return although it has no running batch."""
-        self._leave([member for group in list(self._groups.values()) for member in group.take(ends=True)])
-
-    def keeps_waiting(self, limit_s: float) -> bool:
-        """Tells whether processed batches have waited for ``limit_s`` to be committed together with a slow batch."""
-        before = self._clock.monotonic() - limit_s
-        return any(group.has_waited(before) for group in list(self._groups.values()))
-
-    def spare(self, limit_s: float) -> None:
-        """Drops processed batches that have waited for ``limit_s``, because a move may need their partitions. Clients
-        send them again after the slow batch."""
-        before = self._clock.monotonic() - limit_s
-        self._leave([member for group in list(self._groups.values()) for member in group.take(before=before)])
-
-    def _leave(self, members: list[Member]) -> None:
-        if members:
-            self._registry.environment.aside(partial(self._drop, members))  # dropping a batch may wait for the disk
-
-    def _drop(self, members: list[Member]) -> None:
-        """Drops processed batches as if they had never arrived, and takes the lock ``work`` of their partitions away
-        from the thread that held it."""
-        for member in members:
-            local = member.local
-            try:
-                with local.mutex:
-                    member.processor.discard()
-                    if local.processor is member.processor:
-                        local.processor = None
-                    local.work.take_away()
-                    if local.lifecycle.finish():
-                        self._sender.seal(local)
-            except Exception:  # for example of the seal that waited for the batch, which the controller requests again
-                log.exception("%s: failed to drop a processed batch", local.id)
-            self._registry.on_change(local.id)
 
 
 class _Taken(Exception):

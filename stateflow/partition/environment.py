@@ -1,9 +1,9 @@
 """Environment of a replica: databases, files and locks of its machine, the memory of its process, and pacing.
 
 A replica gets :class:`Environment`, its access to the machine, as an object, so that a simulation can replace it and
-lose, at a power loss, all data that was not synced. A process that applies batches uses :class:`Garbage` and
-:func:`keep_buffers`, so that neither Python's garbage collector nor the kernel delays its batches. :class:`RateLimit`
-and :class:`DutyCycle` slow transfers and background work down.
+lose, at a power loss, all data that was not synced. A process that applies batches calls :func:`keep_buffers`, so that
+the kernel does not delay its batches. :class:`RateLimit` and :class:`DutyCycle` slow transfers and background work
+down.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import gc
 import os
 import shutil
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable
@@ -220,67 +218,6 @@ class Environment:
 
 
 # -- Memory of the process between batches ---------------------------------------------------------------------------
-
-#: number of new objects that are examined at once, which takes about 5 ms
-YOUNG: Final = 10_000
-#: least number of kept objects before all are examined again
-OLD: Final = 500_000
-#: thresholds of Python's own collector, for a single batch that creates this many objects
-WITHIN_A_BATCH: Final = (100_000, 20, 50)
-
-
-class Garbage:
-    """Runs Python's cyclic collector between batches, so that it does not pause them. Call it from one thread at a
-    time.
-
-    A replica holds hundreds of thousands of tracked objects, none of them in a cycle. The collector would examine all
-    of them again and again, and stop all threads each time for 60 ms and more, even with raised thresholds, and for 150
-    ms for the oldest generation. Here it examines new objects once, in small portions between batches, and all objects
-    only when their number, without cached state, has doubled.
-
-    Args:
-        known: returns the number of objects, such as cached state, that are known to have no cycles.
-    """
-
-    def __init__(self, known: Callable[[], int] = lambda: 0) -> None:
-        self._known = known
-        gc.set_threshold(*WITHIN_A_BATCH)
-        gc.collect()
-        gc.freeze()
-        self._kept = self._blocks = 0
-        self._note_kept()
-
-    def _unknown(self) -> int:
-        return gc.get_freeze_count() - self._known()
-
-    def is_due(self) -> bool:
-        """Tells whether there are enough new objects to examine. Cheap."""
-        return gc.get_count()[0] >= YOUNG
-
-    def collect(self) -> None:
-        """Examines new objects. Those that survive are not examined again, but freed as usual with their last
-        reference."""
-        gc.collect(0)
-        gc.freeze()
-        # counting frozen objects takes 40 ms for 600,000, because the interpreter walks all of them; it counts
-        # allocated blocks, at least one for nearly every object, by pool, which is fast
-        blocks = sys.getallocatedblocks()
-        self._blocks = min(self._blocks, blocks)
-        if blocks > self._blocks + max(self._kept, OLD):
-            self._blocks = blocks
-            if self._unknown() > self._kept + max(self._kept, OLD):
-                self._collect_all()
-
-    def _collect_all(self) -> None:
-        """Frees cycles that were still in use when they were first examined."""
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        self._note_kept()
-
-    def _note_kept(self) -> None:
-        self._kept = self._unknown()
-        self._blocks = sys.getallocatedblocks()
 
 
 #: mallopt(3)

@@ -30,15 +30,14 @@ from stateflow.clock import Clock
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.metrics.figures import BATCH_BUCKETS, Histogram
 from stateflow.partition.batches import Outcome as Came
-from stateflow.partition.environment import Garbage
 from stateflow.partition.local_partition import acknowledgement, held_up, late, moved, unconfirmed
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Frame, Waiting
-from stateflow.replica.executor import BEAT_S, BatchThread, LeftBehind, Watch, stops
+from stateflow.replica.executor import BEAT_S, BatchThread, Garbage, LeftBehind, Watch, stops
 from stateflow.reports import RequestReport
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 from stateflow.tracing import Ids, Made, Tracing, about, begin_about
 from stateflow.types import PartitionId, ReplicaInfo
 

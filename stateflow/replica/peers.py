@@ -40,7 +40,8 @@ from stateflow.replica.executor import Threads
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import answered, batched, connected, message_of, remote_error, value_of
+from stateflow.rpc.faults import remote_error
+from stateflow.rpc.wire import answered, batched, connected, message_of, value_of
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)

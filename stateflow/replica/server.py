@@ -21,18 +21,18 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import REPORT_LOG, StateflowError
 from stateflow.fleet import Listening
 from stateflow.metrics.figures import Values
-from stateflow.partition.environment import Garbage, keep_buffers
+from stateflow.partition.environment import keep_buffers
 from stateflow.partition.lifecycle import SERVED
 from stateflow.partition.replica import ReplicaNode
 from stateflow.release import VERSION
-from stateflow.replica.executor import ErrorThrottle, Threads
+from stateflow.replica.executor import ErrorThrottle, Garbage, Threads
 from stateflow.replica.membership import say_opening, stay_registered
 from stateflow.replica.service import ReplicaService
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import addresses_of
+from stateflow.rpc.faults import unexpected
 from stateflow.rpc.secure import check_reach
 from stateflow.rpc.serving import CallLimits, add_health, bind, new_server, reached_at
-from stateflow.rpc.wire import unexpected
 from stateflow.settings import ServerSettings
 from stateflow.tracing import begin_tracing, end_tracing
 from stateflow.types import ReplicaInfo

@@ -33,14 +33,13 @@ from stateflow.partition.control import (
     TakenOver,
     TakeOver,
 )
-from stateflow.partition.environment import Garbage
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.local_partition import left
 from stateflow.partition.positions import SourceView
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.applying import Applier, Confirmations
 from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
-from stateflow.replica.executor import BatchThread, Changed, Threads, free_caches
+from stateflow.replica.executor import BatchThread, Changed, Garbage, Threads, free_caches
 from stateflow.replica.membership import Member
 from stateflow.replica.peers import Bundles, RoundTrips
 from stateflow.replica.streams import CallStream
@@ -49,8 +48,9 @@ from stateflow.replica.transfer_out import Fencer, Followers, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.faults import abort
 from stateflow.rpc.serving import caller, caller_name
-from stateflow.rpc.wire import abort, connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
+from stateflow.rpc.wire import connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
 from stateflow.tracing import Made, Tracing, begin_about, traceparent_in
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 

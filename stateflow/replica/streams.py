@@ -23,8 +23,9 @@ from stateflow.partition.slices import Frame
 from stateflow.replica.applying import Answer, Applier
 from stateflow.replica.executor import BEAT_S
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.faults import fault_of, unexpected
 from stateflow.rpc.fields import checked
-from stateflow.rpc.wire import fault_of, pieces, unexpected
+from stateflow.rpc.wire import pieces
 
 log = logging.getLogger(__name__)
 #: most bytes of one stream's requests that are read but not processed; above it, reading stops until some are processed
@@ -157,11 +158,19 @@ def responses_of(call: int, answers: Iterable[Answer], bytes_max: int) -> Iterat
 def _results_of(number: int, answer: Applied | StateflowError, bytes_max: int) -> list[rpb.PartitionResult]:
     if isinstance(answer, StateflowError):
         return [rpb.PartitionResult(partition=number, last=True, fault=fault_of(answer))]
-    results = [
-        rpb.PartitionResult(partition=number, output=piece, last=last, replayed=answer.replayed)
-        for piece, last in pieces(answer.output, bytes_max)
-    ]
-    results[-1].operator_us, results[-1].commit_us = answer.operator_us, answer.commit_us
+    end = rpb.PartitionResult(
+        partition=number,
+        output=answer.output,
+        last=True,
+        replayed=answer.replayed,
+        operator_us=answer.operator_us,
+        commit_us=answer.commit_us,
+    )
+    if len(answer.output) <= bytes_max:
+        return [end]
+    *begun, (end.output, _) = pieces(answer.output, bytes_max)
+    results = [rpb.PartitionResult(partition=number, output=piece, replayed=answer.replayed) for piece, _ in begun]
+    results.append(end)
     return results
 
 

@@ -39,7 +39,7 @@ from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.executor import Threads
 from stateflow.replica.peers import BaseSource, Nearest, Peer, SourceReplica, Store
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 from stateflow.storage.faults import meaning
 from stateflow.types import PartitionId
 

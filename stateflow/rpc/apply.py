@@ -39,7 +39,8 @@ from stateflow.errors import StateflowError, Unavailable
 from stateflow.partition.layout import UNKNOWN_ATTEMPT
 from stateflow.partition.positions import Batch
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import answered, error_of, pieces, remote_error, unexpected
+from stateflow.rpc.faults import error_of, remote_error, unexpected
+from stateflow.rpc.wire import answered, pieces
 
 #: bytes of a partition in a message, in addition to its rows
 PART_BYTES = 32

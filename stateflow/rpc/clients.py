@@ -7,7 +7,6 @@ controllers are asked, and :class:`Seen` rejects answers older than earlier ones
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
@@ -33,17 +32,18 @@ from stateflow.rpc import agent_pb2_grpc, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import Answers, BatchRows, Link, Replies, requests_of
+from stateflow.rpc.faults import remote_error
 from stateflow.rpc.secure import blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
     CHANNEL_OPTIONS,
     SILENCE_S,
     answered,
-    heard,
     message_of,
     newest_of,
     positions_of,
-    remote_error,
+    read_stream,
+    read_stream_blocking,
     value_of,
 )
 from stateflow.status import Deployment
@@ -169,37 +169,6 @@ def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
         return stub
 
 
-def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
-    """Yields the messages of a stream without deadline, whose duration cannot be known.
-
-    Raises the refusal of the server, or Unavailable, also after ``silence_s`` without a message.
-    """
-    heard_at, ended, silent = SYSTEM_CLOCK.monotonic(), threading.Event(), False
-
-    def watch() -> None:
-        nonlocal silent
-        while not ended.wait(silence_s / 4):
-            if SYSTEM_CLOCK.monotonic() - heard_at > silence_s:
-                silent = True
-                call.cancel()
-                return
-
-    threading.Thread(target=watch, name="silence", daemon=True).start()
-    try:
-        for message in call:
-            heard_at = math.inf  # the reader may take any time before it asks for more
-            yield answered(message, address)
-            heard_at = SYSTEM_CLOCK.monotonic()
-    except grpc.RpcError as error:
-        if silent:
-            what = f"no message from {address} for {silence_s:g} s"
-            raise Unavailable(what, remedy="check that it is healthy, and retry") from error
-        raise remote_error(error, address) from error
-    finally:
-        ended.set()
-        call.cancel()
-
-
 @contextmanager
 def _named(address: str) -> Iterator[None]:
     """Translates the error of a failed call into the StateflowError that it means."""
@@ -308,7 +277,7 @@ class ControllerClient:
             stub = _stub(controller_pb2_grpc.ControllerServiceStub, asked)
             call = getattr(stub, method)(request, metadata=self._follow() if following else None)
             try:
-                for message in _heard(call, f"the controller at {asked}", silence_s):
+                for message in read_stream_blocking(call, f"the controller at {asked}", silence_s):
                     begun = True
                     yield message
                 self._is_new(call)
@@ -461,7 +430,7 @@ class ReplicaClient:
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.OutputsRequest(operator=operator, source=source, partitions=list(partitions), after=after)
         begun: list[bytes] = []
-        for page in _heard(stub.Outputs(request), self.address, SILENCE_S):
+        for page in read_stream_blocking(stub.Outputs(request), self.address):
             begun.append(page.output)
             if not page.more:
                 yield page.partition, page.batch, b"".join(begun)
@@ -474,7 +443,7 @@ class ReplicaClient:
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.SourcesRequest(operator=operator, partitions=partitions)
         found: dict[int, list[SourceView]] = {partition: [] for partition in partitions}
-        for page in _heard(stub.Sources(request), self.address, SILENCE_S):
+        for page in read_stream_blocking(stub.Sources(request), self.address):
             for view in page.sources:
                 found.setdefault(view.partition, []).append(value_of(SourceView, view))
         return found
@@ -516,7 +485,7 @@ class ReplicaClient:
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
         begun: list[bytes] = []
-        for page in _heard(stub.Scan(request), self.address, SILENCE_S):
+        for page in read_stream_blocking(stub.Scan(request), self.address):
             begun.append(page.records)
             if not page.continues:
                 yield b"".join(begun)
@@ -581,6 +550,6 @@ class AgentCaller:
     async def logs(self, command: Command, replica: str, lines: int, follow: bool) -> AsyncGenerator[bytes]:
         """Yields a replica's log. While nothing is logged, the agent sends a page without data every few seconds."""
         request = message_of(apb.LogsRequest, replica=replica, lines=lines, follow=follow, command=command)
-        async with aclosing(heard(self._stub.Logs(request), self._address)) as pages:
+        async with aclosing(read_stream(self._stub.Logs(request), self._address)) as pages:
             async for page in pages:
                 yield page.data

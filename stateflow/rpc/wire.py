@@ -1,21 +1,19 @@
-"""Converts values to messages and back; has the errors, limits and handlers that all channels share.
+"""Converts values to messages and back; has the limits and handlers that all channels share.
 
 :func:`message_of` and :func:`value_of` convert dataclasses field by field, and the values in them. ``_SHAPES`` lists
 further differences between a value and its message. Batches are converted by hand where they are sent and received, as
 reflection would take longer.
 
-An error of a handler goes to the caller as a ``Fault`` in the trailing metadata of the failed call, and the caller
-raises the same StateflowError (:func:`abort`, :func:`remote_error`). Both ends check the fields of what they receive
-(:func:`unary`, :func:`streaming`, :func:`answered`).
+Both ends check the fields of what they receive (:func:`unary`, :func:`streaming`, :func:`answered`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import math
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import partial
@@ -26,18 +24,11 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError as NoMessage
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from stateflow.errors import (
-    REPORT_LOG,
-    InvalidArgument,
-    ReleaseMismatch,
-    StateflowError,
-    Unavailable,
-    from_wire,
-)
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.fleet import AgentInfo, Child, Spawned
 from stateflow.partition.change_feed import SnapshotInfo
 from stateflow.partition.control import (
@@ -68,6 +59,7 @@ from stateflow.reports import (
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.faults import abort, error_of, fault_of, log_failure, remote_error, unexpected
 from stateflow.rpc.fields import checked
 from stateflow.rpc.secure import channel
 from stateflow.status import (
@@ -78,7 +70,6 @@ from stateflow.status import (
     RefusedReplica,
     ReplicaStatus,
 )
-from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, shown
 
 #: limit of requests, which contain pieces of at most 3 MiB (settings); the rest is for their envelope
@@ -118,75 +109,12 @@ PIECE_BYTES = 1 << 20
 #: bytes of a page of a long list for display, small because the event loop that builds pages also has urgent work
 PAGE_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 2.0
-FAULT_KEY = "stateflow-fault-bin"
 #: metadata of an answer: the newest ledger record on which it is based, and the leader's term. Metadata of a request:
 #: the record that a follower must have read to answer it.
 NEWEST_KEY, TERM_KEY, AFTER_KEY = "stateflow-newest", "stateflow-term", "stateflow-after"
-#: limits in characters, for a fault that is too long for HTTP/2's metadata
-FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 log = logging.getLogger(__name__)
-
-
-# -- faults -----------------------------------------------------------------------------------------------
-
-
-def fault_of(error: StateflowError) -> pb.Fault:
-    wire = error.to_wire()
-    where = {_sendable(key): _sendable(value) for key, value in wire["where"].items()}
-    return pb.Fault(code=wire["code"], what=_sendable(wire["what"]), remedy=_sendable(wire["remedy"]), where=where)
-
-
-def _sendable(text: str) -> str:
-    """Escapes lone surrogates, which may occur in file names: UTF-8 cannot encode them, and sending an error must not
-    fail."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def error_of(fault: pb.Fault) -> StateflowError:
-    """Returns the error of a fault from any sender, trusted or not."""
-    wire = {"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": dict(fault.where)}
-    return from_wire(wire)
-
-
-def unexpected(error: BaseException) -> StateflowError:
-    """Returns the error of the environment, if it is one; otherwise a StateflowError that users can report."""
-    return meaning(error) or StateflowError(f"{type(error).__name__}: {error}", remedy=REPORT_LOG)
-
-
-def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
-    """Returns the meaning of a failed call: the error that the server named, or Unavailable."""
-    for key, value in error.trailing_metadata() or ():
-        if key == FAULT_KEY:
-            with contextlib.suppress(NoMessage):
-                return error_of(pb.Fault.FromString(value))
-    code = error.code()
-    details = error.details() or ""
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ReleaseMismatch(f"{address} does not know the call: its stateflow is older", remedy="upgrade it first")
-    why = details.rpartition(": ")[2].strip(" []")  # the text before is gRPC's own
-    what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
-    return Unavailable(what, remedy=_mended(details))
-
-
-def _mended(details: str) -> str:
-    """Returns the remedy for a failed handshake, chosen by gRPC's message."""
-    for word, remedy in _HANDSHAKES.items():
-        if word in details:
-            return remedy
-    return "check that it runs and that the address is right"
-
-
-_HANDSHAKES = {
-    "Hostname Verification": "its certificate is not for this host: `stateflow certs issue --host`",
-    "certificate has expired": "its certificate has expired: `stateflow certs renew`",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not from the authority in STATEFLOW_TLS_CA, or not for servers: "
-    "`stateflow certs issue`",
-    "WRONG_VERSION_NUMBER": "it speaks plain text: set STATEFLOW_TLS_CA, _CERT and _KEY there, or none of them here",
-    "Socket closed": "check that it runs and that the address is right; with TLS it closes connections in plain text, "
-    "and those with a certificate that has expired or is from another authority",
-}
 
 
 def answered(message: M, address: str) -> M:
@@ -219,7 +147,7 @@ async def connected(channel: grpc.aio.Channel, address: str) -> None:
         raise Unavailable(what, remedy="check that it runs and that the address is right") from error
 
 
-async def heard(
+async def read_stream(
     call: Any,
     address: str,
     silence_s: float = SILENCE_S,
@@ -270,21 +198,35 @@ async def heard(
         call.cancel()
 
 
-async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> None:
-    fault = fault_of(error)
-    if fault.ByteSize() > 6000:  # HTTP/2 metadata is limited
-        for key in ("traceback", "row"):
-            fault.where.pop(key, None)
-        fault.what, fault.remedy = fault.what[:FAULT_TEXT_MAX], fault.remedy[:FAULT_TEXT_MAX]
-        for key in list(fault.where)[FAULT_FACTS_MAX:]:
-            del fault.where[key]
-        for key, value in fault.where.items():
-            fault.where[key] = value[:FAULT_FACT_MAX]
-    await context.abort(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        fault.code,
-        trailing_metadata=((FAULT_KEY, fault.SerializeToString()),),
-    )
+def read_stream_blocking(call: Any, address: str, silence_s: float = SILENCE_S) -> Iterator[Any]:
+    """Yields the messages of a stream without deadline; see :func:`read_stream`. A thread watches for silence.
+
+    Raises the refusal of the server, or Unavailable, also after ``silence_s`` without a message.
+    """
+    heard_at, ended, silent = SYSTEM_CLOCK.monotonic(), threading.Event(), False
+
+    def watch() -> None:
+        nonlocal silent
+        while not ended.wait(silence_s / 4):
+            if SYSTEM_CLOCK.monotonic() - heard_at > silence_s:
+                silent = True
+                call.cancel()
+                return
+
+    threading.Thread(target=watch, name="silence", daemon=True).start()
+    try:
+        for message in call:
+            heard_at = math.inf  # the reader may take any time before it asks for more
+            yield answered(message, address)
+            heard_at = SYSTEM_CLOCK.monotonic()
+    except grpc.RpcError as error:
+        if silent:
+            what = f"no message from {address} for {silence_s:g} s"
+            raise Unavailable(what, remedy="check that it is healthy, and retry") from error
+        raise remote_error(error, address) from error
+    finally:
+        ended.set()
+        call.cancel()
 
 
 def unary(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
@@ -298,7 +240,7 @@ def unary(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
             await abort(context, error)
             raise
         except Exception as error:
-            _say(method.__name__, error)
+            log_failure(method.__name__, error)
             await abort(context, unexpected(error))
             raise
 
@@ -314,16 +256,10 @@ def streaming(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIte
         except StateflowError as error:
             await abort(context, error)
         except Exception as error:  # noqa: BLE001 - logged, and sent to the caller
-            _say(method.__name__, error)
+            log_failure(method.__name__, error)
             await abort(context, unexpected(error))
 
     return handler
-
-
-def _say(what: str, error: Exception) -> None:
-    """Logs an error: in one line if the environment is to blame, or with its stack trace if stateflow may be."""
-    meant = meaning(error)
-    log.error("%s failed: %s", what, meant or error, exc_info=None if meant else error)
 
 
 # -- freshness of answers ---------------------------------------------------------------------------------

@@ -237,21 +237,19 @@ def check_call(method: str, who: Identity) -> Rule:
     if rule is None or who.role not in rule.roles:
         needs = ", ".join(sorted(rule.roles)) if rule is not None else "nobody"
         another = f"use a certificate with another role: {needs}"
-        raise NotAllowed(
-            f"{who} may not call {call}",
-            remedy=another if rule is not None else "no role may call it: check the method's name and the releases",
-            call=call,
-            who=who,
-            role=who.role,
+        raise _refused(
+            who,
+            call,
+            f"call {call}",
+            another if rule is not None else "no role may call it: check the method's name and the releases",
             needs=needs,
         )
     if who.operators and not rule.operator and method != _HEALTH:
-        raise NotAllowed(
-            f"{who} may not call {call}, which concerns all operators",
-            remedy="use a certificate that is not restricted to some operators",
-            call=call,
-            who=who,
-            role=who.role,
+        raise _refused(
+            who,
+            call,
+            f"call {call}, which concerns all operators",
+            "use a certificate that is not restricted to some operators",
         )
     return rule
 
@@ -263,23 +261,21 @@ def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
         name = _field(request, rule.own)
         if not (name == who.name if rule.itself else who.speaks_for(name)):
             whom = repr(name) if name else "an unnamed replica"
-            raise NotAllowed(
-                f"{who} may not call {call} for {whom}: a node may act only for itself",
-                remedy="give each node a certificate with its own name",
-                call=call,
-                who=who,
-                role=who.role,
+            raise _refused(
+                who,
+                call,
+                f"call {call} for {whom}: a node may act only for itself",
+                "give each node a certificate with its own name",
             )
     goes_on = rule.pieces and not request.HasField(rule.operator.partition(".")[0])
     if rule.operator and who.operators and not goes_on:
         operator = _field(request, rule.operator)
         if not who.reaches(operator):
-            raise NotAllowed(
-                f"{who} may not reach the operator {operator!r}",
-                remedy=f"use a certificate that may; this one reaches {', '.join(who.operators)}",
-                call=call,
-                who=who,
-                role=who.role,
+            raise _refused(
+                who,
+                call,
+                f"reach the operator {operator!r}",
+                f"use a certificate that may; this one reaches {', '.join(who.operators)}",
             )
 
 
@@ -293,12 +289,8 @@ def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
         return
     for number, owner in owners.items():
         if not who.speaks_for(owner):
-            raise NotAllowed(
-                f"{who} may not move partition {number} away from {owner}",
-                remedy="use a certificate with the role operate",
-                call="Migrate",
-                who=who,
-                role=who.role,
+            raise _refused(
+                who, "Migrate", f"move partition {number} away from {owner}", "use a certificate with the role operate"
             )
 
 
@@ -312,21 +304,24 @@ def check_follower(who: Identity, call: str, follower: str, *, standby: bool = T
     """
     if not who.speaks_for(follower):
         whose = f"it is for {follower}" if follower else "the controller has no such move"
-        raise NotAllowed(
-            f"{who} may not call {call} for this copy: {whose}",
-            remedy="let the controller begin the copy: `stateflow migrate`, `stateflow standby`",
-            call=call,
-            who=who,
-            role=who.role,
+        raise _refused(
+            who,
+            call,
+            f"call {call} for this copy: {whose}",
+            "let the controller begin the copy: `stateflow migrate`, `stateflow standby`",
         )
     if as_standby and not standby:
-        raise NotAllowed(
-            f"{who} may not call {call} as a standby: the controller named {follower} as the target of a move",
-            remedy="check what runs there, and its version",
-            call=call,
-            who=who,
-            role=who.role,
+        raise _refused(
+            who,
+            call,
+            f"call {call} as a standby: the controller named {follower} as the target of a move",
+            "check what runs there, and its version",
         )
+
+
+def _refused(who: Identity, call: str, what: str, remedy: str, **where: object) -> NotAllowed:
+    """Returns the error of an identity that may not make a call."""
+    return NotAllowed(f"{who} may not {what}", remedy=remedy, call=call, who=who, role=who.role, **where)
 
 
 def _field(request: Any, path: str) -> str:

@@ -24,8 +24,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from stateflow.errors import StateflowError
 from stateflow.rpc import controller_pb2, replica_pb2
+from stateflow.rpc.faults import remote_error
 from stateflow.rpc.fields import Kind, kind_of
-from stateflow.rpc.wire import OPTIONS, remote_error
+from stateflow.rpc.wire import OPTIONS
 from stateflow.security.roles import RULES, Role
 from stateflow.testing import LocalCluster
 from tests.fuzz.doors import LINE_MAX

@@ -59,7 +59,7 @@ from stateflow.partition.positions import Retired, SourceView
 from stateflow.partition.registry import ALONE, TERM, PartitionRegistry
 from stateflow.partitioner import partition_of
 from stateflow.replica.streams import FrameReader
-from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, replica_pb2, wire
+from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, faults, replica_pb2, wire
 from stateflow.rpc.clients import addresses_of
 from stateflow.rpc.fields import checked
 from stateflow.schedule import Schedule
@@ -251,15 +251,20 @@ def sound_logs() -> Iterator[bytes]:
 @cache
 def database() -> tuple[Path, list[str]]:
     """Makes a database with tables, a log and a manifest. Returns its folder, and the names of the files to damage."""
-    place = folder_of_this_process() / "sound"
-    store = RocksEngine(1 << 20, 1 << 20).open(place, create=True)
-    for round_ in range(3):
-        for number in range(50):
-            store.apply(Mutations([(b"k%d" % (number * 7 + round_), bytes(20))], [], []))
-        store.snapshot(place.parent / f"tables-{round_}")
-    store.close()
+    live, place = folder_of_this_process() / "live", folder_of_this_process() / "sound"
+    _fill(live)
+    shutil.copytree(live, place)  # RocksDB may delete an old log of its own later, but nothing of the copy
     names = sorted(path.name for path in place.iterdir() if path.name not in ("LOCK", "LOG", "IDENTITY"))
     return place, names
+
+
+def _fill(place: Path) -> None:
+    """Fills a new database, and closes it."""
+    with closing(RocksEngine(1 << 20, 1 << 20).open(place, create=True)) as store:
+        for round_ in range(3):
+            for number in range(50):
+                store.apply(Mutations([(b"k%d" % (number * 7 + round_), bytes(20))], [], []))
+            store.snapshot(place.parent / f"tables-{round_}")
 
 
 def stores(data: bytes) -> None:
@@ -337,7 +342,7 @@ MESSAGES: list[type[Message]] = [
 MADE: dict[type[Message], Callable[[Any], object]] = {
     common_pb2.OperatorSpec: partial(wire.value_of, OperatorSpec),
     common_pb2.Replica: partial(wire.value_of, ReplicaInfo),
-    common_pb2.Fault: wire.error_of,
+    common_pb2.Fault: faults.error_of,
     replica_pb2.SourceView: partial(wire.value_of, SourceView),
     replica_pb2.SnapshotReply: partial(wire.value_of, SnapshotInfo),
     replica_pb2.Seal: partial(wire.value_of, Seal),

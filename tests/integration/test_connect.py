@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -105,14 +105,14 @@ def begin(frame, checkpoint="checkpoint", **trigger):
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[str]:
-    """A server with these arguments of its session, and its URL."""
+def serving(log: IO[bytes] | None = None, **settings: Any) -> Iterator[str]:
+    """Starts a server with these arguments of its session, and yields its URL. ``log`` gets what it prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", SERVER, str(port), json.dumps(settings)]
     with subprocess.Popen(
-        command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -17,7 +17,7 @@ from stateflow.ledger import Ledger
 from stateflow.local.process import Process
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import remote_error
+from stateflow.rpc.faults import remote_error
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 from tests.integration.support import Model, Streaming, check_owners, eventually, one_line, outputs, rows_of, wait_alive

@@ -16,11 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.replay import has_compiler, make_jar
+from benchmarks.replay.operators import Count
 from stateflow.security.authority import write_private
 from stateflow.security.certificates import PREFIX
 from stateflow.security.roles import Identity
+from stateflow.spark.session import REAL_TIME
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
+from tests.integration.test_connect import LIVE, client, serving
+from tests.versions import lacks
 
 pytestmark = [pytest.mark.processes, pytest.mark.spark]
 ROOT = Path(__file__).parents[2]
@@ -67,6 +72,38 @@ try:
 except Exception as error:
     import traceback
     traceback.print_exc()
+"""
+
+#: follows ``CLIENT`` and ``LIVE`` of ``test_connect.py``
+OVER_CONNECT = """
+from stateflow.spark import register_state
+shown = []
+spark.createDataFrame(rows(0), COLUMNS).coalesce(1).write.parquet(str(there / "in"))
+stream = spark.readStream.schema(COLUMNS).parquet(str(there / "in"))
+out = apply_operator(stream, Tally, cluster=cluster, order_by="seq")
+shown.append(out._explain_string(extended=True))
+writer = out.writeStream.format("parquet").option("checkpointLocation", str(there / "streamed"))
+query = writer.trigger(availableNow=True).start(str(there / "streamed-out"))
+query.awaitTermination()
+shown += [str(query.lastProgress), json.dumps(query.status)]
+batch = apply_operator(spark.createDataFrame(rows(1), COLUMNS), Tally, cluster=cluster, source="once", order_by="seq")
+shown.append(batch._explain_string(extended=True))
+count = batch.count()
+if REAL_TIME_TOO:
+    (there / "out").mkdir()
+    options = {"partitions": 2, "intervalUs": 20_000, "t0us": round(time.time() * 1e6), "keys": 5, "total": 40}
+    rated = spark.readStream.format("replay.Source").options(**options).load()
+    real = apply_operator(rated, Count, **said)
+    shown.append(real._explain_string(extended=True))
+    query = begin(real)
+    counts = lambda: read_state(spark, cluster=cluster, operator="Count", state="n").collect()
+    eventually(lambda: sum(row.value for row in counts()) == 80, "rows come", 300)
+    shown += [str(query.lastProgress), json.dumps(query.status)]
+    query.stop()
+register_state(spark)
+state = spark.read.format("stateflow").options(cluster=cluster, operator="Tally", state="n").load()
+shown.append(state._explain_string(extended=True))
+tell(shown=shown, count=count, state=state.count())
 """
 
 
@@ -199,3 +236,41 @@ def test_no_secret_shows_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "the search finds what is there"
     )
     assert any(b"stateflow" in each for each in commands)
+
+
+def test_no_secret_shows_over_connect(tmp_path: Path) -> None:
+    """The client's token reaches Spark's workers within the function, also in real-time mode."""
+    real_time = not lacks(REAL_TIME) and has_compiler()
+    logged = {
+        "spark__eventLog__enabled": "true",
+        "spark__eventLog__dir": f"file://{tmp_path}/events",
+        "spark__eventLog__compress": "false",
+        "spark__log__level": "DEBUG",
+    }
+    live = {"real_time": True, "spark__jars": str(make_jar(tmp_path))} if real_time else {}
+    (tmp_path / "events").mkdir()
+    (tmp_path / "client").mkdir()
+    with (
+        LocalCluster(Tally, Count, partitions=4, data_dir=tmp_path / "cluster", tls=True) as local,
+        (tmp_path / "server.log").open("wb") as log,
+        commands_seen() as commands,
+    ):
+        assert local.certificates is not None
+        who = Identity.of("data", "client", ("Tally", "Count"))
+        token, _ = local.certificates.authority.token(who, timedelta(hours=1))
+        file = tmp_path / "token"
+        write_private(file, token.encode())
+        with serving(log, master="local[6]", **logged, **live) as url:
+            program = f"REAL_TIME_TOO = {real_time}\n" + LIVE + OVER_CONNECT
+            said = client(program, url, local, tmp_path / "client", STATEFLOW_TOKEN_FILE=str(file))
+        assert said["count"] == 20
+        assert said["state"] == 5
+        time.sleep(0.2)
+    secrets = Secrets({"token": token.removeprefix(PREFIX)})
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path != file and path.suffix != ".jar"]
+    assert any("events" in path.parts for path in left), "Spark wrote its event log"
+    assert (tmp_path / "server.log").stat().st_size > 100_000, "the server wrote its log"
+    found = {str(path): names for path in left if (names := secrets.within(path.read_bytes()))}
+    found |= {text[:200]: names for text in said["shown"] if (names := secrets.within(text.encode()))}
+    found |= {str(each[:200]): names for each in commands if (names := secrets.within(each))}
+    assert found == {}

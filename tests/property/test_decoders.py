@@ -18,7 +18,7 @@ from stateflow.errors import CheckpointCorrupt, StateflowError
 from stateflow.operator.output import join_output, split_output
 from stateflow.partition import layout
 from stateflow.rpc import common_pb2 as pb
-from stateflow.rpc.wire import error_of
+from stateflow.rpc.faults import error_of
 from tests.sizes import sized
 
 values: st.SearchStrategy[Any] = st.recursive(

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.documents import read_document
 from stateflow.errors import InvalidArgument, OutOfMemory, Unavailable
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.faults import unexpected
 from stateflow.spark.pipeline import load_pipeline
 
 NESTED = "a: " + "[" * 20_000 + "]" * 20_000

@@ -22,7 +22,8 @@ from stateflow.ledger import Holder
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.clients import Seen
-from stateflow.rpc.wire import AFTER_KEY, newest_of, remote_error
+from stateflow.rpc.faults import remote_error
+from stateflow.rpc.wire import AFTER_KEY, newest_of
 from tests.simulation.sim.flow import PARTITIONS
 from tests.simulation.sim.ledger import Handle, Outage
 from tests.simulation.sim.loop import Process

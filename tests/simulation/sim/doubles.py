@@ -17,9 +17,7 @@ import grpc.aio
 
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import (
-    message_of,
-)
+from stateflow.rpc.wire import message_of
 from tests.simulation.sim.disk import Disk
 from tests.simulation.sim.ledger import MemoryLedger
 from tests.simulation.sim.loop import Process

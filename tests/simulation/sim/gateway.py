@@ -20,7 +20,8 @@ from stateflow.errors import OperatorNotDeployed, PositionGap, SourceTaken, Stat
 from stateflow.partition.layout import Position, Session
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import message_of, positions_of, remote_error
+from stateflow.rpc.faults import remote_error
+from stateflow.rpc.wire import message_of, positions_of
 from stateflow.types import PartitionId
 from tests.simulation.sim.flow import PARTITIONS, sorted_rows
 from tests.simulation.sim.loop import Process

@@ -10,7 +10,7 @@ import grpc.aio
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.apply import Calls, Replies
-from stateflow.rpc.wire import remote_error
+from stateflow.rpc.faults import remote_error
 from tests.simulation.sim.world import World
 
 

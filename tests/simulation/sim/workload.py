@@ -25,10 +25,8 @@ from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, 
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.apply import Answers, BatchRows, Replies, requests_of
-from stateflow.rpc.wire import (
-    message_of,
-    remote_error,
-)
+from stateflow.rpc.faults import remote_error
+from stateflow.rpc.wire import message_of
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import parts
 from tests.simulation.sim.controllers import Asked

@@ -18,7 +18,7 @@ from stateflow.errors import DiskFull, NullKey, OperatorFailed, OperatorStuck, O
 from stateflow.operator.operator import describe, output_schema
 from stateflow.operator.output import OutputReader
 from stateflow.operator.rows import RowReader
-from stateflow.partition import batches
+from stateflow.partition import batches, running
 from stateflow.partition.layout import Session
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
@@ -60,7 +60,7 @@ class Reuses(BatchOperator):
 @pytest.fixture(autouse=True)
 def as_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "SLOW_US", LONG_S * 1e6)
-    monkeypatch.setattr(batches, "GROUP_S", LONG_S)
+    monkeypatch.setattr(running, "GROUP_S", LONG_S)
     monkeypatch.setattr("stateflow.partition.processor.check_belongs", lambda *_: None)
 
 
@@ -191,7 +191,8 @@ def test_a_disk_that_refuses_one_partitions_write_refuses_no_others(
 
 
 def test_a_group_is_committed_when_it_has_come_to_many_rows(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "GROUP_ROWS", 4)  # two rows and their outputs
+    for module in (batches, running):
+        monkeypatch.setattr(module, "GROUP_ROWS", 4)  # two rows and their outputs
     seen: list[int] = []
 
     class Counts(Told):

@@ -18,7 +18,7 @@ import pytest
 
 from stateflow.errors import CommitLogDamaged, DiskFull, NotOwner, SourceTaken, StateDamaged, Unavailable
 from stateflow.operator.operator import describe
-from stateflow.partition import batches, layout
+from stateflow.partition import layout, running
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import COMMITS_FILE, COMMITS_FOLDER
 from stateflow.partition.lifecycle import State
@@ -134,7 +134,7 @@ def test_a_batch_of_many_partitions_is_one_sync(tmp_path: Path, monkeypatch: pyt
     place.node.create(SPEC, range(64), 1)
     place.send(0, *range(64))  # opens the operators
     with monkeypatch.context() as patch:
-        patch.setattr(batches, "GROUP_S", math.inf)  # the group ends with the batch, however slow this machine is
+        patch.setattr(running, "GROUP_S", math.inf)  # the group ends with the batch, however slow this machine is
         patch.setattr(batches, "SLOW_US", math.inf)
         synced = counted(patch)
         assert len(place.send(1, *range(64)).applied()) == 64

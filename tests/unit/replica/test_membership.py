@@ -24,7 +24,8 @@ from stateflow.replica.transfer_out import Followers
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import abort, connect
+from stateflow.rpc.faults import abort
+from stateflow.rpc.wire import connect
 from stateflow.security import roles
 from stateflow.types import PartitionId, ReplicaInfo
 

@@ -30,10 +30,8 @@ from stateflow.replica.service import ReplicaService
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import (
-    message_of,
-    remote_error,
-)
+from stateflow.rpc.faults import remote_error
+from stateflow.rpc.wire import message_of
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.unit.operators import Count
 

@@ -16,7 +16,7 @@ from stateflow.partition.slices import Frame
 from stateflow.replica.streams import FrameReader, Piece, batch_of, responses_of
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import header_of
-from stateflow.rpc.wire import error_of
+from stateflow.rpc.faults import error_of
 from stateflow.types import PartitionId
 
 SCHEMA = pa.schema([("k", pa.string())]).serialize().to_pybytes()

@@ -21,7 +21,7 @@ from stateflow.router.router import backoff
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import ControllerClient
-from stateflow.rpc.wire import fault_of
+from stateflow.rpc.faults import fault_of
 from stateflow.settings import RouterSettings
 from stateflow.status import Deployment
 from stateflow.types import ReplicaInfo

@@ -7,7 +7,7 @@ from stateflow.operator.arrow import read_batch
 from stateflow.partition.positions import Batch
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import PASSED, Answer, Answers, Replies, requests_of
-from stateflow.rpc.wire import fault_of
+from stateflow.rpc.faults import fault_of
 from tests.applying import WORD, words
 
 FAULT = NotOwner("it went", remedy="refresh")

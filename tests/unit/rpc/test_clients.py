@@ -18,7 +18,8 @@ from stateflow.errors import NotLeading, Unavailable
 from stateflow.rpc import clients, controller_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.clients import ControllerClient, _not_begun
-from stateflow.rpc.wire import FAULT_KEY, NEWEST_KEY, TERM_KEY, fault_of
+from stateflow.rpc.faults import FAULT_KEY, fault_of
+from stateflow.rpc.wire import NEWEST_KEY, TERM_KEY
 
 #: PySpark starts its JVM by fork and exec
 SCRIPT = """

@@ -19,9 +19,10 @@ import pytest
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, Unavailable
 from stateflow.local.cluster import Certificates
 from stateflow.rpc import secure
+from stateflow.rpc.faults import remote_error
 from stateflow.rpc.secure import _SecureChannel
 from stateflow.rpc.serving import bind
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect, remote_error
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect
 from stateflow.security import certificates as files_module
 from stateflow.security.certificates import TlsFiles
 from stateflow.settings import ConnectionSettings

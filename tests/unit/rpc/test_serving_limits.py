@@ -14,8 +14,8 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.errors import Busy, NotAllowed, from_wire
 from stateflow.rpc import serving as limits
+from stateflow.rpc.faults import remote_error
 from stateflow.rpc.serving import CallLimits
-from stateflow.rpc.wire import remote_error
 from stateflow.security.refusals import Refusals
 from stateflow.security.roles import Identity, Role
 from stateflow.settings import ServerSettings

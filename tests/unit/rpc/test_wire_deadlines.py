@@ -73,7 +73,7 @@ def _is_limited(node: ast.AST, within: dict[ast.AST, ast.AST]) -> bool:
 
 def _hears(node: ast.AST, call: str) -> bool:
     match node:
-        case ast.Call(func=ast.Name("heard" | "_heard"), args=[first, *_]):
+        case ast.Call(func=ast.Name("read_stream" | "read_stream_blocking"), args=[first, *_]):
             return ast.unparse(first) == call
     return False
 
@@ -101,10 +101,10 @@ def test_every_call_has_a_deadline_or_a_limit_for_silence() -> None:
         ("await self._stub.Verify(request)", False),
         ("await self._stub.Verify(request, timeout=5)", True),
         ("[page async for page in self._stub(name).Try(request)]", False),
-        ("[page for page in heard(self._stub(name).Try(request), name)]", True),
+        ("[page for page in read_stream(self._stub(name).Try(request), name)]", True),
         ("call = stub.Try(request); [page for page in call]", False),
-        ("call = stub.Try(request); [page for page in _heard(call, name)]", True),
-        ("call = stub.Try(request); [page for page in heard(another, name)]", False),
+        ("call = stub.Try(request); [page for page in read_stream_blocking(call, name)]", True),
+        ("call = stub.Try(request); [page for page in read_stream(another, name)]", False),
         ("getattr(stub, method)(request)", False),
         ("getattr(_stub(kind, address), method)(request, timeout=None)", True),
         ("stub.Positions.future(request)", False),

@@ -12,7 +12,8 @@ import pytest
 
 from stateflow.errors import NotOwner, StateflowError, Unavailable
 from stateflow.rpc import agent_pb2 as apb
-from stateflow.rpc.wire import FAULT_KEY, fault_of, heard
+from stateflow.rpc.faults import FAULT_KEY, fault_of
+from stateflow.rpc.wire import read_stream
 
 SOON_S = 0.08
 PAGE = apb.LogsPage(data=b"line")
@@ -42,7 +43,7 @@ class Stream:
 
 
 async def all_of(stream: Stream, *asked: Any) -> list[Any]:
-    async with aclosing(heard(stream, "there", SOON_S, *asked)) as messages:
+    async with aclosing(read_stream(stream, "there", SOON_S, *asked)) as messages:
         return [message async for message in messages]
 
 
@@ -119,7 +120,7 @@ def test_a_reader_may_take_its_time() -> None:
             times += 1
             return False
 
-        async with aclosing(heard(stream, "there", SOON_S, answers)) as messages:
+        async with aclosing(read_stream(stream, "there", SOON_S, answers)) as messages:
             async for _ in messages:
                 found += 1
                 await asyncio.sleep(2 * SOON_S)

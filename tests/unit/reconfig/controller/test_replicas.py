@@ -36,7 +36,7 @@ from stateflow.partition.control import (
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import FAULT_KEY, fault_of
+from stateflow.rpc.faults import FAULT_KEY, fault_of
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.unit.operators import Count

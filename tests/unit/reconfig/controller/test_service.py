@@ -19,9 +19,7 @@ from stateflow.errors import NotAllowed, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.wire import (
-    message_of,
-)
+from stateflow.rpc.wire import message_of
 from stateflow.security.refusals import Refusals
 from stateflow.security.roles import Identity, Role
 from tests.unit.operators import Count

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stateflow.partition.environment import OLD, YOUNG, Garbage
+from stateflow.replica.executor import OLD, YOUNG, Garbage
 
 
 class Node:
