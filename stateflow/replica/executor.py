@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 YOUNG: Final = 10_000
 #: least number of kept objects before all are examined again
 OLD: Final = 500_000
-#: the collector's own thresholds, for a batch that alone makes so many objects
+#: thresholds of Python's own collector, for a single batch that creates this many objects
 WITHIN_A_BATCH: Final = (100_000, 20, 50)
 P = ParamSpec("P")
 T = TypeVar("T")
