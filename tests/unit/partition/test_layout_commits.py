@@ -18,7 +18,7 @@ import pytest
 
 from stateflow.errors import CommitLogDamaged, DiskFull, NotOwner, SourceTaken, StateDamaged, Unavailable
 from stateflow.operator.operator import describe
-from stateflow.partition import layout, running
+from stateflow.partition import batches, layout, running
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import COMMITS_FILE, COMMITS_FOLDER
 from stateflow.partition.lifecycle import State
