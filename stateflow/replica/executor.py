@@ -2,8 +2,8 @@
 
 The pools (:class:`Threads`) do work that would block the event loop.
 
-The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two batches. Callers
-share the thread's time equally (:class:`FairQueue`).
+The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs, such as the garbage collector
+(:class:`Garbage`), run between two batches. Callers share the thread's time equally (:class:`FairQueue`).
 
 The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it notifies callers that their batches are being worked
 on. And it prevents operators from delaying others for longer than ``batch_timeout_s``:

@@ -201,8 +201,8 @@ class TakeoverHandler:
 
 
 class Sources:
-    """Positions, kept outputs and retirement of sources. Methods raise NotOwner or LeaseLost for partitions that this
-    replica may not serve."""
+    """Opens and retires sources, and reads their positions and kept outputs. Methods raise NotOwner or LeaseLost for
+    partitions that this replica may not serve."""
 
     def __init__(
         self, node: ReplicaNode, threads: Threads, batch_thread: BatchThread, confirmations: Confirmations
