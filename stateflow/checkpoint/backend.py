@@ -1,8 +1,9 @@
 """Access to checkpoint objects: backends that store them, bounded calls of a backend, and a site's cache of blobs.
 
 :class:`Backend` is a small contract, kept by a local directory (:class:`LocalBackend`) and by everything that fsspec
-supports (:class:`FsspecBackend`). Names are relative paths with ``/``. ``create`` and ``upload`` leave the whole object
-or none, as far as the store can: a local directory by a hard link of a synced temporary file, object stores by one put.
+supports (:class:`FsspecBackend`). Names are relative paths with ``/``. ``create`` and ``upload`` store the whole object
+or nothing, as far as the store supports that: in a local directory by a hard link to a synced temporary file, in object
+stores by one put.
 
 Everything else uses a backend through :class:`Objects`, whose calls cannot hang. A :class:`SiteCache` keeps copies of
 blobs near the replicas when the store is far away.
@@ -73,22 +74,23 @@ class Backend(Protocol):
     def piece_bytes(self) -> int: ...
 
     def create(self, name: str, data: bytes) -> None:
-        """Creates an object, which readers see whole or not at all. Raises FileExistsError, and changes nothing, if it
-        exists."""
+        """Creates an object, which readers see whole or not at all. Raises FileExistsError, and changes nothing, if the
+        object exists."""
         ...
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
-        """Stores a file's content; replaces an existing object."""
+        """Stores a file's content as an object, in place of an existing one."""
         ...
 
     def read(self, name: str) -> bytes: ...
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yields the content in pieces of at most CHUNK_BYTES."""
+        """Yields the content of an object in pieces of at most CHUNK_BYTES."""
         ...
 
     def download(self, name: str, file: BinaryIO, expected: int) -> None:
-        """Writes the content to an open, empty file. Content longer than ``expected`` is cut off."""
+        """Writes the content of an object to an open, empty file. Content of more than ``expected`` bytes is not read
+        to its end, but the file then has more than ``expected`` bytes, too."""
         ...
 
     def list(self, prefix: str) -> list[Stored]:
@@ -98,7 +100,7 @@ class Backend(Protocol):
     def stat(self, name: str) -> Stored | None: ...
 
     def delete(self, name: str) -> None:
-        """Deletes an object. No error when it does not exist."""
+        """Deletes an object. It is no error if the object does not exist."""
         ...
 
 
@@ -130,7 +132,7 @@ class LocalBackend:
                 _sync(file.fileno())
             try:
                 self._link(temporary, name)
-            except FileExistsError:  # damaged, or of the same content: replaced in one step, others may rely on it
+            except FileExistsError:  # damaged, or with the same content: replaced at once, because others may read it
                 temporary.replace(self.root / name)
                 _sync_folder((self.root / name).parent)
         finally:
@@ -206,8 +208,8 @@ def _sync_folder(path: Path) -> None:
 class FsspecBackend:
     """Any file system that fsspec supports.
 
-    ``create`` is one conditional put if the store supports that (memory, S3, GCS). Otherwise it looks for the object
-    first; then two writers that create the same name at the same instant both succeed.
+    ``create`` is one conditional put if the store supports that (memory, S3, GCS). Otherwise ``create`` first checks
+    that the object does not exist; then two writers that create the same name at the same instant both succeed.
     """
 
     piece_bytes = sys.maxsize  # fsspec sends small objects in one piece, up to a size that is not known here
@@ -278,7 +280,7 @@ class FsspecBackend:
         return f"{self._root}/{name}"
 
     def _folder(self, path: str) -> None:
-        """Makes the folder of an object. Object stores have no folders, and the memory store makes them itself."""
+        """Creates the folder of an object. Object stores have no folders, and the memory store creates them itself."""
         if getattr(self._fs, "protocol", "") not in ("memory",) and not getattr(self._fs, "async_impl", False):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
@@ -314,8 +316,8 @@ def _micros(when: Any) -> int:
 class Objects:
     """Access to the objects of one store by calls that cannot hang: each is bounded in time.
 
-    A transfer may take any time, but only a bounded time without progress. When a call does not return in time, the
-    caller gets Unavailable, and the call is left in a daemon thread.
+    A transfer may take any time as long as it makes progress; the time without progress is bounded. If a call does not
+    return in time, the caller gets Unavailable, and the call goes on in a daemon thread.
 
     Methods raise FileNotFoundError and FileExistsError if these are the store's answer, and Unavailable for every other
     failure.
@@ -376,7 +378,7 @@ class Objects:
         self._call(self._timeout_s, self._backend.delete, name)
 
     def now_us(self) -> int:
-        """Returns the time by the clock that dates objects in the store, which need not be this machine's clock."""
+        """Returns the time of the clock that dates the store's objects, µs. It may differ from this machine's clock."""
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         self.create(probe, b"now")
         try:
@@ -397,8 +399,9 @@ class Objects:
         """Runs a call in a thread and waits for it. Raises Unavailable on timeout.
 
         Args:
-            timeout_s: maximum time since the call began, and since ``moved`` last returned another number.
-            moved: counts progress.
+            timeout_s: maximum time without progress: since the call began, or since ``moved`` last returned another
+                number.
+            moved: returns a number that changes whenever the call makes progress.
         """
         outcome: list[T] = []
         failure: list[BaseException] = []
@@ -468,7 +471,7 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
             there = next(path for path in (root, *root.parents) if path.exists())
             if not there.is_dir():
                 raise _unusable(url, f"{there} is not a directory")
-        return LocalBackend(root)  # its directory is made with its marker, not before
+        return LocalBackend(root)  # the directory is created together with the store's marker
     try:
         if scheme in _EXTRAS:
             options.setdefault("use_listings_cache", False)

@@ -4,11 +4,11 @@
 ``blobs/<2>/<digest>[.zst][.<key id>][.g<generation>]``     content, named by the xxh3_128 of its plain form
 ``manifests/<operator>/p00003/<epoch>-<sequence>.json``     checkpoints; published last, never changed
 ``savepoints/<name>/<operator>/p00003.json``                manifests that are kept until deleted
-``STORE``                                                   the marker: which store this is
+``STORE``                                                   the marker, with the id of the store
 ``intents/<id>.json``                                       leases: digests that an upload, a restore or a reader
                                                             relies on
-``condemned/<id>.json``                                     blobs a collection under way may delete
-``tmp/``                                                    of a local directory: files being written
+``condemned/<id>.json``                                     blobs that a running collection may delete
+``tmp/``                                                    files being written (in a local directory), and probes
 =========================================================  ===================================================
 
 A manifest describes the checkpoint of one partition at one sequence, and names the blobs that contain its files. The
@@ -16,10 +16,11 @@ object's name orders it: ``<epoch>-<sequence>[-<attempt>].json``. The newest is 
 an earlier owner can never become the newest, on any store. The proof of a checkpoint is a
 digest of decoded state: it covers every entry of a partition store, in order, whichever files contain them.
 
-The marker has an id and is created once. It distinguishes a store from the empty directory under its mount point, and
-two stores from two spellings of one URL.
+The marker has an id and is created once. It distinguishes a store from the empty directory under its mount point. It
+also tells whether two URLs name two stores, or one store in two spellings.
 
-A *lease* tells collections which digests a process relies on. The process writes it before it reads or uploads them.
+A *lease* tells collections which digests a process relies on. The process writes the lease before it reads or uploads
+blobs with these digests.
 The protocol needs no locks and no correct clock:
 
 1. a process that relies on blobs writes a lease, *then* reads which blobs are condemned;
@@ -58,7 +59,7 @@ MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED = "manifests", "savepoints", "b
 MANIFEST_BYTES_MAX = 32 << 20
 #: a mark older than this, by the clock of the store, belongs to a process that died
 MARK_LIFE_S = 24 * 3600.0
-#: remedy where a checkpoint or savepoint cannot be used
+#: remedy if a checkpoint or savepoint cannot be used
 ANOTHER = "if this is a savepoint, restore another one; recovery uses an older checkpoint by itself"
 MARKER: Final = "STORE"
 MARKER_FORMAT: Final = 1
@@ -69,7 +70,8 @@ _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
 # -- Manifests -------------------------------------------------------------------------------------------------------
 
 FORMAT = 2
-#: parts of a manifest in which older releases refuse unknown fields, and parts for such fields, which they do not read
+#: parts of a manifest: in the first two, older releases refuse unknown fields; the others are for new fields, and older
+#: releases do not read them
 _OUTER, _ADDED = {"body", "checksum"}, {"added", "added_checksum"}
 _NAME = re.compile(r"(\d{12})-(\d{16})(?:-(\d+))?\.json\Z")
 _DIGEST = re.compile(r"[0-9a-f]{2,64}")
@@ -93,7 +95,7 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The state of one partition at one sequence.
+    """Describes the checkpoint of one partition at one sequence.
 
     Attributes:
         digest: digest of the files and the sequence.
@@ -101,7 +103,7 @@ class Manifest:
         state_digest: digest of the decoded entries; empty: not computed.
         schema: the states, as KeyedState.schema() describes them.
         target: import path of the operator's class.
-        version: version of the operator's class.
+        version: version of the states, from the class's ``state_version``; empty: 1.
         tags: the states addressed at run time, as :func:`~stateflow.state.stored_tags` describes them; empty: there are
             none, or the manifest is older.
     """
@@ -134,12 +136,12 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Size of its files in plain form, in bytes."""
+        """Size of the checkpoint's files in plain form, in bytes."""
         return sum(file.size for file in self.files)
 
     def is_same_state(self, other: Manifest) -> bool:
-        """Returns whether both manifests describe the same state. Files do not count: they change when a database is
-        opened."""
+        """Returns whether both manifests describe the same state. Their files are not compared, because files change
+        when a database is opened."""
         digests = {self.state_digest, other.state_digest} - {""}
         return (self.id, self.sequence, self.positions, self.watermark_us) == (
             other.id,
@@ -174,7 +176,7 @@ class Manifest:
                 )
             if format_ < 1 or not set(values) <= {each.name for each in fields(cls)}:
                 raise ValueError("unknown format")
-            if "added" in outer:  # fields that this release does not know are those of a newer one
+            if "added" in outer:  # unknown fields in it come from a newer release, and are ignored
                 values["tags"] = _part(outer, "added", "added_checksum")["tags"]
             _check_types(values)
             files = tuple(_file(each) for each in values.pop("files"))
@@ -249,7 +251,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 def _check_types(values: dict[str, Any]) -> None:
-    """Checks the types of all fields, before other code meets a wrong one. Raises ValueError."""
+    """Checks the types of all fields, so that no other code gets a field of a wrong type. Raises ValueError."""
     wrong = [name for name, value in values.items() if not _TYPES[name](value)]
     if wrong:
         raise ValueError(f"wrong type: {', '.join(wrong)}")
@@ -297,7 +299,7 @@ def state_digest(
     """Returns the xxh3_128, hexadecimal, of all entries except those whose keys begin with one of ``skip``.
 
     Args:
-        rest: called after each ENTRIES_AT_ONCE, to let others run.
+        rest: called after every ENTRIES_AT_ONCE entries, to let other threads run.
     """
     hasher = xxhash.xxh3_128()
     iterator = iter(entries)
@@ -317,7 +319,7 @@ def state_digest(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The object of a manifest.
+    """Object that contains a manifest, as the store lists it.
 
     Attributes:
         order, attempt: parsed from the object's name.
@@ -336,8 +338,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The digests of a lease, or the condemned blobs of a collection. ``names`` None: the mark is torn, and may name
-    any blob."""
+    """A lease, or the list of blobs that a collection condemns. ``names``: the digests or blobs; None: the mark is
+    torn, and may name any blob."""
 
     name: str
     written_us: int
@@ -352,7 +354,7 @@ class Catalog:
         self._codec = codec
 
     def checkpoints(self, partition: PartitionId | None = None) -> list[Found]:
-        """Returns all checkpoints, newest first within each partition. Reads names only."""
+        """Returns all checkpoints, newest first within each partition. It lists names and reads no manifest."""
         prefix = MANIFESTS if partition is None else folder_of(partition)
         found = []
         for stored in self._objects.list(prefix):
@@ -445,7 +447,8 @@ class Lease:
         objects.create(self._name, json.dumps(sorted(set(digests))).encode())
 
     def stands(self) -> bool:
-        """Returns whether the lease still exists. False: a collection considered its process dead, and removed it."""
+        """Returns whether the lease still exists. False: a collection considered the process dead, and removed the
+        lease."""
         return self._objects.stat(self._name) is not None
 
     def release(self) -> None:
@@ -517,7 +520,7 @@ def make_marker(objects: Objects) -> str:
 
 
 def _marker_checksum(id_: str, format_: int) -> str:
-    """Checksum of a marker, so that a damaged one is not taken for another store's."""
+    """Returns the checksum of a marker. Without it, a damaged marker could pass for the marker of another store."""
     digest: str = xxhash.xxh3_64_hexdigest(f"{format_} {id_}".encode())
     return digest
 

@@ -2,10 +2,10 @@
 
 Encrypted content::
 
-    b"SFE1"  key id (8)  salt (16)  then frames: AES-256-GCM of up to 1 MiB each, 16 bytes longer than that
+    b"SFE1"  key id (8)  salt (16)  then frames: up to 1 MiB each in AES-256-GCM, which adds 16 bytes to each
 
 The key of one object is HMAC-SHA256(key, salt). A frame's nonce consists of its number and a flag for the last frame,
-so that frames cannot be left out, reordered or cut off. The key id tells a wrong key from a damaged object.
+so that frames cannot be left out, reordered or cut off. The key id distinguishes a wrong key from a damaged object.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _compress(content: Iterable[bytes]) -> Iterator[bytes]:
 def _decompress(content: Iterable[bytes], place: str) -> Iterator[bytes]:
     """Decompresses in bounded steps, so that no more is inflated than the caller reads.
 
-    Truncated content yields less data; the digest reveals it.
+    Truncated content yields less data, which readers notice by the digest.
     """
     source: Any = _Source(iter(content))
     reader = zstandard.ZstdDecompressor().stream_reader(source)
@@ -197,9 +197,9 @@ def _nonce(number: int, last: bool) -> bytes:
 
 
 def _frames(content: Iterable[bytes], size: int) -> Iterator[tuple[bytes, bool]]:
-    """Yields (piece, whether it is the last): pieces of exactly ``size`` bytes, and a shorter or equal last one.
+    """Yields (piece, whether it is the last). Pieces have ``size`` bytes; the last may be shorter.
 
-    There is at least one piece.
+    There is at least one piece, which may be empty.
     """
     buffer = bytearray()
     for data in content:

@@ -72,16 +72,18 @@ def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Ret
 
 
 def whose_turn(checkpoints: Iterable[Found]) -> PartitionId | None:
-    """Returns the partition that was published last; its owner may drop checkpoints. None: nothing was published.
+    """Returns the partition whose checkpoint was published last; its owner may drop checkpoints now. None: there are no
+    checkpoints.
 
-    So mostly one replica at a time drops checkpoints, and each replica has its turn.
+    So usually one replica at a time drops checkpoints, and each replica has its turn.
     """
     newest = max(checkpoints, key=lambda each: (each.modified_us, each.name), default=None)
     return None if newest is None else newest.partition
 
 
 def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], leases: Iterable[Mark]) -> dict[str, int] | None:
-    """Returns the blobs (name → bytes) that are not needed. None: a lease is torn, so that nothing may be swept.
+    """Returns the blobs that are neither referenced nor leased: name → bytes. None: a lease is torn, so nothing may be
+    swept.
 
     Args:
         referenced: blobs that manifests name.
@@ -123,7 +125,8 @@ class Collected:
 class Collector:
     """One collection over a store.
 
-    Raises Unavailable, and CheckpointNewer or WrongKey if the store has manifests that this process must not judge.
+    Raises Unavailable, and CheckpointNewer or WrongKey if the store has manifests of a newer format or with another
+    key.
     """
 
     def __init__(self, store: CheckpointStore, retention: Retention) -> None:
@@ -137,7 +140,7 @@ class Collector:
         """Collects once and returns a report.
 
         Args:
-            drop_corrupt: delete manifests that cannot be read, instead of keeping every blob for their sake.
+            drop_corrupt: delete manifests that cannot be read; otherwise they are kept, and no blob is deleted.
         """
         self._store.check()
         now_us = self._objects.now_us()
@@ -192,9 +195,9 @@ class Collector:
         """Condemns unreferenced blobs, then deletes those that are still neither referenced nor leased.
 
         Args:
-            passed_over: names of manifests that are treated as if they were deleted: in a dry run, those that would be
-                dropped. Otherwise empty: dropped manifests are deleted by then, and a manifest that is found under such
-                a name was published since.
+            passed_over: names of manifests to ignore. In a dry run, these are the manifests that would be dropped.
+                Otherwise it is empty: dropped manifests are deleted by then, so a manifest with such a name was
+                published afterwards.
         """
         began = self._store.clock.monotonic()
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
@@ -233,10 +236,11 @@ class Collector:
                 self._objects.delete(mark)
 
     def _check_stands(self, mark: str, began: float) -> None:
-        """Checks that the collection's mark still exists. Raises Unavailable.
+        """Checks that the collection's mark still exists, and that the collection has not run for half a day. Raises
+        Unavailable.
 
-        Without the mark, uploads rely again on blobs that the collection has condemned. Another collection removes the
-        mark of a process that was suspended for a day, or during whose run the store's clock jumped a day ahead.
+        Without the mark, uploads would rely on blobs that the collection is about to delete. Another collection removes
+        the mark if this process was suspended for a day, or if the store's clock jumped a day ahead.
         """
         if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
             raise Unavailable("the collection took too long", remedy="start it again", url=self._store.url)
@@ -250,8 +254,8 @@ class Collector:
         return {file.blob for manifest in manifests if isinstance(manifest, Manifest) for file in manifest.files}
 
     def _read_all(self, found: Iterable[Found]) -> None:
-        """Reads each manifest once. An unreadable one is read again each time, because the store may have been at
-        fault."""
+        """Reads the manifests that were not read yet. An unreadable one is read again each time, because the store may
+        have been at fault."""
         for each in found:
             if isinstance(self._read.get(each.name), Manifest):
                 continue

@@ -1,11 +1,11 @@
 """Checkpoint store: a save uploads missing blobs and then publishes; a restore verifies every file.
 
-A save writes a lease, uploads and publishes, and starts over if the lease is gone before or after the publication.
-Publication is one exclusive new object. Its name orders it by (epoch, sequence), and a name that is taken is not
-written again, so that neither a repeated nor a late upload changes what others read.
+A save writes a lease, uploads and publishes, and starts over if the lease is gone before or after the publication. To
+publish a checkpoint is to create one object, its manifest. The name of the manifest orders it by (epoch, sequence), and
+an existing name is never written again, so that neither a repeated nor a late upload changes what others read.
 
 A restore reports a file (:class:`Fetching`) only when it is written, verified by its digest and, if it is to be
-durable, on disk. The new owner of a partition publishes an adopted checkpoint as its own first (:class:`Adoption`).
+durable, on disk. The new owner of a partition publishes an adopted checkpoint as its first one (:class:`Adoption`).
 
 Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. Leases (:mod:`stateflow.checkpoint.catalog`)
 keep them from deleting blobs that are being uploaded, read or adopted.
@@ -83,7 +83,7 @@ RESTORE_THREADS = 4
 _NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 #: bytes hashed at a time, few enough to stay in a core's cache
 HASHED_BYTES = 256 << 10
-#: context around the verification of a file that is written, such as its sync
+#: context that is entered when a file is written and left when it is verified; it syncs the file, for example
 Written = Callable[[Path], AbstractContextManager[None]]
 
 
@@ -128,8 +128,8 @@ class Fetching:
     def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
         """Copies a plain blob; returns size and digest of the copy.
 
-        The kernel copies it. Then the copy is hashed in pieces that stay in a core's cache, while the disk writes it.
-        Passing the data through Python would cost another copy.
+        The kernel copies the blob. Then the copy is hashed in pieces that stay in a core's cache, while the disk writes
+        it. Passing the data through Python would cost another copy.
         """
         with _opened(path) as out:
             try:
@@ -245,15 +245,14 @@ class CheckpointStore:
     # -- which store it is ----------------------------------------------------------------------------------
 
     def remember(self, known: Known | None, keep: Callable[[Known], None], note: Path) -> None:
-        """Accepts only the store that was used before: another store, or a missing one, is refused.
-
-        No store is created in place of a missing one.
+        """Accepts only the store that was used before. Another store is refused, and no store is created in place of a
+        missing one.
 
         Args:
             known: the store used before; None: no store was.
-            keep: called with the store when it is used for the first time, to store it. Pass it as ``known`` the next
-                time.
-            note: file in which ``keep`` stores it; errors name the file.
+            keep: called when the store is used for the first time, with a record to store. Pass this record as
+                ``known`` the next time.
+            note: file in which ``keep`` stores the record; errors name the file.
         """
         self._note, self._keep = note, keep
         if known is not None:
@@ -264,7 +263,7 @@ class CheckpointStore:
     def check(self, *, first_use: bool = False) -> str:
         """Checks that the store exists and is still the same one, and returns its id.
 
-        Callers check before each operation on the store as a whole.
+        Operations on the whole store begin with this check.
 
         Args:
             first_use: make the marker of a store that was never used before.
@@ -314,7 +313,8 @@ class CheckpointStore:
         Args:
             savepoint: keep the checkpoint under this name too, until the savepoint is deleted; empty: do not.
 
-        Raises StaleCheckpoint unless it is the newest. Saving the same checkpoint again is no error.
+        Raises StaleCheckpoint if the store has a newer checkpoint of the partition, or another state at the same epoch
+        and sequence. To save the same checkpoint again is no error.
         """
         self.check(first_use=True)
         there = self._free_place(manifest)
@@ -369,8 +369,8 @@ class CheckpointStore:
     def leased(self, manifest: Manifest) -> Iterator[None]:
         """Protects the blobs that a manifest names from collections.
 
-        If no lease can be written (no right, no room), the blobs may be collected while they are read. The read then
-        raises an error; it never returns incomplete data.
+        If no lease can be written (no permission, no space), the blobs may be collected while they are read. The read
+        then raises an error; it never returns incomplete data.
         """
         try:
             lease = self._lease(manifest)
@@ -384,9 +384,11 @@ class CheckpointStore:
             yield
 
     def _free_place(self, manifest: Manifest, *, again: bool = False) -> int | Saved:
-        """Returns the first free attempt for the manifest's name, or the same checkpoint, if the store has all of it.
+        """Returns the first free attempt number for the manifest's name; or the checkpoint, if the store has it with
+        all its blobs.
 
-        Raises StaleCheckpoint. ``again``: ignore existing attempts, because their blobs may have been collected.
+        Raises StaleCheckpoint. ``again``: do not return an existing checkpoint, because its blobs may have been
+        collected.
         """
         attempt = 0
         for found in self.catalog.checkpoints(manifest.id):
@@ -650,16 +652,18 @@ class CheckpointStore:
 
 
 class Adoption:
-    """A checkpoint whose blobs are in a store, leased until the partition's new owner publishes or releases it."""
+    """A checkpoint whose blobs are in a store, protected by a lease until :meth:`release`. The partition's new owner
+    publishes the checkpoint before that."""
 
     def __init__(self, store: CheckpointStore, manifest: Manifest, lease: Lease) -> None:
         self.url = store.url
         self._store, self._manifest, self._lease = store, manifest, lease
 
     def publish(self, epoch: int, replica: str) -> None:
-        """Durably publishes the checkpoint as its owner's first, so that no older one can become the newest again.
+        """Durably publishes the checkpoint as the first one of the partition's new owner. No older checkpoint can
+        become the newest after that.
 
-        May be repeated. Raises StaleCheckpoint if a later owner was faster, or if the blobs may have been
+        The call may be repeated. Raises StaleCheckpoint if a later owner was faster, or if the blobs may have been
         collected; in the latter case, adopt the checkpoint again.
         """
         store = self._store

@@ -18,7 +18,7 @@ from stateflow.types import PartitionId
 #: a worker that was ready for this many seconds counts as healthy, and is restarted at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-#: deaths in a row, without having been healthy in between, after which a worker counts as dying at every start
+#: number of deaths, without a healthy run in between, after which a worker counts as dying at every start
 HOPELESS = 5
 #: least difference between the loads of two workers, as a share of the greater, at which partitions move
 GAIN = 0.2
@@ -27,7 +27,8 @@ GAIN = 0.2
 OVER = GAIN / 4
 #: share of a core below which a worker keeps all its partitions, because it keeps no caller waiting
 BUSY = 0.2
-#: least and greatest time over which loads are measured, in seconds; a round with moves doubles it, else it is halved
+#: least and greatest time over which loads are measured, in seconds; a round with moves doubles the time, and a round
+#: without moves halves it
 COMPARE_S, COMPARE_S_MAX = 10.0, 320.0
 
 
@@ -130,8 +131,8 @@ class Seen:
     def loads(self, before: Seen) -> dict[str, dict[PartitionId, float]]:
         """Returns worker → partition → cores that the partition has used since ``before``.
 
-        A worker's CPU time is divided among its partitions by their numbers of batches. If it is unknown, a batch
-        counts as a fiftieth of a second.
+        A worker's CPU time is divided among its partitions by their numbers of batches. If the CPU time is unknown,
+        each batch counts as a fiftieth of a second.
         """
         seconds = self.at - before.at
         loads: dict[str, dict[PartitionId, float]] = {}
@@ -188,14 +189,15 @@ def spread(
 ) -> dict[PartitionId, str]:
     """Returns the moves within a node that make its workers about equally busy: partition → worker.
 
-    There are as few moves as possible, and none between workers where the gain would be small. No move leaves its
-    target busier than its source by more than ``OVER``.
+    Partitions with large loads move first, so that there are few moves. No partition moves between two workers whose
+    loads differ by ``GAIN`` of the greater load or less. No move leaves its target busier than its source by more than
+    ``OVER``.
 
     Args:
         loads: worker → partition → load, in any unit; partitions without load are spread by their number.
-        handed_on: partition → when it was moved last, in any unit. Among partitions of equal load, the one that has not
-            moved, or not for longest, moves first. So if one partition makes its worker busy and the loads do not show
-            which, the worker's other partitions move away one after another.
+        handed_on: partition → when it was moved last, in any unit. Among partitions of equal load, a partition that was
+            never moved moves first, then the partition whose last move is the oldest. So if one partition makes its
+            worker busy and the loads do not show which, the worker's other partitions move away one after another.
     """
     floor = max((load for each in loads.values() for load in each.values()), default=0.0) / 100 or 1.0
     left = {worker: {p: max(load, floor) for p, load in each.items()} for worker, each in loads.items()}
@@ -227,8 +229,8 @@ def spread(
 def is_spare(partitions: Iterable[PartitionReport], epochs: Mapping[PartitionId, int]) -> bool:
     """Tells whether the directory of a surplus worker may be deleted.
 
-    It may not while the worker serves a partition, or has a copy that it sealed for an owner that the ledger does not
-    contain yet, because that copy may be the newest.
+    The directory must be kept while the worker serves a partition. It must also be kept while the worker has a sealed
+    copy whose new owner is not in the ledger yet: that copy may be the newest.
 
     Args:
         partitions: the partitions of which the worker has a copy.

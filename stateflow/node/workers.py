@@ -78,7 +78,8 @@ def directory_of(data_dir: Path, number: int) -> Path:
 
 
 def left_behind(data_dir: Path, count: int) -> list[int]:
-    """Returns the numbers of surplus workers: workers of an earlier run, from ``count`` on, that may own partitions."""
+    """Returns the numbers of surplus workers, which may own partitions: workers of an earlier run, numbered ``count``
+    or higher."""
     folder = data_dir / WORKERS
     found = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
     return sorted(number for number in found if number >= count)
@@ -87,16 +88,17 @@ def left_behind(data_dir: Path, count: int) -> list[int]:
 def claim_node(data_dir: Path) -> TextIO:
     """Claims a directory, so that no other process runs a node or replica there until the result is closed.
 
-    Raises DataDirLocked, InvalidArgument.
+    Raises DataDirLocked if one runs there, and InvalidArgument if the directory cannot be used.
     """
     return claim(data_dir, "NODE")
 
 
 def claim_workers(data_dir: Path) -> TextIO:
-    """Claims the workers of a node. The claim proves that no worker of a former run is running or starting.
+    """Claims the lock that all workers of a node hold. The claim proves that no worker of a former run is running or
+    starting.
 
-    A caller has claimed the node before, and passes this claim on to each worker process that it starts. Raises
-    DataDirLocked while workers of a former run are alive, InvalidArgument.
+    The caller has claimed the node before, and passes the lock on to each worker process that it starts. Raises
+    DataDirLocked while workers of a former run are alive, and InvalidArgument if the directory cannot be used.
     """
     try:
         return claim(data_dir / WORKERS, "LOCK")
@@ -130,7 +132,8 @@ def _holders(data_dir: Path) -> str | None:
 def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
     """Keeps all processes of a node or replica out of a directory, so that it can be wiped.
 
-    Waits for processes that are still ending. Raises DataDirLocked if they do not end, InvalidArgument.
+    Waits for processes that are still ending. Raises DataDirLocked if they do not end, and InvalidArgument if the
+    directory cannot be used.
     """
     until = clock.monotonic() + stop_timeout_s + KILL_AFTER_S
     with contextlib.ExitStack() as claims:
@@ -166,7 +169,7 @@ class Workers:
     """The workers of one node. Raises InvalidArgument if there are not enough ports for them.
 
     Args:
-        count: number of workers that are wanted.
+        count: number of workers to run.
     """
 
     def __init__(self, node: Node, count: int, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -226,7 +229,7 @@ class Workers:
                 self._lock.close()
 
     async def _wait_for_former(self, stop: asyncio.Event) -> bool:
-        """Waits for workers of a node that was killed, which end by themselves, but not at once.
+        """Waits until the workers of a killed node have ended. They end by themselves, but not at once.
 
         Returns False if this node is asked to stop before they have ended. Raises DataDirLocked if they do not end.
         """
@@ -290,7 +293,7 @@ class Workers:
         return await process.wait()
 
     def _hear(self, number: int, line: bytes) -> None:
-        """Reads a worker's first line of output: its address, or the error that keeps it from listening."""
+        """Reads a worker's first line of output: the worker's address, or the error with which its start failed."""
         self._errors.pop(number, None)
         name, said = worker_name(self._node.name, number), heard(line)
         if isinstance(said, Listening):
@@ -359,7 +362,7 @@ class Workers:
                 with self._tolerant(mine[number].name):
                     await self._leave(cluster, mine[number], status)
         for name in self._forgettable(status):
-            with contextlib.suppress(StateflowError):  # partitions may still be moving from or to it: retried later
+            with contextlib.suppress(StateflowError):  # it may still be part of a move; retried later
                 await aside(partial(cluster.forget, name))
         await aside(partial(self._spread, cluster, [mine[n] for n in range(self._count) if n in mine], status))
 
@@ -401,7 +404,8 @@ class Workers:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def _forgettable(self, status: ClusterStatus) -> list[str]:
-        """Returns the surplus workers that were ended, in this run or before, and whose lease has lapsed."""
+        """Returns the names of surplus workers that have ended, in this run or an earlier one, and whose lease has
+        lapsed."""
         running, gone = set(self._numbers), set(self._supervision.gone())
         return [
             each.name
@@ -459,8 +463,8 @@ def processor_s(pid: int) -> float | None:
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Runs work in a daemon thread, so that work that waits long for an answer does not delay the end of this
-    process."""
+    """Runs work in a daemon thread and returns its result. Work that waits long for an answer does not delay the end of
+    this process."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

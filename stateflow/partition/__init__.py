@@ -1,2 +1,1 @@
-"""Partitions of operators on a replica: the lifecycle, batches, copies and checkpoints of each, and the registry of
-all."""
+"""Partitions of operators on a replica: their lifecycle, batches, copies and checkpoints, and their registry."""

@@ -16,7 +16,7 @@ Invariants:
 
 * A thread with an open group waits for no other partition: it commits the group before it waits for ``work``, before a
   slow part, and before it handles an error. So no thread waits for a waiting thread. Partitions in which one write
-  opens a source are such a group.
+  opens a source form such a group, too.
 * A slow part, or an operator that does not return, does not hold up the other members of the group: they are taken from
   the thread, their uncommitted batches are dropped, and their partitions are served again at once.
 * A commit is reported only if the lease still holds after it.
@@ -97,7 +97,7 @@ class Answers(Protocol):
 
 class _Taken(Exception):
     """The running batch or its group was taken away from this thread. ``told`` is the outcome to report for the current
-    part; None: none is reported."""
+    part; None: no outcome is reported."""
 
     def __init__(self, told: BaseException | None) -> None:
         self.told = told
@@ -305,8 +305,8 @@ class Batches:
         return []
 
     def _append(self, run: RunningBatch, staged: list[layout.Staged]) -> BaseException | None:
-        """Appends staged commits to the commit log, if there is one, with one durable write. Returns the error; None:
-        there was none. Meanwhile this thread is in ``run``."""
+        """Appends staged commits to the commit log, if there is one, with one durable write. Returns the error, if
+        there was one. Meanwhile, ``run`` counts as the running batch of this thread."""
         log = self._registry.commits.log
         if log is None:
             return None
@@ -318,7 +318,8 @@ class Batches:
         return None
 
     def _ended(self, member: Member | Opened, outcome: T) -> T | BaseException:
-        """Ends the running batch of a partition and lets the partition go. Returns ``outcome``, or the error."""
+        """Ends the running batch of a partition and releases the partition's ``work``. Returns ``outcome``, or the
+        error if the batch cannot be ended properly."""
         try:
             self.running.end(member.local, member.run)
         except BaseException as error:  # noqa: BLE001 - it is reported
@@ -335,7 +336,7 @@ class Batches:
 
     @property
     def commits_together(self) -> bool:
-        """Tells whether one write makes the commits of several partitions durable: there is a commit log."""
+        """Tells whether one write makes the commits of several partitions durable, because there is a commit log."""
         return self._registry.commits.log is not None
 
     def is_ready(self, partition: PartitionId) -> bool:
@@ -355,8 +356,8 @@ class Batches:
         """Makes partitions refuse older clients of a source from now on. With a commit log, one write makes that
         durable. Returns for each partition the sequence of its last commit, or NotOwner if it is not served here.
 
-        A partition that is not ready, or that another thread works on, has a durable write of its own, because a thread
-        that holds partitions waits for no other partition and for no operator.
+        A partition that is not ready, or that another thread works on, gets a durable write of its own, because a
+        thread that holds partitions waits for no other partition and for no operator.
 
         Args:
             settled: see :meth:`~stateflow.partition.sources.Sources.open`.
@@ -385,13 +386,13 @@ class Batches:
     def _stage_opening(
         self, local: LocalPartition, source: str, session: layout.Session, settled: int | None
     ) -> Opened | None:
-        """Prepares the commit that opens a source in a partition. The caller then holds its ``work``. None: the
-        partition has to be opened alone, and the caller does not hold it."""
+        """Prepares the commit that opens a source in a partition. This thread then holds the partition's ``work``.
+        None: the partition needs a write of its own, and this thread does not hold ``work``."""
         if not self._lease.holds(self._clock.monotonic(), local.id.operator) or not local.work.acquire(0.0):
             return None
         opened: Opened | None = None
         try:
-            with suppress(Exception, Interrupted):  # the error is met again, and raised, when it is opened alone
+            with suppress(Exception, Interrupted):  # the separate opening that follows raises the error
                 opened = self._staged(local, source, session, settled)
         finally:
             if opened is None:
@@ -417,7 +418,7 @@ class Batches:
                 self.running.end(local, run)
 
     def _commit_openings(self, opened: list[Opened]) -> dict[PartitionId, int]:
-        """Commits prepared openings, and lets their partitions go. Returns the sequence of each partition's last
+        """Commits prepared openings, and releases their partitions. Returns the sequence of each partition's last
         commit. Raises the first error."""
         staged = [each.opening.staged for each in opened if each.opening is not None]
         refused = self._append(opened[0].run, staged) if staged else None
@@ -449,15 +450,17 @@ class Batches:
         return at
 
     def retire_source(self, partition: PartitionId, source: str) -> bool:
-        """See :meth:`~stateflow.partition.processor.PartitionProcessor.retire`. Raises NotOwner, LeaseLost."""
+        """Retires a source in a partition, see :meth:`~stateflow.partition.processor.PartitionProcessor.retire`. Raises
+        NotOwner, LeaseLost."""
         return self._beside_batches(partition, lambda processor: processor.retire(source))
 
     def drop_output(self, partition: PartitionId, source: str, batch: int, apply: bool) -> int:
-        """See :meth:`~stateflow.partition.processor.PartitionProcessor.drop_output`. Raises NotOwner, LeaseLost."""
+        """Drops the stored output of a batch, see
+        :meth:`~stateflow.partition.processor.PartitionProcessor.drop_output`. Raises NotOwner, LeaseLost."""
         return self._beside_batches(partition, lambda processor: processor.drop_output(source, batch, apply))
 
     def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionProcessor], T]) -> T:
-        """Runs work that commits to a partition and is not a batch."""
+        """Runs work, other than a batch, that commits to a partition. Returns its result."""
         local = self._registry.look(partition)
         try:
             return self._commit_beside(local, work)
@@ -485,8 +488,8 @@ class Batches:
                 self.running.end(local, run)
 
     def _begin_beside(self, local: LocalPartition) -> RunningBatch:
-        """Begins work on a partition that is not a batch, as if it were one. Callers hold ``work``. Raises NotOwner,
-        OperatorStuck."""
+        """Begins work, other than a batch, on a partition. The work counts as the partition's running batch. Callers
+        hold ``work``. Raises NotOwner, OperatorStuck."""
         with local.mutex:
             if local.stuck is not None:
                 raise local.stuck.refusal()

@@ -10,11 +10,12 @@ that sequence. A log that grows beyond its limit overflows and becomes useless. 
 snapshot, as it does when a snapshot is gone or arrived damaged. :class:`Persistence` limits how often it starts over,
 and how long it retries a broken connection.
 
-Source and follower chain the change sets, each on its own. The seal contains the :func:`cutover_digest` of base and
-chain. After a seal, a follower may own the partition only if its copy ends at the seal's sequence with the same digest.
+Source and follower each compute a chain, a digest of all change sets in order. The seal contains the
+:func:`cutover_digest` of base and chain. After a seal, a follower may own the partition only if its copy ends at the
+seal's sequence with the same digest.
 
-A partition that moves back needs no files. Its former owner kept its sealed copy. The new owner began with exactly that
-copy, and keeps the change sets since then, up to a limit; their net effect is the base.
+A partition that moves back needs no files. Its former owner kept the sealed copy. The present owner began with exactly
+that copy, and keeps the change sets since then, up to a limit. It sends only their net effect as the base.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ RESTARTS_MAX = 3
 
 
 class Persistence:
-    """Decides how long to retry. A standby retries forever, a move until ``resume_timeout_s`` after the last received
-    byte."""
+    """Decides how long a follower retries. A standby retries forever, the target of a move until ``resume_timeout_s``
+    after the last received byte."""
 
     def __init__(self, standby: bool, resume_timeout_s: float) -> None:
         self._standby, self._resume_timeout_s = standby, resume_timeout_s
@@ -59,8 +60,8 @@ class Persistence:
 
 
 class Confirming:
-    """Decides when a copy confirms its changes. A standby does so whenever it has caught up, as acknowledgements may
-    wait for that."""
+    """Decides when a follower confirms the change sets that it has applied. A standby confirms whenever it has caught
+    up, because acknowledgements to senders may wait for that."""
 
     def __init__(self, standby: bool) -> None:
         self._standby = standby
@@ -116,13 +117,13 @@ class SnapshotInfo:
     epoch: int
     digest: str
     files: tuple[BaseFile, ...]
-    kept: str = ""  # digest of the target's sealed copy; the only file has the changes since then
+    kept: str = ""  # digest of the target's sealed copy; ``files`` has only the changes since; empty: the whole base
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy that was sealed for the move ``move_id``. ``epoch`` was granted to the target; ``sequence`` is the last
-    one in the copy."""
+    """A copy that was sealed for the move ``move_id``. ``epoch`` was granted to the target; ``sequence`` is that of the
+    copy's last commit."""
 
     move_id: str
     epoch: int
@@ -194,8 +195,8 @@ CHANGES = "CHANGES"
 
 
 def kept_digest(kept: str, files: Iterable[BaseFile], sequence: int) -> str:
-    """Returns the digest of a base that consists of a sealed copy, identified by its seal's digest, and of changes in
-    files."""
+    """Returns the digest of a base that consists of a sealed copy and the changes since then. ``kept``: digest of the
+    copy's seal. ``files``: files with the changes."""
     return base_digest((BaseFile("", 0, kept), *files), sequence)
 
 
@@ -206,7 +207,7 @@ def cutover_digest(base: str, changes: bytes) -> str:
 
 
 class ChangeLog:
-    """Change sets that one follower has yet to read. Thread-safe.
+    """Change sets that one follower has not confirmed yet. Thread-safe.
 
     ``wake`` is called, from any thread, when there is more to read.
 
@@ -272,10 +273,10 @@ class ChangeLog:
         self.wake()
 
     def confirm(self, sequence: int) -> None:
-        """Forgets everything up to ``sequence``, which the follower has confirmed.
+        """Drops the change sets up to ``sequence``, which the follower has confirmed.
 
-        Sending alone proves nothing, because the connection may break afterwards. Raises InvalidArgument for a sequence
-        that was not sent yet: acknowledgements may depend on it.
+        That they were sent proves nothing, because the connection may break afterwards. Raises InvalidArgument for a
+        sequence that was not sent yet: acknowledgements may depend on it.
         """
         with self._lock:
             if sequence > self._sent:
@@ -296,7 +297,7 @@ class ChangeLog:
     def read(self, after: int, bytes_max: int) -> Reading:
         """Returns the change sets after sequence ``after``, at most about ``bytes_max`` bytes. They count as sent.
 
-        Raises MoveUnknown if change sets after it were already dropped.
+        Raises MoveUnknown if some of these change sets were already dropped.
         """
         with self._lock:
             if after < self._forgotten:
@@ -327,7 +328,7 @@ class Reading:
     Attributes:
         lag_bytes: bytes in the log after ``change_sets``.
         seal: None unless ``lag_bytes`` is 0 and the partition is sealed.
-        chain: covers every change set up to here; empty unless ``lag_bytes`` is 0.
+        chain: chain of all change sets up to the last of ``change_sets``; empty unless ``lag_bytes`` is 0.
     """
 
     change_sets: list[bytes]

@@ -65,8 +65,8 @@ class Checkpointer:
 
         Args:
             savepoint: name under which the checkpoint is kept; empty: it is no savepoint.
-            on_demand: a caller waits for the checkpoint. It is taken even if nothing has changed since the last one,
-                with its state digest, and without a bandwidth limit.
+            on_demand: a caller waits for the checkpoint. The checkpoint is then taken even if nothing has changed since
+                the last one, has a state digest, and is uploaded without a bandwidth limit.
 
         Returns None if the partition is no longer owned here, or if it is unchanged and ``on_demand`` is False. Raises
         StaleCheckpoint if the store has a later owner's checkpoint, Unavailable if no snapshot can be taken.
@@ -110,14 +110,14 @@ class Checkpointer:
             self._registry.environment.remove_tree(directory)
 
     def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
-        """Returns the last checkpoint that this process took of each partition in a store, as (partition, (epoch,
-        sequence))."""
+        """Returns the last checkpoint of each partition, if this process has saved it in ``store``, as (partition,
+        (epoch, sequence))."""
         last = ((local.id, local.checkpointed) for local in self._registry.local_partitions())
         return {(partition, (epoch, sequence)) for partition, (url, epoch, sequence) in last if url == store.url}
 
     def forget(self, gone: Collection[tuple[PartitionId, tuple[int, int]]]) -> None:
-        """Forgets checkpoints that are gone from the store, so that they are taken again even if nothing has
-        changed."""
+        """Forgets checkpoints that are gone from the store, so that the next checkpoint of each of these partitions is
+        taken even if the partition has not changed."""
         for partition, order in gone:
             local = self._registry.look(partition)
             if local.checkpointed[1:] == order:
@@ -346,11 +346,12 @@ def read_checkpoint(
     """Yields the entries of one state as Arrow IPC streams, with the columns of :class:`.StateColumns`. Needs no
     cluster.
 
-    The entries are those that existed when the checkpoint was taken. Entries that had expired by then, by that
-    replica's clock or by the partition's watermark, are left out; entries that have expired since are included.
+    The entries are those that existed when the checkpoint was taken. Entries that had expired by then, by the clock of
+    the replica that took it or by the partition's watermark, are left out; entries that have expired since are
+    included.
 
     Args:
-        state: the name of its attribute or tag, or an exact name.
+        state: name of the state's attribute or tag, or its exact name.
         savepoint: name of the savepoint; empty: the newest checkpoint of each partition.
         key: the only key to read; None: all keys.
         cls: the operator's class, if it is not at the import path in the checkpoint; None: load it from there.
@@ -388,7 +389,7 @@ def readable_states(manifests: Sequence[Manifest], cls: type[Operator] | None = 
     """Returns the states that can be read from checkpoints.
 
     Args:
-        manifests: of all partitions, at least one.
+        manifests: the manifests of all partitions; at least one.
         cls: the operator's class; None: loads it from its import path in the checkpoint.
 
     Raises OperatorNotImportable.
@@ -477,7 +478,7 @@ def _newest(
     partitions: Collection[int] | None,
 ) -> dict[int, Manifest]:
     """Returns the newest manifests by partition. Leaves out a partition if its newest checkpoint cannot be read,
-    because an older one would be of another time than the others."""
+    because an older one would not be of the same time as the checkpoints of the other partitions."""
     listed = store.catalog.checkpoints()
     numbers = {found.partition.partition for found in listed if found.partition.operator == operator}
     if not numbers:

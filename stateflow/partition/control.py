@@ -1,9 +1,9 @@
 """Messages between a controller and a replica, and the check that a command comes from the leading controller.
 
-A replica obeys one controller at a time, fenced by the term of its leader lease on the ledger. A leading controller
-holds the leader lease of its ledger, and each lease has a term, greater than all terms before. Before a replica acts on
-a greater term than all before, it stores that term durably. A command or an answer with a smaller term comes from a
-controller that was suspended and does not know that another one leads now; the replica refuses it.
+A replica obeys one controller at a time. The leading controller holds the leader lease of its ledger, and each lease
+has a term, greater than all terms before. Before a replica acts on a greater term than it has seen before, it stores
+that term durably. A command or an answer with a smaller term comes from a controller that was suspended and does not
+know that another one leads now; the replica refuses it.
 
 A command also names the session: the ticket with which this process registered. Only the controller and the replica
 know it, so no other process can command the replica. Commands from before the last registration are void, because the
@@ -116,9 +116,9 @@ class FencingGuard:
         Raises StaleTerm, ForeignLedger.
 
         Args:
-            adopted: a former ledger from which replicas may change to ``ledger``. It is a lost ledger after `stateflow
-                adopt`, or the replica's own ledger if the replica holds nothing. Empty: none. Each ledger counts its
-                own terms, so the term is not checked for a replica of the former ledger.
+            adopted: a former ledger from which replicas may change to ``ledger``: a lost ledger after `stateflow
+                adopt`, or the replica's own ledger if the replica holds nothing. Empty: there is none. Each ledger
+                counts its own terms, so the term is not checked if the replica belongs to the former ledger.
         """
         known, newest = self._seen
         if known and ledger != known:
@@ -232,7 +232,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class NamedFollower:
-    """The replica that the controller lets follow a partition for a move.
+    """Answer of the controller to the question which replica may follow a partition for a move.
 
     Attributes:
         replica: name of the replica; empty: the controller has no such move of this partition from this source.
@@ -305,7 +305,7 @@ class TakeOver:
     """Request to take over a partition without an owner.
 
     Attributes:
-        epoch: granted to this replica.
+        epoch: the epoch that is granted to this replica.
         oldest_epoch: checkpoints of older epochs belong to a former deployment, and are not used.
     """
 
@@ -330,8 +330,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """Answer to a takeover, which describes the state that is served now. ``checkpoint`` is the checkpoint it was
-    restored from; None: the state comes from a copy on the replica."""
+    """Answer to a takeover, which describes the state that is served now. ``checkpoint`` is the checkpoint from which
+    this state was restored; None: the state comes from a copy on the replica."""
 
     epoch: int
     sequence: int
@@ -344,7 +344,7 @@ class Superseded:
     """A partition that a registering replica must seal, because ``owner`` owns it at ``epoch``, or will own it.
 
     ``voided`` is the epoch at which the replica holds the partition, if the controller gave that epoch up, so that no
-    replica owns the partition at it; 0: the replica holds an older epoch.
+    replica owns the partition at that epoch; 0: the replica holds an older epoch.
     """
 
     partition: PartitionId
@@ -358,8 +358,8 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Choice of a checkpoint: the newest (default), that of a savepoint, or the newest that ends with exactly ``batch``
-    of ``source``."""
+    """Choice of a checkpoint: the newest one (default), the one of a savepoint, or the newest one whose last batch of
+    ``source`` is ``batch``."""
 
     savepoint: str = ""
     source: str = ""

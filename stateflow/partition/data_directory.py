@@ -10,10 +10,10 @@ first use. With the note, the replica does not mistake a missing mount for a new
 Quarantine: ``evidence/<operator>/<partition>/<copy>-<number>`` holds copies that cannot be served but may contain
 state. They stay there, unused, until a user removes them.
 
-Copies: a copy of a partition is a directory with a database, in the home of its partition. It is brought by a move or
-for a standby, fetched from a checkpoint, created empty, or was sealed here before. Whatever brought it,
-:meth:`Copies.install` makes it the partition while a replica runs. A start installs nothing: it restores the state that
-the records describe, without opening a database (:class:`~stateflow.partition.replica.Recovery`).
+Copies: a copy of a partition is a directory with a database, in the home of its partition. A copy arrives by a move or
+for a standby, is fetched from a checkpoint, is created empty, or was sealed here before. In each case,
+:meth:`Copies.install` makes it the partition while a replica runs. A start installs nothing: it reads the ownership
+records in the databases, and restores the state that they describe (:class:`~stateflow.partition.replica.Recovery`).
 
 States of a copy on disk, and what the next start does with it:
 
@@ -23,8 +23,8 @@ state        on disk                                                         at 
 PART         the name ends with ``.part``                                    removed unread
 UNFINISHED   a file ``RESTORING``                                            removed, whatever its ownership record says
 INCOMING     a file ``INCOMING``, and no record that names this replica      removed: its source has the partition
-installed    a record that names this replica, and no file ``RESTORING``     the newest epoch is the partition, older
-                                                                             ones are removed
+installed    a record that names this replica, and no file ``RESTORING``     the copy with the newest epoch is the
+                                                                             partition, the others are removed
 unknown      anything else                                                   quarantined: it may be state
 ===========  ==============================================================  ==========================================
 
@@ -32,8 +32,9 @@ A copy becomes the partition in one of two ways, which differ in the step that c
 
 * PART → INCOMING → installed: a copy that another replica sends (:meth:`Copies.part`, :meth:`Copies.arrive`). Its
   ownership *record* commits it, so that the pause of a move has one durable write. This requires that the base was
-  readable when it was marked, and that no record in it says that this replica owns it: its record is the source's, or
-  says SEALED, at the epoch of the original copy, which then counts.
+  readable when it was marked, and that no record in it says that this replica owns the partition. An INCOMING copy has
+  the source's record. If it was made from this replica's own sealed copy, it has that copy's record (SEALED, at the
+  same epoch), and a start chooses the original.
 * UNFINISHED → installed: a copy fetched from a checkpoint, which may contain an old record of this replica, or a copy
   created empty, which a start may find unreadable (:meth:`Copies.unfinished`). The *removal of the mark* commits it.
   The record is durable before that, and has no effect until then.
@@ -45,7 +46,7 @@ Steps of :meth:`Copies.install`, and what a crash or a power loss after each of 
 
 1. The transition is tried on a copy of the lifecycle. It raises before anything is changed.
 2. The ownership record is written and synced. If the copy is INCOMING or was sealed here, it is the partition now. If
-   it is UNFINISHED, the former copy still is.
+   it is UNFINISHED, the former copy is still the partition.
 3. The mark UNFINISHED is removed, and the directory synced. This copy is the partition now. If the sync fails, the mark
    is written again; otherwise the former copy would be served while a copy with a newer epoch is on disk.
 4. The transition is made, and the local partition points to this copy. Commits that were logged for the former copy are
@@ -57,7 +58,7 @@ Steps of :meth:`Copies.install`, and what a crash or a power loss after each of 
 
 Invariants:
 
-* A directory and its parents are synced before the name or the mark that makes the directory count.
+* A directory and its parents are synced before the change of its name or mark that makes it count as a copy.
 * At each point at most one copy is the partition, and that copy is whole.
 * A failure before the commit leaves the partition as it was.
 
@@ -113,8 +114,8 @@ NOTE = "CHECKPOINTS"
 
 
 def remember(environment: Environment, data_dir: Path, store: CheckpointStore) -> None:
-    """Checks that ``store`` is the one in the note, or writes the note. Raises InvalidArgument for a note that cannot
-    be read."""
+    """Checks that ``store`` is the one noted in the file ``CHECKPOINTS``, which is created at the first use of a store.
+    Raises InvalidArgument if the file cannot be read."""
     note = data_dir / NOTE
 
     def keep(known: Known) -> None:
@@ -142,8 +143,8 @@ OWNED = "OWNED-"
 
 
 class Quarantine:
-    """Quarantined copies of one data directory. The replica never removes them, except old ones in ``transfers``: those
-    arrived damaged while their source still serves, and only a few are kept."""
+    """Quarantined copies of one data directory. The replica never removes them, except old copies in ``transfers``:
+    these arrived damaged while their source still serves, and only a few are kept."""
 
     def __init__(self, root: Path, environment: Environment) -> None:
         self._root, self._environment = root, environment
@@ -160,7 +161,7 @@ class Quarantine:
         ways = [folder.parent]
         while ways[-1] != self._root:
             ways.append(ways[-1].parent)
-        self._environment.sync(ways)  # before they hold the only copy of anything
+        self._environment.sync(ways)  # the folders must be durable before they hold the only copy
         path.rename(kept)
         self._environment.sync([folder, path.parent])
         return kept
@@ -178,8 +179,8 @@ class Quarantine:
             return True  # there may be one
 
     def of_move(self, move_id: str, *place: str) -> list[Path]:
-        """Returns the quarantined copies that the move ``move_id`` brought, or that a standby brought and the move then
-        owned."""
+        """Returns the quarantined copies that arrived by the move ``move_id``, and those that arrived for a standby and
+        were then owned by that move."""
         folder, mark = self._at(*place), owned_mark(move_id)
         copies = sorted(folder.iterdir()) if folder.is_dir() else []
         return [
@@ -239,9 +240,9 @@ FILE = "REPLICA"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a data directory. ``place``: the machine and the lock file on it; not stored. Two processes with the
-    same place cannot both have the directory open. Two processes with the same ``id`` and different places use copies
-    of one directory."""
+    """Identity of a data directory. ``place``: identifies the machine and the lock file on it; not stored. Two
+    processes with the same place cannot both have the directory open. Two processes with the same ``id`` and different
+    places use copies of one directory."""
 
     id: str
     name: str
@@ -252,7 +253,8 @@ def identify(environment: Environment, root: Path, name: str) -> Identity:
     """Returns the identity of a claimed data directory, made or upgraded if necessary. Raises InvalidArgument.
 
     A directory without operators may get another name, because a replica that was refused under its first name has no
-    state to lose. The copies in a directory with operators would look like unfinished transfers under another name.
+    state to lose. A directory with operators keeps its name: under another name, its copies would look like unfinished
+    transfers.
     """
     file = root / FILE
     place = environment.place(root)
@@ -326,8 +328,8 @@ class Copies:
     # -- on the way ---------------------------------------------------------------------------------------
 
     def part(self, local: LocalPartition, name: str) -> Path:
-        """Creates the directory of a copy in state PART. Its files arrive there one by one, and it is not opened
-        there."""
+        """Creates the directory of a copy in state PART. The copy's files arrive there one by one, and its database is
+        not opened in this state."""
         directory = local.home / f"{_numbered(local, name)}{PART}"
         self._environment.remove_tree(directory)
         directory.mkdir(parents=True)
@@ -338,7 +340,8 @@ class Copies:
         self._environment.sync([*(path for path in directory.iterdir() if path.is_file()), directory])
 
     def arrive(self, directory: Path) -> Path:
-        """Turns a PART, with all files present, proved and synced, into an INCOMING copy. Returns its new path."""
+        """Turns a copy in state PART into an INCOMING copy. All its files are present, proved and synced by then.
+        Returns its new path."""
         (directory / INCOMING).write_bytes(b"")
         self._environment.sync([directory])  # otherwise a power loss might leave the name without the mark
         arrived = directory.rename(directory.parent / directory.name.removesuffix(PART))
@@ -415,7 +418,8 @@ class Copies:
     # -- installing ---------------------------------------------------------------------------------------
 
     def record(self, lifecycle: Lifecycle, store: PartitionStore, transition: Transition, also: Entries = ()) -> None:
-        """Makes the lifecycle after a transition durable. Raises the errors of the transition and of the disk."""
+        """Writes the ownership record for the lifecycle after a transition, durably; ``lifecycle`` itself stays
+        unchanged. Raises the errors of the transition and of the disk."""
         after = replace(lifecycle, running=False)  # a running batch will have ended
         transition(after)
         to = after.successor
@@ -424,7 +428,8 @@ class Copies:
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode()), *also]), sync=True)
 
     def record_ahead(self, local: LocalPartition, copy: Copy) -> None:
-        """Performs steps 1 and 2 of an installation, for callers that do not hold ``mutex``."""
+        """Writes the ownership record of a copy before :meth:`install`, for callers that do not hold ``mutex`` yet.
+        These are steps 1 and 2 of an installation."""
         self.record(local.lifecycle, copy.store, copy.transition, copy.also)
         copy.recorded = True
 
@@ -495,8 +500,8 @@ class Copies:
             self.remove(directory)
 
     def recovered(self, directory: Path) -> None:
-        """Removes the mark INCOMING of a copy that was installed before this process started. With the mark, the copy
-        would look as if it had never been served, if it is quarantined later."""
+        """Removes the mark INCOMING of a copy that was installed before this process started. If the copy were
+        quarantined with the mark, it would seem that it was never served."""
         if self.is_incoming(directory):
             with contextlib.suppress(OSError):
                 (directory / INCOMING).unlink()

@@ -1,9 +1,9 @@
-"""Entries of a state, from any store, and as Arrow pages.
+"""Reads the entries of a state from any store, as rows or as Arrow pages.
 
-A state that the operator declares is read by its attribute: its values of each key. A state addressed at run time is
-read with its entries in all namespaces, by its *exact name*: name, kind and coders, such as ``count: counter(int64)``,
-which identify its cells. A partition knows the tags that were used in it, so that a plain name is looked up among the
-tags of all partitions: :class:`ReadableStates` decides what it means.
+A state that the operator declares is read by the name of its attribute. A state addressed at run time is read with its
+entries in all namespaces, by its *exact name*: name, kind and coders, such as ``count: counter(int64)``, which identify
+its cells. A partition knows only the tags that were used in it, so a plain name is looked up among the tags of all
+partitions (:class:`ReadableStates`).
 """
 
 from __future__ import annotations
@@ -92,15 +92,15 @@ class ReadableStates:
 
     @classmethod
     def of(cls, attributes: dict[str, dict[str, Any]], tags: Iterable[dict[str, Any]]) -> ReadableStates:
-        """Makes them of the descriptions of tags in any partitions; of several descriptions of a tag the longest
-        counts. A record may have got a field between them."""
+        """Returns the states, given the descriptions of tags in any partitions. If partitions describe a tag
+        differently, the longest description counts: its record may have got another field."""
         declared = {each["tag"] for each in attributes.values()}
         others = [each for each in tags if each["tag"] not in declared]
         return cls(attributes, {exact_name(each): each for each in sorted(others, key=lambda each: len(str(each)))})
 
     def by_name(self) -> dict[str, dict[str, Any]]:
-        """Returns the states by the name by which each is read. A tag whose name an attribute or another tag has is
-        read by its exact name."""
+        """Returns the states by the name under which each is read. If an attribute or another tag has the same name as
+        a tag, the tag is read under its exact name."""
         times = Counter([*self.attributes, *(each["name"] for each in self.tags.values())])
         named = {each["name"] if times[each["name"]] == 1 else exact: each for exact, each in self.tags.items()}
         return {**self.attributes, **dict(sorted(named.items()))}
@@ -140,7 +140,8 @@ def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaratio
 
 
 def listed(cls: type[Operator], store: CellReader) -> bytes:
-    """Returns the states of a partition as an Arrow IPC stream: columns attribute (null for a tag) and declared."""
+    """Returns the states of a partition as an Arrow IPC stream: columns attribute (null for a tag) and declared (the
+    description, JSON)."""
     attributes = [(name, each.describe()) for name, each in declarations_of(cls).items()]
     states = [*attributes, *((None, each) for each in stored_tags(store).values())]
     declared = [json.dumps(each, sort_keys=True) for _, each in states]
@@ -151,7 +152,7 @@ def listed(cls: type[Operator], store: CellReader) -> bytes:
 
 
 def entries_of(declaration: Declaration, store: CellReader, at: At, keys: Iterable[bytes] = ()) -> Iterator[Row]:
-    """Yields (key, entry key or None, value) of one state, for these stored keys; None: for all."""
+    """Yields (key, entry key or None, value) of one state, for these stored keys; empty: for all keys."""
     only = [CELL + declaration.tag + row_part(key) for key in keys] or [CELL + declaration.tag]
     for prefix in only:
         cells = _Cells(store, prefix)
@@ -173,9 +174,9 @@ class _Cells:
 
 
 class _Sessions:
-    """Bounds of the open sessions of one helper, asked for in the order of the cells' addresses.
+    """Bounds of the open sessions of one session helper. Callers ask for them in the order of the cells' addresses.
 
-    The namespace of a session names the first row that it had, because its bounds change.
+    A session's bounds change, so its namespace has the event time of the session's first row in their place.
     """
 
     def __init__(self, entries: Iterator[StoredEntry]) -> None:
@@ -184,7 +185,7 @@ class _Sessions:
         self._bounds: dict[Any, tuple[int, int]] = {}
 
     def bounds(self, key: object, id_: int) -> tuple[int, int] | None:
-        """Returns start and end of a session, µs since 1970; None: it is not a session's namespace."""
+        """Returns start and end of a session, µs since 1970; None: no open session of ``key`` has this id."""
         row = row_part(encode_row_key(key))
         while self._row is not None and self._row < row:
             self._row, entries = next(self._by_key, (None, ()))
@@ -199,11 +200,11 @@ def _entries_at_run_time(
     namespaces.
 
     Args:
-        sessions: by name of a session helper, the state with its sessions.
+        sessions: name of a session helper → the state that contains its sessions.
     """
 
     def opened(row: bytes) -> tuple[Iterator[StoredEntry], dict[str, _Sessions]]:
-        while True:  # until no commit comes in between, so that all are of one moment
+        while True:  # again if a commit was made meanwhile: all cells must be of one moment
             sequence = read_sequence(store)
             cells = {each.tag: _Cells(store, CELL + each.tag + row) for each in (declaration, *sessions.values())}
             if read_sequence(store) == sequence:
@@ -223,8 +224,8 @@ def _entries_at_run_time(
 
 
 def _name_of(namespace: Namespace) -> str | None:
-    """Returns the name of a namespace as ``Namespace.named`` and ``Namespace.window`` take it, or the helper's name;
-    None: there is none."""
+    """Returns the name of a named namespace, or the helper's name for a window. None: the namespace has no name. Other
+    namespaces are described by their ``repr``."""
     is_plain = not namespace or namespace.bounds is not None or namespace == Namespace.named(namespace.name or "")
     return namespace.name if is_plain else repr(namespace)
 
@@ -243,7 +244,7 @@ class StateColumns:
 
     Args:
         state: an attribute, or the exact name of a state addressed at run time.
-        store: of the partition.
+        store: the partition's store.
 
     Raises UnknownState for any other name, SchemaMismatch for a tag with a coder that no declared state has.
     """
@@ -289,7 +290,7 @@ class StateColumns:
         return self._declaration is not None
 
     def entries(self, store: PartitionStore, at: At, keys: Iterable[bytes] = ()) -> Iterator[Row]:
-        """Yields the rows of pages, for these stored keys; none: for all."""
+        """Yields the state's entries as rows, for these stored keys; empty: for all keys."""
         if self._declaration is None:
             return iter(())
         if self._at_run_time:

@@ -28,7 +28,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore, RocksEngine
 from stateflow.storage.commit_log import DirectorySegments, SegmentFiles
 
-#: cache of a database that is read once, from begin to end, in bytes
+#: size of the cache of a database that is read only once, in bytes
 APART_BYTES = 8 << 20
 
 
@@ -107,9 +107,9 @@ def claim(directory: Path, file_name: str) -> TextIO:
 
 
 def place_of(directory: Path) -> str:
-    """Identifies a claimed directory by machine boot and lock file: two processes with the same place cannot hold the
-    claim at once. Copies of a directory, on this machine or another, have other places; a reboot changes the place,
-    too."""
+    """Returns the place of a claimed directory: the id of the machine's boot, the device and the inode of the lock
+    file. Two processes with the same place cannot both hold the claim. Copies of a directory, on this machine or
+    another, have other places; a reboot changes the place, too."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -124,7 +124,7 @@ def disk_of(place: str) -> str:
 
 
 class Environment:
-    """The real machine."""
+    """Access to the real machine: its databases, files, locks and threads."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
@@ -192,7 +192,7 @@ class Environment:
         return claim(directory, "LOCK")
 
     def place(self, directory: Path) -> str:
-        """See :func:`place_of`."""
+        """Returns the place of a claimed directory, see :func:`place_of`."""
         return place_of(directory)
 
     def new_id(self) -> str:

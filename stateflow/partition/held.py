@@ -2,20 +2,20 @@
 
 A position is held for a partition at one epoch and sequence. Nearly all partitions that skip a batch skip the next one,
 too, and have the same position before and after it. :class:`HeldPositions` therefore keeps each distinct position once,
-with the partitions that share it. A batch replaces the position that is shared. Only partitions that begin to share it,
-or share it no more, cost something each: those that the batch visits, and those that the batch before it visited.
+with the partitions that share it. A batch replaces a shared position at once for all of them. Only partitions that
+begin or cease to share it cost something each: those that the batch visits, and those that the batch before it visited.
 
-In the database a source has one *whole* entry, and its *changes* since, in order. A change that would make the changes
-larger than the whole entry is a new whole entry instead, so that all writes take at most about twice the bytes of the
-changes. After a clean shutdown there are only whole entries, which the former release reads, too. A change names the
-positions that it replaces, and for each of its partitions the position that is shared from then on, the epoch and the
+In the database a source has one *whole* entry and the *changes* since, in order. If the changes would become larger
+than the whole entry, a new whole entry is written instead of another change, so that all writes take at most about
+twice the bytes of the changes. After a clean shutdown there are only whole entries, which the previous release reads,
+too. A change contains the positions that it replaces, and for each of its partitions the new position, epoch and
 sequence. Both kinds of entries are msgpack. Keys::
 
     operator 00 source                                  whole entry; this is the name of the source
     00, length of the name, name, number                change; 8 and 16 hexadecimal digits; numbers begin at 0
 
-One write of the database has everything that one batch changes. So the entries describe one moment, at whichever write
-a crash or a power loss ends them.
+All changes of one batch are in one write of the database. So after a crash or a power loss, the entries describe the
+moment after one of the batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stateflow.errors import DecodeError
 from stateflow.partition import layout
 from stateflow.partition.layout import Position
 
-#: remedy where stored positions of skipped batches cannot be used
+#: remedy if stored positions of skipped batches cannot be used
 RESENT = "no action is needed: sources send the missing batches again"
 #: bytes of changes that a source may have, however small its whole entry is
 CHANGES_MIN = 1 << 10
@@ -47,11 +47,12 @@ class HeldPositions:
     Attributes:
         kinds: the distinct positions.
         kind: index in ``kinds`` of each partition's position, by partition number.
-        epoch, sequence: where each partition is while the position is its own; epoch 0: none is held.
+        epoch, sequence: for each partition, the epoch and sequence at which its position is valid; epoch 0: no position
+            is held.
         count: number of partitions for which a position is held.
-        stale: partitions for which none is held any more, though the database has one.
+        stale: partitions whose position is no longer held, but is still in the database.
         whole_bytes: size of the whole entry; 0: the next entry must be a whole one.
-        changes, changes_bytes: number of changes since, and their size.
+        changes, changes_bytes: number and size of the changes since the whole entry.
     """
 
     kinds: list[Position] = field(default_factory=list)
@@ -86,11 +87,13 @@ class HeldPositions:
     def advance(
         self, numbers: Any, kinds: Any, positions: Sequence[Position], epochs: Any, sequences: Any
     ) -> tuple[list[int], Any]:
-        """Holds other positions for some partitions. Returns the indices in ``kinds``, and the partitions, that change.
+        """Replaces the positions held for some partitions. Returns the indices in :attr:`kinds` and the partitions that
+        have changed.
 
         Args:
             numbers: the partitions.
-            kinds: for each partition, the index of its position in ``positions``.
+            kinds: for each partition, the index of its new position in ``positions``.
+            epochs, sequences: for each partition, its present epoch and sequence.
         """
         self._reach(int(numbers.max()) + 1)
         goes_on = (self.epoch[numbers] == epochs) & (self.sequence[numbers] == sequences)
@@ -115,8 +118,8 @@ class HeldPositions:
         return sorted(replaced), np.concatenate(changed)
 
     def _shared(self, numbers: Any) -> int:
-        """Returns the index of the position that most of these partitions share, if they are most of those that share
-        it; otherwise an unused index."""
+        """Returns the index of a position that can be replaced for these partitions at once, because most partitions
+        that share it are among them. If there is no such position, returns an unused index."""
         if len(numbers):
             gains = 2 * np.bincount(self.kind[numbers], minlength=len(self.kinds)) - self._sharing()
             kind = int(gains.argmax())
@@ -137,7 +140,7 @@ class HeldPositions:
         return len(self.kinds) - 1
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Holds no position any more for some partitions. The next entry says so in the database."""
+        """Drops the positions held for some partitions. The next entry drops them in the database, too."""
         for number in numbers:
             if number < len(self.epoch) and self.epoch[number]:
                 self.epoch[number] = 0
@@ -154,10 +157,10 @@ class HeldPositions:
     # -- its entries --------------------------------------------------------------------------------------
 
     def store(self, name: bytes, kinds: list[int], numbers: Any, mutations: Mutations) -> None:
-        """Adds the next entry to ``mutations``.
+        """Adds the source's next entry to ``mutations``: a change, or a whole entry.
 
         Args:
-            kinds, numbers: what :meth:`advance` has changed since the last entry.
+            kinds, numbers: the result of :meth:`advance` since the last entry; empty if it was not called.
         """
         stale = np.array(sorted(self.stale), np.int64)
         change = self._change(kinds, np.union1d(numbers, stale).astype(np.uint32))
@@ -260,5 +263,5 @@ def read(entries: Iterable[tuple[bytes, bytes]]) -> dict[tuple[str, str], HeldPo
             operator, _, source = key.decode().partition("\0")
             found[operator, source] = HeldPositions.decode(value, changes.pop(key, ()))
     if changes:
-        raise DecodeError("changes of held positions lack what they change", remedy=RESENT)
+        raise DecodeError("changes of held positions lack the entry that they change", remedy=RESENT)
     return found

@@ -6,9 +6,9 @@ All these keys begin with the byte ``m``:
 key       value
 ========  =============================================================================
 ``ms``    sequence of the last commit, 8 bytes big endian
-``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil, rows, newest event time, the same
-          before that batch, attempt…, when it was committed in µs, digest of the rows or nil, what the client knew,
-          id of that client]``; version 1 has no event times, version 2 ends with the attempt
+``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil, rows, newest event time, newest
+          event time before that batch, attempt…, time of the commit in µs, digest of the rows or nil, the client's
+          entry for its successor, id of the client]``; version 1 has no event times, version 2 ends with the attempt
 ``mo``+s  output of that batch, see :mod:`stateflow.operator.output`
 ``mq``+s  in place of ``mo`` where *s* is a run of a batch DataFrame, or of a query in real-time mode: the output of
           each of its batches, see :class:`Piece`
@@ -16,7 +16,7 @@ key       value
 ``ml``+s  this copy may lack commits that clients know: the client of *s* must open the source again
 ``mr``+s  tombstone of a retired source: msgpack ``[version, batch, when it arrived in µs, [generation, id] of its
           client or nil, newest event time]``; the source then has none of the entries above
-``mz``    present once tombstones were dropped: time of the last batch of the newest of them, µs, 8 bytes big
+``mz``    present once tombstones were dropped: time of the last batch of the newest dropped one, µs, 8 bytes big
           endian
 ``mn``    clients that began at this time or before are refused: µs, 8 bytes big endian
 ``mk``    watermark of the partition: µs, 8 bytes big endian, signed
@@ -272,9 +272,8 @@ def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
 
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
-    """Returns the entries to write to a copy that must refuse every client that began by ``now_us``, and every client
-    that one of the partition's ``stores`` knows, even if the clock of that client is ahead. The limit is never set
-    back."""
+    """Returns the entries that make a copy refuse every client that began at ``now_us`` or earlier, and every client in
+    one of the partition's ``stores``, even if the clock of that client is ahead. An earlier limit is never lowered."""
     known_us = [now_us]
     for store in stores:
         known_us += [Session.decode(value).generation_us for _, value in store.scan(SESSION)]
@@ -404,13 +403,13 @@ class Committer:
         return Staged(changes, Commit(self._partition, self._epoch, sequence, changes.encode()))
 
     def log(self, staged: Staged) -> None:
-        """Appends a staged commit to the commit log, if there is one. A group's commits are appended together by
-        their caller instead."""
+        """Appends a staged commit to the commit log, if there is one. For a group of commits, the caller appends all of
+        them together instead."""
         if self._log is not None and staged.logged is not None:
             self._log.append([staged.logged])
 
     def write(self, staged: Staged, *, sync: bool = False) -> None:
-        """Writes a staged commit to the database. Callers call :meth:`known` once memory has all of it, too.
+        """Writes a staged commit to the database. Callers call :meth:`known` once memory has the whole commit, too.
 
         Raises Unavailable after :meth:`end`, unless the commit is logged: then it is committed already, and the
         database must get it.
@@ -470,8 +469,8 @@ class Commits:
         lose: called for a partition whose database cannot be made durable.
 
     Attributes:
-        log: log in which commits are durable before they are written to databases; None: the replica does not
-        acknowledge commits as durable, or :meth:`begin` was not called yet.
+        log: commit log, in which commits are durable before they are written to databases; None: the replica does not
+            acknowledge commits as durable, or :meth:`begin` was not called yet.
     """
 
     def __init__(
@@ -513,12 +512,13 @@ class Commits:
         self._found = Found(Logged(), 1, [])
 
     def knows(self, partition: PartitionId, directory: Path) -> bool:
-        """Tells whether this copy of a partition may lack a commit that was found."""
+        """Tells whether commits of a partition were found in the log, or beside this copy, so that the copy may lack
+        some."""
         return bool(self._found.logged.of(partition)) or (directory / COMMITS_FILE).exists()
 
     def lacking(self, partition: PartitionId, directory: Path, epoch: int, sequence: int) -> list[Commit]:
-        """Returns the found commits that this copy lacks. Raises StateDamaged, and CommitLogDamaged for a gap
-        in the log."""
+        """Returns the commits that were found but that this copy lacks, in order. Raises StateDamaged, and
+        CommitLogDamaged for a gap in the log."""
         return self._known(partition, directory).lacking(partition, epoch, sequence)
 
     def complete(

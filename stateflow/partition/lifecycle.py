@@ -7,8 +7,8 @@ Rules that the table enforces:
 * A commit is allowed exactly between ``begin`` returning SERVE and ``finish``, and ``begin`` serves only in OWNED.
 * A move that was cancelled here can never seal or warm here afterwards, however late its fence or prepare arrives. A
   replica that has lost the data of a partition it owned refuses to cancel: it cannot tell whether it had sealed.
-* Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
-  epoch, so the next one may be more than one ahead.) A step longer than ``EPOCH_STEP_MAX``, which never occurs in
+* Epochs rise: a fence that does not grant a newer epoch is refused. (A grant that was rolled back has used up its
+  epoch, so the next epoch may be more than one ahead.) A step longer than ``EPOCH_STEP_MAX``, which never occurs in
   practice, is refused as well, since no epoch could be granted after it.
 
 The shell makes every answer durable *before* it calls ``sealed`` or ``own``.
@@ -54,12 +54,12 @@ SERVED = (State.OWNED, State.FENCING)
 class Verdict(StrEnum):
     SERVE = "SERVE"  # commit, then call finish()
     HOLD = "HOLD"  # ask again after the next change of state
-    MOVED = "MOVED"  # ``successor`` has it
+    MOVED = "MOVED"  # ``successor`` has the partition
 
 
 class FenceAnswer(StrEnum):
     SEAL_NOW = "SEAL_NOW"  # write the seal, then call sealed()
-    SEAL_AFTER_BATCH = "SEAL_AFTER_BATCH"  # finish() will ask for it
+    SEAL_AFTER_BATCH = "SEAL_AFTER_BATCH"  # finish() will tell when to write the seal
     SEALED_BEFORE = "SEALED_BEFORE"  # this move sealed here already
 
 
@@ -554,7 +554,7 @@ class Lifecycle:
 
     partition: PartitionId
     state: State = State.ABSENT
-    epoch: int = 0  # owned at; SEALED: granted to the successor; WARMING: the source's; ABSENT: newest known
+    epoch: int = 0  # OWNED: owned at it; SEALED: granted to the successor; WARMING: the source's; ABSENT: newest known
     move_id: str = ""
     successor: ReplicaInfo | None = None
     granted: int = 0  # while FENCING: the successor's epoch
@@ -603,8 +603,8 @@ class Lifecycle:
         self._handle(Own(move_id, epoch))
 
     def seal_again(self, before: Lifecycle) -> None:
-        """Returns to SEALED, with the state ``before``, because the ownership of the copy sealed here could not be
-        written."""
+        """Returns to SEALED, with the fields of ``before``. A takeover was to own the copy sealed here, but its
+        ownership could not be written."""
         self._handle(SealAgain(before))
 
     def adopt(self, move_id: str, by: str) -> None:
@@ -678,8 +678,8 @@ class Lifecycle:
         False if no copy is here, or if it is newer than ``epoch``.
 
         Args:
-            voided: epoch of a takeover that the controller gave up; no replica owns it, and the partition is back at an
-                older epoch. A copy owned here at this epoch is superseded although ``epoch`` is older. 0: none.
+            voided: epoch of a takeover that the controller gave up, so that the partition is back at an older epoch. A
+                copy owned here at ``voided`` is superseded although ``epoch`` is older. 0: there is no such takeover.
         """
         changed: bool = self._handle(Supersede(epoch, successor, voided))
         return changed

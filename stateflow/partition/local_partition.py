@@ -49,7 +49,7 @@ NEWEST = 0.3
 INTERVALS_MAX = 1.5
 #: … and no longer than this, in seconds
 WAIT_S_MAX = 2.0
-#: the next batch is predicted after this many batches, if their mean deviation is at most this part of the interval
+#: the next batch is predicted after this many batches, if their intervals deviate on average by at most this share
 BATCHES_MIN = 4
 JITTER_MAX = 0.5
 #: a disk is quiet when a durable write takes no longer than this, or than the predicted pause
@@ -59,8 +59,8 @@ LOOK_S = 0.002
 
 
 def disk_is_quiet(sync_ms: float, pause_ms: float) -> bool:
-    """Tells whether the disk is quiet enough for a fence with a predicted pause of ``pause_ms``. Its seal is a durable
-    write, too."""
+    """Tells whether the disk is quiet enough for a fence with a predicted pause of ``pause_ms``, which includes a
+    durable write of the seal. ``sync_ms``: duration of the last durable write."""
     return sync_ms <= max(pause_ms, QUIET_SYNC_MS)
 
 
@@ -74,9 +74,9 @@ class QuietDisk:
     max_pause_ms: float = 0.0  # allowed; 0: any
 
     def has_come(self, sync_ms: float, now: float) -> bool:
-        """Tells whether the wait is over at ``now``: the disk is quiet, as the last durable write took ``sync_ms``, or
-        ``WAIT_S_MAX`` has passed. Raises BudgetUnreachable if by then the write alone takes longer than
-        ``max_pause_ms``."""
+        """Tells whether the wait is over at ``now``, because the disk is quiet or ``WAIT_S_MAX`` has passed.
+        ``sync_ms``: duration of the last durable write. Raises BudgetUnreachable if ``WAIT_S_MAX`` has passed and a
+        write alone takes longer than ``max_pause_ms``."""
         if disk_is_quiet(sync_ms, self.pause_ms):
             return True
         if now <= self.since + WAIT_S_MAX:
@@ -152,10 +152,11 @@ class BatchTiming:
 
 
 def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int | ReplicaInfo | NotOwner | None:
-    """Returns the answer to a commit that a standby must confirm: its ``sequence`` once it is confirmed, the new owner
-    if the partition has moved, or NotOwner. None: not known yet, ask again after the next change.
+    """Returns the answer for a commit that a standby must confirm: the commit's ``sequence`` once it is confirmed, the
+    new owner if the partition has moved, or NotOwner if it has left this replica otherwise. None: not known yet, ask
+    again after the next change.
 
-    A later attempt finds the batch applied, whichever replica it is sent to.
+    A sender that sends the batch again, to whichever replica, finds it applied.
 
     Args:
         confirmed: tells whether a standby durably has everything up to ``sequence``.
@@ -229,9 +230,9 @@ class LocalPartition:
     checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
     timing: BatchTiming = field(default_factory=BatchTiming)
     kept: Kept | None = None  # describes the copy in ``directory`` once it was sealed for a move
-    since: Since | None = None  # changes since it moved in, as it might move back
+    since: Since | None = None  # changes since it moved in, kept in case it moves back
     lost: StateDamaged | None = None  # the damage for which it was given up
-    stuck: RunningBatch | None = None  # a batch that was taken away, and has not returned
+    stuck: RunningBatch | None = None  # a batch that the replica has given up, and that has not returned
     schema: bytes | None = None  # its stored schema, while ``store`` is closed
     sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
     traffic: Traffic = field(default_factory=Traffic)
@@ -315,8 +316,8 @@ class Restoring:
 
     Attributes:
         epoch_min: least epoch at which the checkpoint may be owned.
-        adoption: its adoption by the replica's own store, in which the ownership is published first; None: the replica
-            has no store.
+        adoption: adoption by the replica's own store, in which the checkpoint is published before it is owned; None:
+            the replica has no store.
         owning: re-entrant lock, held while the checkpoint becomes the partition.
     """
 

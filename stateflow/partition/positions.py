@@ -276,8 +276,8 @@ class Batch:
 
     @property
     def is_piece(self) -> bool:
-        """Tells whether the batch is one of a run of a batch DataFrame. A client's batch never is, whatever its
-        source's name."""
+        """Tells whether the batch is one of a run of a batch DataFrame. A batch with a client session never is,
+        whatever its source's name."""
         return self.session is None and self.source.startswith(BATCH_RUN)
 
 
@@ -303,7 +303,7 @@ class Positions:
         self._stopped_us = stopped_us  # clients that began at this time or before are refused
         self._lapsed = set(lapsed)  # sources that their client must open again
         opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
-        #: in order of the arrival of their last batch; a client that has sent nothing yet is ordered by its start
+        #: sources in the order in which their last batch arrived; if a client has sent nothing yet, its start counts
         self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
         self._recalled: set[str] = set()
         #: processing time of the newest batch, None before the first one; and the time since when batches have arrived
@@ -426,13 +426,13 @@ class Positions:
             )
 
     def taken(self, source: str, session: Session) -> None:
-        """Notes the source's newest client, after the commit."""
+        """Sets the source's newest client, after the commit that stored it."""
         self._sessions[source] = session
         self._lapsed.discard(source)
         self._known.setdefault(source, Position(-1, at_us=session.generation_us))
 
     def contains(self, batch: Batch) -> bool:
-        """Tells whether the partition already contains a batch of a rewind, and later ones."""
+        """Tells whether ``batch`` belongs to a rewind and is older than the last batch of its source here."""
         last = self.last(batch.source)
         return batch.rewind and last is not None and batch.number < last
 
@@ -445,7 +445,7 @@ class Positions:
         """Tells whether the batch was applied before. Only the newest batch of a source, and any batch of a batch
         DataFrame, can be sent again.
 
-        ``after``: see :meth:`~stateflow.partition.processor.PartitionProcessor.apply`.
+        ``after``: see :meth:`~stateflow.partition.processor.PartitionProcessor.run`.
 
         Args:
             started: whether the operator has processed rows; it then takes no initial state any more.
@@ -542,7 +542,7 @@ class Positions:
     def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
         """Checks the rows of a replay by their digest. Raises BatchChanged if other rows were applied.
 
-        Digests of two kinds are not compared, because a former version of stateflow applied the batch.
+        Digests of different kinds are not compared: a former version of stateflow applied the batch.
         """
         if now is not None and then is not None and now != then and comparable(now, then):
             raise self._changed(batch, f"batch {batch.number} was applied with other rows")
@@ -584,8 +584,8 @@ class Positions:
         self._known.update(sources)
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
-        """Returns the minimum watermark, after ``batch``, of all sources except ``without``; None: no source has
-        one."""
+        """Returns the minimum of the watermarks that all sources except ``without`` have after ``batch``; None: no
+        source has one."""
         oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
         promised = _later(None if known is None else known.watermark_us, batch.watermark_us)

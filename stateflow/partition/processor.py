@@ -60,14 +60,14 @@ UNDEPLOYED = DeployedStates()
 
 
 def read_schema(stored: bytes) -> dict[str, Any]:
-    """Reads ``{"version", "states"}`` as :func:`schema_after` wrote them."""
+    """Decodes a schema that :func:`schema_after` encoded: ``{"version", "states"}``."""
     found = json.loads(stored)
     # a list: as written before operators had a state_version
     return found if isinstance(found, dict) else {"version": 1, "states": found}
 
 
 def schema_after(stored: bytes | None, version: int, states: list[dict[str, Any]], deployed: DeployedStates) -> bytes:
-    """Returns the schema to store once a partition's states match their declaration."""
+    """Returns the schema to store for a partition whose states match their declarations."""
     before = [] if stored is None else read_schema(stored)["states"]
     return json.dumps({"version": version, "states": deployed.schema(before, states)}, sort_keys=True).encode()
 
@@ -335,8 +335,9 @@ class PartitionProcessor:
         return self._sources.positions.reached_by(source)
 
     def open_source(self, source: str, session: layout.Session, settled: int | None = None) -> int:
-        """Refuses older clients of a source from now on. Returns the sequence of the last commit; there is no new one
-        if this client was the newest already. Raises SourceTaken if there is a newer client.
+        """Stores a client as the newest one of its source, so that older clients are refused from now on. Returns the
+        sequence of the last commit. There is no new commit if this client was the newest already. Raises SourceTaken if
+        there is a newer client.
 
         Args:
             settled: see :meth:`~stateflow.partition.sources.Sources.open`.
@@ -348,8 +349,8 @@ class PartitionProcessor:
         return self.sequence
 
     def stage_opening(self, source: str, session: layout.Session, settled: int | None = None) -> Opening | None:
-        """Prepares the commit of :meth:`open_source`, which may still be dropped. None: none is needed, as this client
-        was the newest already. Raises SourceTaken, Unavailable."""
+        """Prepares the commit of :meth:`open_source`, which may still be dropped. None: no commit is needed, because
+        this client was the newest already. Raises SourceTaken, Unavailable."""
         mutations = self._sources.open(source, session, settled)
         if mutations is None:
             return None
@@ -364,8 +365,8 @@ class PartitionProcessor:
         self._committer.known()
 
     def retire(self, source: str) -> bool:
-        """Keeps only a tombstone of a source, see :mod:`stateflow.partition.positions`. Returns False if there is
-        nothing to retire: the source is unknown or already retired."""
+        """Retires a source, so that only a tombstone is left of it, see :mod:`stateflow.partition.positions`. Returns
+        False if there is nothing to retire: the source is unknown or already retired."""
         retiring = self._sources.retire(source)
         if retiring is None:
             return False
@@ -375,8 +376,8 @@ class PartitionProcessor:
         return True
 
     def drop_output(self, source: str, batch: int, apply: bool) -> int:
-        """Drops the stored output of a contained batch, or with ``apply`` False only looks at it. Returns its size in
-        bytes; 0: there is none."""
+        """Drops the stored output of a batch that the partition contains. Returns the output's size in bytes; 0: there
+        is none. With ``apply`` False, drops nothing and only returns the size."""
         size, mutations = self._sources.without_output(source, batch)
         if size and apply:
             self._committer.commit(source, batch, mutations, sync=True)
@@ -386,7 +387,8 @@ class PartitionProcessor:
     # -- batches that skip the partition ------------------------------------------------------------------
 
     def contains(self, source: str) -> layout.Position | None:
-        """See :meth:`~stateflow.partition.sources.Sources.contained`."""
+        """Returns the position of the source's last batch here, see
+        :meth:`~stateflow.partition.sources.Sources.contained`."""
         return self._sources.contained(source)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
@@ -397,7 +399,8 @@ class PartitionProcessor:
             self.latest_us = max(self.latest_us, *(position.at_us for position in held.values()))
 
     def settle(self, held: Mapping[str, layout.Position]) -> None:
-        """Calls :meth:`adopt` and commits. Raises the store's errors."""
+        """Commits positions of sources whose batches skipped this partition, without a batch. Raises the store's
+        errors."""
         self.adopt(held)
         mutations, watermark_us = Mutations(), self.watermark_us({})
         if watermark_us is not None and watermark_us != self._watermark_us:
@@ -412,8 +415,8 @@ class PartitionProcessor:
         return self._later(watermark_of(self._sources.positions.overlaid(held)))
 
     def needs_no_visit(self, until: float) -> SkipGrant:
-        """Returns which batches may skip this partition, up to ``until`` in monotonic seconds; none while the sweep
-        finds many expired entries. Call it between batches."""
+        """Returns the conditions under which batches may skip this partition, at most up to ``until`` (monotonic
+        seconds). While the sweep finds many expired entries, no batch may. Call it between batches."""
         event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
         if self._instance.hears_watermarks:
             event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
@@ -480,7 +483,8 @@ class PartitionProcessor:
             now_us: processing time; timers of that domain fire up to it.
             after: newest batch of a sparse source, up to this one, that this partition must contain as far as the
                 sender knows.
-            digest: digest of the rows, see :mod:`stateflow.partition.positions`, or the sender's own.
+            digest: digest of the rows, see :func:`~stateflow.partition.slices.digests_of`, or the sender's own; None:
+                not known.
 
         Raises PositionGap, StaleBatch, SourceTaken, SourceRetired, BatchChanged, and the errors of wrong rows and of
         the operator; the state is then as it was before the call.
@@ -537,9 +541,9 @@ class PartitionProcessor:
         return rows
 
     def _later(self, watermark_us: int | None) -> int | None:
-        """Returns the partition's watermark after a batch, if the minimum of its sources is ``watermark_us`` then. The
-        watermark never decreases, even if a late source joins. It is the event time of the whole batch: of its rows,
-        its timers and their writes."""
+        """Returns the partition's watermark after a batch, given the minimum watermark of its sources then. The
+        partition's watermark never decreases, even if a late source joins. It is the event time of the whole batch: of
+        its rows, its timers and their writes."""
         if watermark_us is None or (self._watermark_us is not None and watermark_us <= self._watermark_us):
             return self._watermark_us
         return watermark_us
@@ -569,8 +573,8 @@ class PartitionProcessor:
             raise
 
     def write(self, ran: Ran, commit: Commit) -> Applied:
-        """Writes a prepared commit. Raises the store's errors; the state is then as it was before the batch, or
-        :attr:`is_unsure`."""
+        """Writes a prepared commit. Raises the store's errors. The state is then as it was before the batch, unless
+        :attr:`is_unsure` is True: then the batch may be committed."""
         began = self._clock.monotonic()
         try:
             self._committer.write(commit.staged)
@@ -598,12 +602,13 @@ class PartitionProcessor:
     def close(self) -> None:
         """Closes the operator on this thread, see :meth:`let_go`.
 
-        The store stays open: it may still be a move's source.
+        The store stays open, because a move may still copy the partition from it.
         """
         self.let_go(lambda work: work())
 
     def let_go(self, aside: Callable[[Callable[[], None]], None]) -> None:
-        """See :meth:`~stateflow.operator.instance.OperatorInstance.let_go`."""
+        """Ends commits and releases the operator, whose ``close`` runs in ``aside``; see
+        :meth:`~stateflow.operator.instance.OperatorInstance.let_go`."""
         self.end()
         self._instance.let_go(aside)
         self.state.close()

@@ -1,4 +1,4 @@
-"""Registry of a replica, which manages its data directory, its operators and its partitions; and the replica's lease.
+"""Registry of a replica's data directory, operators and partitions, and the replica's lease.
 
 A replica serves only while it has a lease from the controller. The controller answers a heartbeat with a duration. The
 replica counts the duration on its own monotonic clock from when it *sent* that heartbeat, the controller from when it
@@ -122,9 +122,9 @@ class Lease:
 
 
 class PartitionRegistry:
-    """Owns a data directory.
+    """Manages a replica's data directory, its operators and its partitions.
 
-    Raises DataDirLocked if another process owns it, InvalidArgument if it is another replica's.
+    Raises DataDirLocked if another process has claimed the directory, InvalidArgument if it belongs to another replica.
 
     Layout:
 
@@ -439,8 +439,8 @@ class PartitionRegistry:
             raise
 
     def check(self, spec: OperatorSpec) -> type[Operator]:
-        """Returns the class of this version, which need not become the serving one. Raises the errors of
-        :meth:`learn`."""
+        """Loads the class of a version and checks that it fits the states stored here. The version need not become the
+        serving one. Raises the errors of :meth:`learn`."""
         cls = self._load(spec)
         _check_version(spec, cls)
         for stored in self._stored_schemas(spec.name):
@@ -616,7 +616,8 @@ class PartitionRegistry:
         self._claim.close()
 
     def _free(self, held: contextlib.ExitStack) -> Iterator[LocalPartition]:
-        """Yields the partitions on which no thread works any more; none can begin until ``held`` ends."""
+        """Yields the partitions on which no thread works any more. No thread can begin work on them until ``held``
+        ends."""
         until = self.clock.monotonic() + RELEASE_S_MAX
         for local in self.local_partitions():
             if local.work.acquire(max(0.0, until - self.clock.monotonic())):
@@ -652,5 +653,6 @@ def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
 
 
 def _is_same(state: dict[str, Any], here: dict[str, Any] | None) -> bool:
-    """Tells whether two descriptions store a state in the same way. Descriptions by earlier versions have no types."""
+    """Tells whether a state is stored in the same way by two descriptions. Descriptions by earlier versions have no
+    types."""
     return here is not None and all(state[part] == here.get(part) for part in ("tag", "types") if part in state)

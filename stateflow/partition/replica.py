@@ -295,8 +295,8 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     """Deletes the operator's partitions here at ``epoch`` and older epochs, in any state, and the operator's
     description when no partition is left. Returns the number of deleted partitions.
 
-    After a crash it is repeated: the replica names the remaining partitions at its next registration, and deletes them
-    then. Quarantined copies stay, under another name.
+    After a crash the call is repeated: the replica names the remaining partitions at its next registration, and the
+    answer tells it to delete them. Quarantined copies stay, under another name.
     """
     registry.undeployed(operator, epoch)
     local_partitions = [local for local in registry.local_partitions() if local.id.operator == operator]
@@ -360,7 +360,7 @@ class Reader:
 
     def scan(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[Row]:
         """Yields the rows of one state as of one moment, see :class:`.StateColumns`, without entries that have expired
-        by then. ``state``: an attribute, or an exact name. ``keys``: in their stored encoding; none: all keys. Raises
+        by then. ``state``: an attribute, or an exact name. ``keys``: in their stored encoding; empty: all keys. Raises
         UnknownState, NotOwner."""
         with self._reading(partition) as store:
             _, cls = self._registry.operator(partition.operator)
@@ -376,7 +376,8 @@ class Reader:
             yield from columns.entries(store, At(max(self._registry.clock.now_us(), latest_us), watermark_us), keys)
 
     def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
-        """Yields the results of :meth:`scan` as Arrow IPC streams. Without a state, yields :func:`.listed`."""
+        """Yields the results of :meth:`scan` as Arrow IPC streams. If ``state`` is empty, yields the list of states,
+        see :func:`.listed`."""
         with self._reading(partition) as store:
             _, cls = self._registry.operator(partition.operator)
             found = StateColumns(cls, state, partition.operator, store) if state else [listed(cls, store)]
@@ -387,8 +388,9 @@ class Reader:
 
     @contextlib.contextmanager
     def _reading(self, partition: PartitionId) -> Iterator[PartitionStore]:
-        """Gives the partition's store. Raises NotOwner, also for an error in reading after the partition has left."""
-        store = self._owned_store(partition)  # a partition that lost its data knows no operator either
+        """Yields the partition's store. Raises NotOwner, also in place of an error in reading if the partition has left
+        meanwhile."""
+        store = self._owned_store(partition)  # first: if the partition is lost, its operator may be unknown, too
         try:
             yield store
         except Exception as error:
@@ -406,8 +408,9 @@ class Reader:
             return self._owned_store(partition)
 
     def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
-        """Returns the position of the batch before ``batch``, with the newest event time up to it; None: one of these
-        partitions does not contain it, or is not being served here, because only memory is read."""
+        """Returns a source's position before ``batch`` if all ``partitions`` contain the batch before it; otherwise
+        None. The position has the newest event time of all these partitions. Only memory is read: a partition that is
+        not being served here counts as lacking the batch."""
         times: list[int] = []
         for number in partitions:
             local = self._registry.local(PartitionId(operator, number))
@@ -423,7 +426,8 @@ class Reader:
         return layout.Position(batch - 1, event_us=max(times, default=None))
 
     def position(self, partition: PartitionId, source: str) -> layout.Position | None:
-        """Returns the position of ``source`` in the partition; None: no batch of it is known. Raises NotOwner."""
+        """Returns the position of ``source`` in the partition; None: the partition contains no batch of the source.
+        Raises NotOwner."""
         store = self._owned_store(partition)
         if (held := self._held(partition).get(source)) is not None:
             return held
@@ -444,7 +448,7 @@ class Reader:
         return sources_in(self._owned_store(partition), self._held(partition))
 
     def _held(self, partition: PartitionId) -> Mapping[str, layout.Position]:
-        """Returns the positions of batches that skipped the partition, beyond what its database has."""
+        """Returns the positions held for the partition, which are newer than those in its database."""
         local = self._registry.look(partition)
         if local.skipped is None:
             return {}
@@ -467,7 +471,7 @@ class Reader:
 
 
 class ReplicaNode:
-    """A replica's parts around one data directory. Called from several threads.
+    """A replica without its sockets: its parts, around one data directory. Called from several threads.
 
     ``batches`` applies batches, ``reader`` reads states; ``sender`` and ``receiver`` are the two sides of a move,
     ``checkpointer`` and ``restorer`` take and restore checkpoints, ``successor`` takes partitions over; ``verifier``
@@ -569,7 +573,8 @@ class ReplicaNode:
     # -- operators and partitions -----------------------------------------------------------------------
 
     def follow(self, spec: OperatorSpec) -> StateflowError | None:
-        """See :meth:`~stateflow.partition.registry.PartitionRegistry.follow`."""
+        """Learns the version of an operator that is deployed now, see
+        :meth:`~stateflow.partition.registry.PartitionRegistry.follow`."""
         return self._registry.follow(spec)
 
     def check(self, spec: OperatorSpec, total: int) -> None:
@@ -583,11 +588,11 @@ class ReplicaNode:
     def create(
         self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0, command: Command = NOBODY
     ) -> None:
-        """See :func:`create`."""
+        """Creates empty partitions of an operator here, see :func:`create`."""
         create(self._registry, spec, partitions, epoch, total, partial(self.authority.check, command))
 
     def drop(self, operator: str, epoch: int) -> int:
-        """See :func:`drop`."""
+        """Deletes an undeployed operator's partitions here, see :func:`drop`. Returns their number."""
         return drop(self._registry, operator, epoch)
 
     def lifecycle(self, partition: PartitionId) -> Lifecycle:
@@ -687,7 +692,8 @@ class ReplicaNode:
         )
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
-        """Stops sending and receiving the move. Returns False if it has sealed here and must be completed.
+        """Cancels a move on this replica, whether the replica is its source or its target. Returns False if the
+        partition was sealed for the move, which must then be completed.
 
         ``owned_at``: see :meth:`~stateflow.partition.lifecycle.Lifecycle.cancel`. Raises StateMissing.
         """

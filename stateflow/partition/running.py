@@ -1,8 +1,8 @@
 """Running batches, and the groups of processed batches that one commit makes durable.
 
-A thread runs the batch of one partition at a time. It parks a processed batch in its :class:`Group`, and commits the
-group together. Other threads may take a running batch, or a group, away from a thread whose operator does not return:
-what was taken away never commits.
+A thread runs the batch of one partition at a time. It parks a processed batch in its :class:`Group`, and later commits
+all batches of the group together. Other threads may take a running batch, or a group, away from a thread whose operator
+does not return. A batch that was taken away never commits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Member(NamedTuple):
 
 class Opened(NamedTuple):
     """A partition in which a source is being opened, together with other partitions. ``opening``: the commit to be
-    written; None: none is needed."""
+    written; None: no commit is needed."""
 
     local: LocalPartition
     run: RunningBatch
@@ -123,7 +123,7 @@ class RunningBatches:
     """Running batches of one replica. Thread-safe.
 
     Each thread runs the batch of one partition, and holds a group of processed batches of other partitions that are
-    committed together with it. If the operator does not return, all of them are taken away from the thread.
+    committed together with it. If the operator does not return, the batch and the group are taken away from the thread.
     """
 
     def __init__(self, registry: PartitionRegistry, sender: Sender) -> None:
@@ -223,7 +223,8 @@ class RunningBatches:
         return True
 
     def leave_behind(self) -> None:
-        """Takes all groups away from a thread that does not return although it has no running batch."""
+        """Takes all groups away from their threads, because a thread does not return although it has no running
+        batch."""
         self._leave([member for group in list(self._groups.values()) for member in group.take(ends=True)])
 
     def keeps_waiting(self, limit_s: float) -> bool:
@@ -254,6 +255,6 @@ class RunningBatches:
                     local.work.take_away()
                     if local.lifecycle.finish():
                         self._sender.seal(local)
-            except Exception:  # for example of the seal that waited for the batch, which the controller requests again
+            except Exception:  # for example in the seal that waited for the batch; the controller requests it again
                 log.exception("%s: failed to drop a processed batch", local.id)
             self._registry.on_change(local.id)

@@ -66,9 +66,9 @@ class Traffic:
 
 
 class Origins:
-    """Sites of rows received together, named by one of their columns. The column is read once, and its values are
-    counted part by part. Values that are not names of sites are not counted; a column that is missing or is not text
-    names no sites."""
+    """Counts the sites that one column of received rows names. The column is read once, and its values are counted part
+    by part. Values that are not names of sites are not counted; a column that is missing or is not text names no
+    sites."""
 
     def __init__(self, rows: pa.RecordBatch, column: str) -> None:
         index = rows.schema.get_field_index(column)
@@ -86,8 +86,8 @@ class Origins:
         self._numbers = number_of[encoded.indices.fill_null(values).to_numpy(zero_copy_only=False)]
 
     def of(self, start: int, stop: int) -> dict[str, int]:
-        """Returns site → number of the rows from ``start`` to before ``stop`` that name the site; without sites that no
-        row names."""
+        """Returns site → number of rows that name it, for the rows from ``start`` to before ``stop``. Sites that no row
+        names are left out."""
         if not self._sites:
             return {}
         counts = np.bincount(self._numbers[start:stop], minlength=len(self._sites))[: len(self._sites)].tolist()
@@ -295,7 +295,7 @@ class Waiting:
         self.bytes = 0
 
     def admit(self, more: int, has: int, source: str) -> None:
-        """Admits ``more`` waiting bytes of a caller that already ``has`` that many waiting.
+        """Admits ``more`` waiting bytes of a caller that has ``has`` bytes waiting already.
 
         Raises InvalidArgument if both together exceed the share of one caller, Unavailable if the callers together
         exceed the limit.
@@ -397,7 +397,7 @@ def _add_texts(column: pa.Array, bounds: Sequence[int], found: list[int]) -> Non
 
 
 def _add_others(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
-    """Adds a column of a nested type, or of one wider than a number, part by part."""
+    """Adds a column whose type is nested, or wider than a number, part by part."""
     for number, (start, stop) in enumerate(pairwise(bounds)):
         if start < stop:
             alone = column.slice(start, stop - start).take(pa.array(range(stop - start)))

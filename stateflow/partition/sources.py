@@ -1,14 +1,14 @@
 """Sources of a partition, with their positions, clients and tombstones; and batches that skip the partition.
 
-:mod:`~stateflow.partition.positions` decides what is kept of a source. :class:`Sources` reads it from the partition's
-store, and adds the changes to the partition's commits.
+:mod:`~stateflow.partition.positions` decides what is kept of a source. :class:`Sources` reads the sources from the
+partition's store, and adds their changes to the partition's commits.
 
 A batch *skips* a partition for which it has no rows and in which nothing is due. The source's position still advances
 in every partition, and writing it partition by partition would cost as much as a row does in each. The positions of the
 partitions that a batch skips are therefore kept in one place, a database of the replica's own
 (:class:`SkippedBatches`), with one write for all of them. Such a position is *held* for the partition, and becomes the
-partition's own with its next commit. Before a copy of the partition is taken (a snapshot, a checkpoint, a seal), held
-positions become its own: :meth:`SkippedBatches.settle`.
+partition's own with its next commit. Before a copy of the partition is taken (a snapshot, a checkpoint, a seal),
+:meth:`SkippedBatches.settle` commits the held positions.
 
 A held position belongs to a partition at one epoch and sequence. The partition's next commit makes it void. So does
 everything that rolls a copy back: if a power loss destroys a commit, positions held after that commit are void, too,
@@ -16,13 +16,13 @@ and the gap is noticed. A start discards void positions before the replica serve
 same sequence. It also discards those of partitions that are not owned here.
 
 A void position is forgotten: in memory at once, in the database with the next write for its source, or by
-:meth:`SkippedBatches.tidy` once a move is over or an operator was dropped. A crash before that leaves void positions to
-the next start. A source that ended disappears in this way: each batch of another source that visits a partition makes
-the positions held for it void, those of all sources, and the last of them takes the source along.
+:meth:`SkippedBatches.tidy` once a move is over or an operator was dropped. After a crash before that, the next start
+discards it. A source that has ended disappears in this way, too: each batch that visits a partition makes all positions
+void that are held for the partition, and a source without any held position is removed.
 
 A partition is skipped only after one of its own batches, committed here, has determined until when nothing is due: see
 :class:`SkipGrant`. Everything else that a visit does, such as sweeping expired state, is done at least every
-``VISIT_S_MAX`` seconds in which there are batches. While a sweep finds much, every batch visits.
+``VISIT_S_MAX`` seconds as long as batches arrive. While a sweep finds many expired entries, every batch visits.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class Advance(NamedTuple):
 
 
 class Sources:
-    """Sources of one partition, with their ``positions``. Not thread-safe. Changes added to ``mutations`` take effect
-    in memory once :meth:`committed`, or ``taken`` or ``retired`` of the positions, reports that they are on disk."""
+    """Sources of one partition, with their ``positions``. Not thread-safe. Methods add changes to ``mutations``. In
+    memory, these take effect only when the caller reports their commit, by :meth:`committed`, or by ``taken`` or
+    ``retired`` of the positions."""
 
     def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
         known = {
@@ -88,7 +89,7 @@ class Sources:
         stopped_us = -1 if stopped is None else int.from_bytes(stopped, "big")
         self.positions = Positions(partition, known, sessions, lapsed, stopped_us)
         self._tombstones = Tombstones(store, retention.retired_max)
-        self._passed: set[str] = set()  # their last batch skipped the partition; the stored output is of the one before
+        self._passed: set[str] = set()  # their last batch skipped the partition; the stored output is of an earlier one
 
     def contained(self, source: str) -> Position | None:
         """Returns the position of the source's last batch here. None: the source is unknown, or the next batch must
@@ -147,7 +148,7 @@ class Sources:
         return layout.Piece(position.rows, position.digest, len(output), output)
 
     def is_newest(self, batch: Batch) -> bool:
-        """Tells whether the batch is its source's newest one that is contained."""
+        """Tells whether the batch is the newest one of its source that the partition contains."""
         return batch.number == self.positions.last(batch.source)
 
     def takes_rows_later(self, batch: Batch) -> bool:
@@ -158,7 +159,8 @@ class Sources:
         return self.is_newest(batch) and not batch.is_piece
 
     def silent(self, now_us: int, serving: str) -> dict[str, Position]:
-        """See :meth:`~stateflow.partition.positions.Positions.silent`."""
+        """Returns the sources whose watermark no longer counts, see
+        :meth:`~stateflow.partition.positions.Positions.silent`."""
         return self.positions.silent(now_us, self._retention.watermark_idle_us, serving)
 
     def advance(
@@ -188,8 +190,7 @@ class Sources:
         """Returns the mutations that store a batch's output.
 
         A run of a batch DataFrame keeps every output, because another evaluation needs them all. A query in real-time
-        mode keeps the outputs that its client has not settled, because Spark may run an epoch again and end it
-        elsewhere.
+        mode keeps the outputs that its client has not settled, because Spark may run an epoch again, with another end.
         """
         if source.startswith(layout.REAL_TIME):
             piece = layout.Piece(position.rows, position.digest, len(output), output)
@@ -207,7 +208,7 @@ class Sources:
         self.positions.silenced(advance.silent)
         self.positions.retired(advance.retired)
 
-    # -- a client, or none any more -----------------------------------------------------------------------
+    # -- clients and retirement ---------------------------------------------------------------------------
 
     def open(self, source: str, session: layout.Session, settled: int | None) -> Mutations | None:
         """Returns the mutations that refuse older clients of a source from now on; None: they are refused already.
@@ -301,7 +302,7 @@ class SkippedPositions:
 
 
 class SkippablePartition(Protocol):
-    """The part that skipping needs of a :class:`~stateflow.partition.local_partition.LocalPartition`."""
+    """The attributes that skipping needs of a :class:`~stateflow.partition.local_partition.LocalPartition`."""
 
     id: PartitionId
     skipped: SkippedPositions | None
@@ -431,8 +432,8 @@ class SkippedBatches:
         now: float,
         now_us: int,
     ) -> list[int]:
-        """Makes a batch skip the partitions that need no visit, as durably as commits are. Returns their indices,
-        ascending. Raises errors of the disk.
+        """Makes a batch skip the partitions that need no visit, as durably as commits are. Returns the indices of these
+        partitions in ``partitions``, ascending. Raises errors of the disk.
 
         Args:
             cls: the operator's class that is deployed now.
@@ -532,7 +533,7 @@ class SkippedBatches:
     # -- positions that are void --------------------------------------------------------------------------
 
     def committed(self, local: SkippablePartition, sequence: int) -> None:
-        """Forgets the positions held for a partition if a commit other than a batch has made them its own. Callers hold
+        """Forgets the positions held for a partition if a commit other than a batch has included them. Callers hold
         ``work``. ``sequence``: the partition's present one."""
         if local.skipped is not None and local.skipped.sequence != sequence:
             with self._lock:
@@ -551,8 +552,8 @@ class SkippedBatches:
             self.tidy()
 
     def tidy(self) -> None:
-        """Removes from disk what memory has forgotten. Errors are only logged, because what stays is void, and the next
-        start removes it."""
+        """Removes from disk the positions that memory has forgotten. Errors are only logged: positions that stay are
+        void, and the next start removes them."""
         with self._lock:
             if self._closed:
                 return
@@ -571,8 +572,8 @@ class SkippedBatches:
             self._close()
 
     def _forget(self, local: SkippablePartition) -> None:
-        """Forgets the positions held for a partition, because it has made them its own, or has left. The database
-        forgets them with the next write for their source."""
+        """Forgets the positions held for a partition, because the partition has committed them, or has left. The
+        database forgets them with the next write for their source."""
         skipped, local.skipped = local.skipped, None
         if skipped is not None:
             for source in skipped.held:

@@ -1,4 +1,5 @@
-"""Moves at their target: it builds a copy while the stream goes on, proves the copy at the seal, and then owns it."""
+"""Moves at their target, which builds a copy while the stream goes on, proves the copy at the seal, and then owns
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from stateflow.partition.registry import PartitionRegistry
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
-#: smaller files are not kept for a later attempt, but sent again, bytes
+#: size in bytes below which a file is not kept for a later attempt, but sent again
 KEPT_BYTES_MIN = 4096
 #: number of quarantined transfers that are kept
 EVIDENCE_KEPT = 3
@@ -92,7 +93,8 @@ class Receiver:
         return found
 
     def begun(self, partition: PartitionId) -> dict[str, int]:
-        """Returns digest → bytes, for files that an interrupted transfer has begun here."""
+        """Returns digest → received bytes, for the files of which an interrupted transfer has sent only the
+        beginning."""
         parts = (path for path in self._received(self._registry.local(partition)) if path.suffix == PART)
         return {path.stem: path.stat().st_size for path in parts}
 
@@ -256,8 +258,8 @@ class Receiver:
             return incoming.sequence
 
     def sync(self, partition: PartitionId, move_id: str) -> float:
-        """Forces the copy to disk while it follows, so that owning the copy later writes only the ownership. Returns
-        the duration in milliseconds."""
+        """Forces the copy to disk while it follows, so that only the ownership is left to write when the copy is owned.
+        Returns the duration in milliseconds."""
         incoming = self._incoming(partition, move_id)
         assert incoming.store is not None
         return self._registry.sync(incoming.store)
@@ -327,8 +329,8 @@ class Receiver:
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
         """Gives up an unfinished incoming move. The former copy here stays as the warm base, unless the incoming copy
-        is a standby's that ends with a seal. That copy then becomes the warm base, because the new owner has all
-        changes after the seal."""
+        is a standby's and ends with its source's seal. That copy then becomes the warm base, because the new owner has
+        all changes after the seal."""
         local = self._registry.local(partition)
         if local.incoming is None:  # without waiting for a running batch
             return

@@ -1,4 +1,4 @@
-"""Moves at their source: it takes snapshots, keeps change logs for targets, and fences and seals partitions."""
+"""Moves at their source, which takes snapshots, keeps change logs for targets, and fences and seals partitions."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ class Sender:
             )
 
     def fenced_for(self, partition: PartitionId, move_id: str) -> str:
-        """Returns the replica that a fence of the move named as the partition's next owner; empty: there was none."""
+        """Returns the name of the replica for which the move has fenced the partition; empty: the move has not fenced
+        it here."""
         lifecycle = self._registry.look(partition).lifecycle
         fenced = lifecycle.state in (State.FENCING, State.SEALED) and lifecycle.move_id == move_id
         return lifecycle.successor.name if fenced and lifecycle.successor is not None else ""
@@ -195,8 +196,8 @@ class Sender:
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
     def sync(self, partition: PartitionId) -> float:
-        """Forces the partition's store to disk while it is served, so that sealing later writes only the seal. Returns
-        the duration in milliseconds."""
+        """Forces the partition's store to disk while it is served, so that only the seal is left to write later.
+        Returns the duration in milliseconds."""
         store = self._registry.look(partition).store
         return 0.0 if store is None else self._registry.sync(store)
 
@@ -313,7 +314,7 @@ class Sender:
                     local.store.close()
                     local.store = None
         if self._registry.skipped_batches.has_void:
-            self._registry.skipped_batches.tidy()  # behind the pause of the move
+            self._registry.skipped_batches.tidy()  # only now, after the pause of the move
 
 
 def _net(partition: PartitionId, epoch: int, sequence: int, written: list[bytes]) -> ChangeSet:

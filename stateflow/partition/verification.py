@@ -100,12 +100,12 @@ class Verifier:
         self._registry, self._sleep = registry, sleep
 
     def begin(self, partition: PartitionId, standby_of: int | None = None, wait_s: float = 1.0) -> Copy | None:
-        """Takes a snapshot, between two batches, of a partition owned here. Returns None if there is no such copy.
+        """Takes a snapshot of a partition between two batches. Returns None if this replica has no such copy.
 
         Args:
-            standby_of: the owner's sequence. The snapshot is of the standby's copy here instead, once the copy has
-                reached this sequence, or as it is after ``wait_s`` seconds. None: the snapshot is of the owned
-                partition.
+            standby_of: None: take the snapshot of the partition owned here. Otherwise, take it of the standby's copy
+                here, once this copy has reached the owner's sequence ``standby_of``, or as it is after ``wait_s``
+                seconds.
         """
         local = self._registry.look(partition)
         if standby_of is not None:
@@ -256,7 +256,7 @@ _Cell = tuple[bytes, bytes]
 
 
 class Trials:
-    """Trials of one replica. Called from several threads; changes nothing.
+    """Tries new versions of operators on one replica's partitions. Called from several threads; changes nothing.
 
     Args:
         verifier: takes the snapshots on which versions are tried.
@@ -284,13 +284,13 @@ class Trials:
         return needed or bool(_retyped(cls, read_schema(stored)["states"]))
 
     def end(self, trial: Trial) -> None:
-        """Frees what the trial holds, in the thread that ran it."""
+        """Closes a trial and removes its snapshot. Call it in the thread that ran the trial."""
         trial.close()
         self._verifier.end(trial.copy)
 
 
 class Trial:
-    """Trial on the snapshot ``copy`` of one partition, for one thread."""
+    """Trial of a version on the snapshot ``copy`` of one partition. Use it in one thread."""
 
     def __init__(self, registry: PartitionRegistry, spec: OperatorSpec, cls: type[Operator], copy: Copy) -> None:
         self.copy = copy
@@ -311,7 +311,7 @@ class Trial:
 
     def close(self) -> None:
         left_behind = inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
-        if not left_behind:  # otherwise its thread frees it if it ever returns
+        if not left_behind:  # otherwise the running thread frees it, if it ever returns
             self._pieces.close()
 
     def _run(self) -> Generator[int]:
@@ -364,7 +364,7 @@ def _instance(
 
 
 class Piece:
-    """The cells of some keys in all states, in memory; everything else is read from the store.
+    """Reader that has all cells of some keys in memory, and reads everything else from the store.
 
     ``keys``: number of keys in memory.
     """

@@ -66,7 +66,7 @@ class OfOperator:
 
 
 class Samples:
-    """Durations of the newest requests, which are numbered, and totals by operator.
+    """Durations of the newest requests, by number, and totals of all requests, by operator.
 
     The newest requests are stored in columns of a fixed size, so that a replica's memory does not grow with requests.
     """
@@ -106,8 +106,8 @@ class Samples:
         self._held_ms[place] = 0.0 if held_from is None else (now - held_from) * 1e3
 
     def after(self, number: int, newest: int = 0) -> list[RequestReport]:
-        """Returns the kept requests with numbers above ``number``, oldest first, limited to the ``newest`` last ones
-        unless ``newest`` is 0."""
+        """Returns the kept requests with numbers above ``number``, oldest first. ``newest``: return at most this many,
+        the newest ones; 0: all of them."""
         kept = min(newest or len(self._rows), len(self._rows))
         return [self._report(each) for each in range(max(number, self._number - kept) + 1, self._number + 1)]
 
@@ -141,7 +141,7 @@ class Confirmations:
     async def of(self, partition: PartitionId, sequence: int, deadline: float) -> ReplicaInfo | StateflowError | None:
         """Waits until a standby durably has everything up to ``sequence``, and then returns None.
 
-        Otherwise returns the replica that owns the partition now, or the error because of which no standby confirms.
+        Otherwise returns the replica to which the partition has moved, or the error with which the sender is answered.
 
         Args:
             deadline: end of the wait, in monotonic seconds.
@@ -248,7 +248,7 @@ class Exchange(Protocol):
 
     @property
     def caller(self) -> Hashable:
-        """The caller, among which the time of the batch thread is divided."""
+        """The caller to which time of the batch thread is charged. Callers share that time equally."""
         ...
 
     async def receive(self, patience_s: float | None = None) -> Piece | None:
@@ -262,8 +262,8 @@ class Exchange(Protocol):
     async def answer(self, answers: Sequence[Answer]) -> None: ...
 
     async def passed(self, partitions: Sequence[int]) -> None:
-        """Notifies the sender of partitions for which the batch has no rows, and which have skipped and so contain
-        it."""
+        """Notifies the sender of the partitions that the batch has skipped, because it has no rows for them. They
+        contain the batch from then on."""
         ...
 
     async def give_sign_of_life(self) -> None:
@@ -290,7 +290,7 @@ class Piece(Protocol):
 
 @dataclass(slots=True)
 class _Call:
-    """An exchange under way.
+    """State of an exchange that is being served.
 
     Attributes:
         begun: batch slices with incomplete rows.
@@ -348,7 +348,8 @@ class _TimeSlice:
             self.span.committing()
 
     def ids(self) -> Ids:
-        """Returns identifiers of the running part, for lines that are logged while it runs, such as the operator's."""
+        """Returns identifiers of the part that is being applied, which name it in lines logged meanwhile, for example
+        by the operator."""
         if self.slices is None:
             return {}
         partition = self.slices.parts[self.begun_with].partition
@@ -490,7 +491,7 @@ class Applier:
     # -- applying and answering ---------------------------------------------------------------------------
 
     async def _skip(self, call: _Call, frame: Frame) -> Frame:
-        """Answers the slices whose partitions need no visit, and returns the others."""
+        """Answers the slices whose partitions the batch skips, and returns the other slices."""
         if frame.batch.sparse or all(frame.counts) or self.batch_thread.stopping:
             return frame
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
@@ -574,7 +575,8 @@ class Applier:
             self.node.batches.apply(slices, turn)
 
     async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
-        """Waits until a standby durably has the applied batches. Replaces outcomes that no standby confirms."""
+        """Waits until a standby durably has the applied batches. Replaces the outcomes of batches that no standby
+        confirms."""
         deadline = self.confirmations.deadline()
         said: list[Outcome] = []
         for partition, outcome in zip(partitions, outcomes, strict=True):

@@ -110,8 +110,8 @@ class CheckpointShell:
             await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
 
     async def tidily(self) -> None:
-        """Cleans up the store regularly, until cancelled: drops expired checkpoints, and marks checkpoints that are
-        missing from the store to be taken again.
+        """Cleans up the store regularly, until cancelled: drops expired checkpoints, and finds checkpoints that are
+        missing from the store, which are then taken again.
 
         The first round waits only a random part of the interval, so that replicas which restart often clean up, too.
         """
@@ -268,8 +268,8 @@ class VerifyShell:
         self._loop = asyncio.get_running_loop()
 
     async def verify(self, partition: PartitionId, standby_of: int | None) -> AsyncIterator[Verification]:
-        """Yields two reports: first the position that is verified, then the result. Yields nothing if the partition is
-        not on this replica.
+        """Yields two reports: first the epoch and sequence that are verified, then the result. Yields nothing if the
+        partition is not on this replica.
 
         If the caller stops iterating, the verification ends.
         """
@@ -309,8 +309,8 @@ class TrialShell:
         """Tries the version ``spec`` on partitions, and yields each partition that passed.
 
         Partitions that are not owned here, or cannot be read, are left out. If the caller stops iterating, the trial
-        ends. Raises OperatorNotImportable or OperatorOutdated if the version cannot be loaded, and its errors while it
-        migrates state: SchemaMismatch, OperatorFailed, OperatorStuck, DecodeError or EncodeError.
+        ends. Raises OperatorNotImportable or OperatorOutdated if the version cannot be loaded, and the errors of its
+        migration: SchemaMismatch, OperatorFailed, OperatorStuck, DecodeError or EncodeError.
         """
         trials, in_files = self._node.trials, self._threads.in_files
         cls = await in_files(trials.load, spec)

@@ -2,15 +2,15 @@
 
 The pools (:class:`Threads`) do work that would block the event loop.
 
-The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two batches. Callers
-share the thread's time equally (:class:`FairQueue`).
+The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs, such as the garbage collector
+(:class:`Garbage`), run between two batches. Callers share the thread's time equally (:class:`FairQueue`).
 
 The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it notifies callers that their batches are being worked
 on. And it prevents operators from delaying others for longer than ``batch_timeout_s``:
 
 1. A batch that takes longer is interrupted repeatedly. Usually the batch then fails, and the thread continues.
-2. A batch that cannot be interrupted is taken away, so that it can never commit. A batch that is being committed is
-   allowed to finish.
+2. A batch that cannot be interrupted is taken away from its thread, so that it can never commit. A batch that is being
+   committed is allowed to finish.
 3. In both cases of step 2, the thread is left behind, and a new thread does the remaining jobs. The caller of the
    running job gets :class:`LeftBehind`, and must not use results that the former thread may still produce.
 4. A thread that is busy for longer than ``batch_timeout_s`` without a running batch is left behind, too.
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 YOUNG: Final = 10_000
 #: least number of kept objects before all are examined again
 OLD: Final = 500_000
-#: the collector's own thresholds, for a batch that alone makes so many objects
+#: thresholds of Python's own collector, for a single batch that creates this many objects
 WITHIN_A_BATCH: Final = (100_000, 20, 50)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,8 +76,8 @@ class Threads:
     Attributes:
         files: pool for long work on files.
         quick: pool for work that lengthens the pause of a move.
-        sizes: pool for measurements of disk usage. They have a pool of their own, because callers treat a replica that
-            does not answer as one without room.
+        sizes: pool for measurements of disk usage. They have a pool of their own, because callers assume that a replica
+            has no room if it does not answer in time.
     """
 
     def __init__(self) -> None:
@@ -441,7 +441,8 @@ class Watch:
 
     @contextlib.contextmanager
     def telling(self, tell: Callable[[], Awaitable[None]]) -> Iterator[Caller]:
-        """Calls ``tell`` about every ``BEAT_S`` within the context, in which a caller waits for the batch thread."""
+        """Sends signs of life to a caller that waits for the batch thread: calls ``tell`` about every ``BEAT_S`` until
+        the context ends."""
         caller = Caller(tell, self._clock.monotonic())
         self._callers.add(caller)
         try:
@@ -492,9 +493,10 @@ class Watch:
         except Exception as error:
             if not (taken := run.taken):
                 raise
-            # for example of a seal that waited for the batch. The seal's caller asks again; the thread is left behind
-            # in any case.
-            ErrorThrottle(log, f"batch of {run.partition} was taken from a stuck thread, but not completely").met(error)
+            # for example an error of a seal that waited for the batch. The seal's caller asks again; the thread is left
+            # behind in any case.
+            what = f"batch of {run.partition} is taken away from a stuck thread, but work that waited for it failed"
+            ErrorThrottle(log, what).met(error)
         if taken:
             log.error("%s", self._node.batches.refusal(run.partition))
         elif run.ended:

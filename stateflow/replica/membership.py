@@ -29,10 +29,10 @@ from stateflow.schedule import jittered
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: factor by which heartbeats are more frequent while no controller leads, because the lease is running out, and the
-#: next leader decides nothing that needs this replica before it has received a heartbeat
+#: factor by which heartbeats are more frequent while no controller leads. The lease is running out then, and the next
+#: leader decides nothing that needs this replica before it has received a heartbeat.
 UNLED = 3
-#: errors which mean that no controller that may decide for this replica has answered
+#: errors after which a replica counts as cut off: no controller has answered that may decide for it
 SILENT = (Unavailable, HoldLost, StaleTerm, ForeignLedger)
 #: most incoming copies that one heartbeat names
 INCOMING_MAX = 1000
@@ -85,11 +85,11 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
     Before a controller gives a replica's partitions to others, it forgets the replica's incarnation. So a returning
     replica first registers and seals the partitions that it lost, and only then gets a lease.
 
-    If the answer to a registration is lost, or cannot be carried out, the controller considers the replica registered
-    but the replica does not. It registers again, and until then its heartbeats contain no incarnation. Errors of disks
-    and databases do not end this loop: the replica serves nothing until they are fixed, and then continues without a
-    restart. A replica that lost a partition registers again without it. A replica without partitions follows its
-    controller to another ledger.
+    If the answer to a registration is lost, or cannot be carried out, the controller considers the replica registered,
+    but the replica considers itself unregistered. The replica registers again, and until then its heartbeats contain no
+    incarnation. Errors of disks and databases do not end this loop: the replica serves nothing until they are fixed,
+    and then continues without a restart. A replica that lost a partition registers again without it. A replica without
+    partitions follows its controller to another ledger.
 
     Args:
         controller: address of the controller, or comma-separated addresses of several, which are tried until the leader
@@ -221,7 +221,7 @@ def _held(node: ReplicaNode) -> Holding:
 
 
 async def _claim(member: Member, controller: Controller, holding: Holding, said: Holding | None) -> Holding:
-    """Reports to a controller the partitions here that its ledger does not know, so that it does not create them empty.
+    """Reports to a controller the partitions here that its ledger does not know, so that no replica creates them empty.
 
     Returns ``holding``.
 
@@ -248,8 +248,8 @@ def _directory(node: ReplicaNode, free: str = "") -> Directory:
     """Describes the data directory.
 
     Args:
-        free: ledger that the replica need not belong to any more; if the directory is of this ledger, it is reported as
-            belonging to none.
+        free: ledger that the replica may leave, because it has no state of it any more; a directory of this ledger is
+            reported as belonging to none.
     """
     identity, ledger = node.identity, node.authority.seen[0]
     return Directory(identity.id, identity.place, "" if ledger == free else ledger)

@@ -255,7 +255,8 @@ def _corrupt(what: str, file: BaseFile, offset: int) -> TransferCorrupt:
 
 
 class Store:
-    """Fetches base files from the checkpoint store, if the partition's newest checkpoints have files of that digest."""
+    """Fetches base files from the checkpoint store, if the partition's newest checkpoints have files with the same
+    digest."""
 
     name = "store"
 
@@ -379,7 +380,7 @@ class Heartbeat:
         term: the greatest term that the replica knows.
         opening: True while the replica is starting; it registers when it knows which partitions it has.
         alone: (number of the order, operators that the replica may serve while no controller answers).
-        outgoing: (partition, move) of copies for which the replica is asked, and does not know who may have them.
+        outgoing: (partition, move) of copies that others request from this replica, which asks who may have them.
     """
 
     replica: ReplicaInfo
@@ -402,12 +403,12 @@ class HeartbeatReply:
         ledger: id of the controller's ledger.
         term: the controller's term.
         ticket: valid for one registration.
-        ended: copies named in the heartbeat with moves that have ended.
+        ended: those of the heartbeat's ``incoming`` copies whose move has ended.
         claimed: True if the controller has this replica's report on partitions that its ledger does not know.
         adopted: the ledger that the controller's ledger has taken over; empty if there is none.
         alone: (number of the order, operators that the replica may serve while no controller answers).
-        followers: who may follow for the outgoing copies that the heartbeat named; a controller of the previous release
-            names none.
+        followers: for each of the heartbeat's ``outgoing`` copies, the replica that may have it; a controller of the
+            previous release names none.
     """
 
     known: bool
@@ -427,7 +428,7 @@ class Registered:
     """Answer to a registration, with the work that the replica does before its next heartbeat.
 
     Attributes:
-        operators: deployed operators, which the replica follows.
+        operators: deployed operators; the replica loads these versions.
         superseded: partitions that have other owners now, which the replica seals.
         dropped: (operator, epoch) of undeployed operators, which the replica drops.
     """
@@ -496,7 +497,7 @@ class Controller:
     ) -> None:
         """Reports all partitions on this replica that the controller's ledger does not know.
 
-        Replaces earlier claims.
+        The report replaces earlier ones.
         """
         pieces = list(batched(_views(partitions)))
         for number, piece in enumerate(pieces):

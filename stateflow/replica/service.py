@@ -1,8 +1,8 @@
 """gRPC handlers of a replica. Each handler translates a request and passes the work to the object that does it.
 
-Handlers of commands are decorated with :func:`commanded`, and handlers for steps of moves with :func:`followed`. Two
-of the objects are in this module: :class:`TakeoverHandler` takes over a partition from an owner that is gone, and
-:class:`Sources` knows how far each source of the partitions has come.
+Handlers of commands are decorated with :func:`commanded`, and handlers for steps of moves with :func:`followed`. Two of
+the objects are in this module: :class:`TakeoverHandler` takes over a partition from an owner that is gone, and
+:class:`Sources` reads and changes what partitions know of their sources.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 SOURCES_PER_REPLY = 1000
-#: number of partitions in which a source is opened at once; no batch and no seal of theirs goes on meanwhile
+#: number of partitions in which a source is opened at once; meanwhile, no batch and no seal of these partitions runs
 OPENED_AT_ONCE = 128
 #: number of partitions whose positions one thread reads at once
 READ_AT_ONCE = 64
@@ -201,8 +201,8 @@ class TakeoverHandler:
 
 
 class Sources:
-    """Positions, kept outputs and retirement of sources. Methods raise NotOwner or LeaseLost for partitions that this
-    replica may not serve."""
+    """Opens and retires sources, and reads their positions and kept outputs. Methods raise NotOwner or LeaseLost for
+    partitions that this replica may not serve."""
 
     def __init__(
         self, node: ReplicaNode, threads: Threads, batch_thread: BatchThread, confirmations: Confirmations
@@ -262,7 +262,7 @@ class Sources:
                     refused.append(outcome)
                 else:
                     at[partition] = outcome
-        if refused:  # after the others: the client asks for each partition again, which costs those no other write
+        if refused:  # raised last: the client asks for all again, but partitions opened by now need no further write
             raise refused[0]
         if self._confirmations.is_needed:
             deadline = self._confirmations.deadline()
@@ -321,7 +321,7 @@ def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
 
     The target applies one message at a time. So change sets that gathered while the base was copied are applied
     together, which shortens the pause of the partition. If a change set continues in the next frame, it is the last one
-    in its frame. Only the last frame states the source's position.
+    in its frame. Only the last frame states how far the source has come.
     """
     frame, size = rpb.ChangeFrame(), 0
     for change_set in reading.change_sets:
@@ -386,7 +386,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._loop = asyncio.get_running_loop()
 
     def member(self, info: ReplicaInfo) -> Member:
-        """Returns what this replica's membership of its cluster needs."""
+        """Returns the parts of this replica that its membership of the cluster needs."""
         shared = self.threads, self._transfers, self._followers, self.bundles
         return Member(self.node, info, self._clock, self._connect, *shared, self._random)
 
@@ -648,8 +648,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         return pb.Empty()
 
     def _check_follower(self, call: str, snapshot_id: str) -> None:
-        """Checks that the caller speaks for the follower that took a snapshot. In plain text callers cannot be told
-        apart. Raises MoveUnknown, NotAllowed."""
+        """Checks that the caller speaks for the follower that took a snapshot. Without TLS, callers cannot be told
+        apart, and all may call. Raises MoveUnknown, NotAllowed."""
         if (who := caller()) is not None:
             self.node.sender.check_follower(who, call, snapshot_id)
 

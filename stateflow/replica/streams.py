@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 READ_BYTES_MAX = 8 << 20
 #: most such bytes of all streams together, divided equally among the streams
 ALL_READ_BYTES_MAX = 256 << 20
-#: least share of a stream
+#: least number of such bytes that one stream may have
 READ_BYTES_MIN = 64 << 10
 #: most bytes of answers that have not reached the sender; above it, no call of the stream begins until some have
 UNTAKEN_BYTES_MAX = 8 << 20

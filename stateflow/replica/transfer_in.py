@@ -337,18 +337,19 @@ class IncomingTransfer:
                     yield self._progress
 
     async def _outlast(self) -> NoReturn:
-        """Keeps a standby's copy that has received everything from its source, for a takeover.
+        """Keeps a standby's copy that has received everything from its source, because a takeover may need it.
 
-        Raises MoveUnknown if another replica's ownership is recorded.
+        Raises MoveUnknown once the copy is given up, for example because another replica owns the partition.
         """
         while True:
             await self._in_quick(self._node.receiver.apply_changes, self._move.partition, self._move.move_id, [])
             await asyncio.sleep(OUTLAST_INTERVAL_S)
 
     def _take(self, reading: Reading) -> tuple[int, list[Path] | None]:
-        """Applies changes and verifies their chain, as long as a mismatch can abort the move; at the seal, owns.
+        """Applies the change sets of a reading. At the seal, owns the partition; before it, verifies the chain, because
+        a mismatch can still abort the move.
 
-        Returns (sequence reached, files left beside the new copy). The files are None if the seal is for another copy.
+        Returns (last sequence applied, leftovers on disk). The leftovers are None if the seal is for another copy.
         """
         receiver, partition, move_id = self._node.receiver, self._move.partition, self._move.move_id
         try:
@@ -446,7 +447,8 @@ class RunningTransfer:
                 listener.put_nowait(None)
 
     def told(self, move_id: str) -> Progress | None:
-        """Returns the last report if it is OWNED, else None. Only the transfer knows the digest in that report."""
+        """Returns the last report if it says that the move ``move_id`` owns the partition, else None. Only the transfer
+        knows the digest in that report."""
         owned = self.move_id == move_id and self._said is not None and self._said.phase is Phase.OWNED
         return self._said if owned else None
 
@@ -507,7 +509,7 @@ class IncomingTransfers:
 
         The transfer outlives its callers, because the loss of a controller must not stop a sealed move; a controller
         that returns joins the transfer. If a standby's copy follows the source as ``standby_move``, the move uses that
-        copy: it confirms its progress up to the seal, and owns the partition at the seal.
+        copy. The copy confirms its progress up to the seal, and becomes the partition at the seal.
         """
         partition = move.partition
         lifecycle = self._node.lifecycle(partition)
@@ -572,7 +574,7 @@ class IncomingTransfers:
         return [(found.partition, found.move_id) for found, _ in self._node.inventory() if found.state is State.WARMING]
 
     async def end(self, partition: PartitionId, move_id: str) -> None:
-        """Gives up the copy of a move that has ended elsewhere, because the cancellation did not arrive here."""
+        """Gives up the copy of a move that has ended at the controller, but whose cancellation has not arrived here."""
         lifecycle = self._node.lifecycle(partition)
         if lifecycle.state is State.WARMING and lifecycle.move_id == move_id:
             log.warning(

@@ -1,4 +1,4 @@
-"""Performs the source's side of a copy: sends a snapshot's files and the changes after it, and fences moves.
+"""Performs the source's side of a copy: sends a snapshot's files and the changes after it, and fences partitions.
 
 :class:`Followers` finds out who may copy a partition, and :class:`SnapshotServer` sends files and changes to the copies
 of moves and standbys. :class:`Fencer` ends a move at its source: it cancels the move, or seals the partition after its
@@ -35,7 +35,7 @@ FOLLOW_IDLE_S = 1.0
 PIECE_BYTES = 1 << 18
 #: fraction of this process's time for sending base files while batches arrive
 SENDING_SHARE = 0.4
-#: time for which a copy waits for the controller to say whose it is, in seconds
+#: time limit for the controller's answer to the question who may have a copy, in seconds
 ASK_TIMEOUT_S = 10.0
 #: shortest time between two heartbeats that ask, in seconds; callers must not make a replica flood its controller
 ASK_INTERVAL_S = 0.05
@@ -53,7 +53,8 @@ class Followers:
 
     The target of a move begins the copy, and any node could claim to be the target. The controller knows whom it told
     to copy. The replica's next heartbeat contains the question, so the answer comes from the controller that the
-    replica obeys. No question is needed once a fence has named the move's target, so a sealed partition waits for none.
+    replica obeys. No question is needed once a fence has named the move's target, so copies of a sealed partition wait
+    for no answer.
     """
 
     def __init__(self, node: ReplicaNode, clock: Clock) -> None:
@@ -80,7 +81,8 @@ class Followers:
         return named.replica
 
     async def _named(self, partition: PartitionId, move_id: str) -> NamedFollower | None:
-        """Returns the controller's answer; None: its release does not know the question. Raises Unavailable."""
+        """Returns the controller's answer; None: the controller is of a release that does not know the question. Raises
+        Unavailable."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[NamedFollower | None] = loop.create_future()
         self._waiting[answer], self._is_new = (partition, move_id), True
@@ -110,7 +112,7 @@ class Followers:
     def answered(self, asked: Iterable[Asking], named: Iterable[NamedFollower]) -> None:
         """Passes on the answer to a heartbeat that asked about the copies ``asked``.
 
-        A copy without an entry in ``named`` was sent to a controller that does not know the question.
+        If a copy has no entry in ``named``, the controller is of a release that does not know the question.
         """
         known = {(each.partition, each.move_id): each for each in named}
         asked = set(asked)
@@ -119,7 +121,7 @@ class Followers:
                 answer.set_result(known.get(copy))
 
     async def pause(self, seconds: float) -> None:
-        """Waits ``seconds`` before the next heartbeat; only until the question is due if one arrives."""
+        """Waits ``seconds`` before the next heartbeat, or less if a question arrives that is due earlier."""
         loop = asyncio.get_running_loop()
         self._pause = loop.create_future()
         timer = loop.call_later(min(seconds, self._due_in_s()) if self._is_new else seconds, _end, self._pause)
@@ -222,8 +224,9 @@ class Fencer:
         """Seals the partition, and returns how long it waited for a quiet disk, a quiet moment and the running batch,
         in ms.
 
-        Rows were processed during that time. Raises BudgetUnreachable if no quiet disk is in sight, MoveUnknown if the
-        target does not follow or the fence was cancelled, and the errors with which the seal is refused.
+        Rows were processed during that time. Raises BudgetUnreachable if the disk does not become quiet enough in time,
+        MoveUnknown if the target does not follow or the fence was cancelled, and the errors with which the seal is
+        refused.
         """
         partition = fence.partition
         started = self._clock.monotonic()
@@ -291,7 +294,8 @@ class Fencer:
         )
 
     async def cancel(self, wanted: Cancellation) -> Cancelled:
-        """Cancels a move on this replica, its source or its target. Raises StateMissing if its state is missing."""
+        """Cancels a move on this replica, which is the move's source or target. Raises StateMissing if the partition's
+        data was lost here."""
         lifecycle = self._node.lifecycle(wanted.partition)
         as_target = not wanted.owned_at
         if as_target and lifecycle.state is not State.WARMING and lifecycle.move_id == wanted.move_id:

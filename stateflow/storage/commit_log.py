@@ -1,13 +1,15 @@
 """Commit log of a replica: one durable write holds the commits of many partitions; their databases are written later.
 
 A commit is durable when :meth:`CommitLog.append` returns. The committer then writes it to its database, without a sync,
-and calls :meth:`~CommitLog.written`. Full segments are *retired* in the background: the databases of all partitions in
-them are synced, and the segments removed. Every commit that a power loss removes from a database is in the log.
+and calls :meth:`~CommitLog.written`. Full segments are *retired* in the background: the log syncs the databases of all
+partitions that have commits in them, and then removes the segments. Every commit that a power loss removes from a
+database is in the log.
 
 The format of the log is encoded and decoded without I/O. A *segment* is a file: ``magic | version u32 | number of its
 first frame u64 | crc``, then frames. A *frame* is the data of one write: ``magic | number u64 | length u32 | crc of the
 payload u32 | crc of this header``, and a payload of records: ``kind u8 | partition u32 | epoch u64 | sequence u64 |
-bytes of the operator's name u16 | bytes of the change set u32``, the name, the change set. All little endian, crc32.
+bytes of the operator's name u16 | bytes of the change set u32``, the name, the change set. All numbers are little
+endian; each crc is a CRC-32.
 
 Frames are numbered without a gap, over all segments. A write that was cut off leaves the beginning of the last frame,
 or some of its sectors. Anything else that cannot be read is damage.
@@ -31,7 +33,7 @@ from stateflow.types import PartitionId
 
 VERSION = 1
 SEGMENT_MAGIC, FRAME_MAGIC = b"SFcl", b"SFcf"
-#: bytes that a disk writes whole, or not at all
+#: number of bytes that a disk writes together, or not at all
 SECTOR = 512
 FRAME_BYTES_MAX = (1 << 32) - 1
 _SEGMENT = struct.Struct("<4sIQ")
@@ -52,8 +54,8 @@ class Commit(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Voids all earlier commits of a partition in the log, because the partition was deleted, or its database or
-    quarantined copy has them."""
+    """Record that voids all earlier commits of a partition in the log. It is written when the partition was deleted,
+    left the replica or got a newer epoch, and when a quarantined copy keeps the commits."""
 
     partition: PartitionId
 
@@ -101,7 +103,8 @@ class Segment:
 
 
 def decode(name: str, data: bytes) -> Segment | None:
-    """Reads a segment. None: its creation was cut off, so that it never contained a frame. Raises CommitLogDamaged.
+    """Decodes a segment. Returns None if its creation was cut off, so that it never contained a frame. Raises
+    CommitLogDamaged.
 
     The write of an unreadable last frame counts as cut off if the end of the frame is missing or one of its sectors is
     all zeros. Otherwise the frame is damaged, even if only one bit of it is wrong.
@@ -152,7 +155,8 @@ def _frame(data: bytes, at: int, number: int) -> bytes | None:
 
 
 def _check_torn(name: str, data: bytes, found: Segment) -> None:
-    """Checks that unreadable bytes may be the end of a write that was cut off. Raises CommitLogDamaged."""
+    """Checks that the unreadable bytes at the end of a segment can be the remains of a write that was cut off. Raises
+    CommitLogDamaged if they cannot."""
     end, header = found.end, _header(data, found.end)
     if header is not None and header[0] != found.after:
         raise _damaged(name, end, f"frame {header[0]} where {found.after} is expected")
@@ -220,14 +224,15 @@ class Logged:
         return list(self._commits)
 
     def of(self, partition: PartitionId) -> list[Commit]:
-        """Returns all commits of a partition, by epoch and sequence."""
+        """Returns all commits of a partition, in the order of epoch and sequence."""
         commits = self._commits.get(partition, {})
         return [commits[each] for each in sorted(commits)]
 
     def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
-        """Returns the commits that are missing in a database owned at ``epoch`` that ends at ``sequence``, in order.
+        """Returns the commits that a database lacks, in order. The database ends at commit ``sequence``, and is owned
+        at ``epoch``.
 
-        Raises CommitLogDamaged if the first of them, or one in between, is not in the log.
+        Raises CommitLogDamaged if the log lacks one of them, but has a later one.
         """
         lacking = [each for each in self.of(partition) if each.epoch == epoch and each.sequence > sequence]
         for expected, commit in enumerate(lacking, sequence + 1):
@@ -310,11 +315,12 @@ class SegmentFiles(Protocol):
     """
 
     def read(self) -> Sequence[tuple[int, bytes]]:
-        """Returns (number, content) of each segment, by number."""
+        """Returns (number, content) of each segment, in the order of their numbers."""
         ...
 
     def create(self, number: int, data: bytes) -> None:
-        """Creates or restarts a segment, to which later calls append, unless this raises an error.
+        """Creates a segment, or empties an existing one. Later appends go to this segment, unless the call raises an
+        error.
 
         All data appended to earlier segments, even by a former process, is made durable first: a power loss leaves no
         gap before the new segment.
@@ -322,7 +328,7 @@ class SegmentFiles(Protocol):
         ...
 
     def append(self, data: bytes, *, sync: bool = True) -> None:
-        """Appends with one write. ``sync``: the data is durable when this returns."""
+        """Appends data to the current segment, in one write. ``sync``: the data is durable when this returns."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -330,7 +336,7 @@ class SegmentFiles(Protocol):
         ...
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Removes segments in the given order, even across power loss."""
+        """Removes segments in the given order, each durably before the next."""
         ...
 
     def close(self) -> None: ...
@@ -400,7 +406,8 @@ def _write(file: int, data: bytes) -> None:
 
 @dataclass(slots=True)
 class _Segment:
-    """A segment of the log. ``last``: for each partition that still needs the segment, its greatest sequence in it."""
+    """A segment of the log. ``last``: for each partition that still needs the segment, the greatest sequence of its
+    commits there."""
 
     number: int
     size: int = SEGMENT_HEADER
@@ -414,10 +421,11 @@ class CommitLog:
 
     Args:
         found: the log of a former process; its segments are removed.
-        bytes_max: size above which an append syncs databases first.
+        bytes_max: size of the log, in bytes, above which an append retires full segments first.
         mutex: creates re-entrant locks.
-        sync: makes the database of a partition durable, called without a lock. Returns False if the partition is moving
-            away, or its database is being replaced; it is forgotten after that. Raises the disk's errors.
+        sync: makes the database of a partition durable. It is called without a lock. Returns False if the partition is
+            moving away, or its database is being replaced; :meth:`forget` is called for the partition after that.
+            Raises the disk's errors.
         aside: runs a function in a thread of its own.
         on_failed: called, without a lock, with each partition whose database cannot be synced, and the error. The
             partition's commits stay in the log until it is forgotten.
@@ -470,8 +478,8 @@ class CommitLog:
     def written(self, partition: PartitionId, sequence: int) -> None:
         """Notes that a partition's database contains everything up to ``sequence``, though perhaps not durably.
 
-        Only the thread that writes to the database calls this, and no other at that time. It takes no lock, because
-        other threads may hold one while a disk writes.
+        Only the thread that writes to the database calls this. The method takes no lock, because other threads may hold
+        the lock while a disk writes.
         """
         rest = [commit for commit in self._unwritten.get(partition, ()) if commit.sequence > sequence]
         if rest:
@@ -480,15 +488,15 @@ class CommitLog:
             self._unwritten.pop(partition, None)
 
     def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
-        """Returns the commits of this process that a database which ends at ``sequence`` lacks.
+        """Returns the commits that this process logged but could not write to the database, whose last commit is
+        ``sequence``.
 
-        These are commits that were logged but could not be written to the database. Only the thread that opens the
-        database calls this. Raises CommitLogDamaged for a gap.
+        Only the thread that opens the database calls this. Raises CommitLogDamaged for a gap.
         """
         return Logged(self._unwritten.get(partition, ())).lacking(partition, epoch, sequence)
 
     def logged(self, partition: PartitionId) -> list[Commit]:
-        """Returns the commits of a partition that are still in the log, by epoch and sequence.
+        """Returns the commits of a partition that are still in the log, in the order of epoch and sequence.
 
         Raises the disk's errors and CommitLogDamaged.
         """
@@ -502,7 +510,7 @@ class CommitLog:
             sync: make the change durable before this returns; otherwise a power loss may undo it, but a kill does not.
         """
         with self._mutex:
-            # after a failed append its commits may be in the file all the same
+            # the commits of a failed append may be in the file
             gone = [Gone(each) for each in partitions if self._torn or self._has(each)]
             if not gone or self._closed:
                 return
@@ -522,7 +530,8 @@ class CommitLog:
         return any(partition in segment.last for segment in self._segments)
 
     def _write(self, records: Sequence[Record], *, sync: bool) -> bool:
-        """Writes one frame and returns whether a segment was full. Callers hold the lock."""
+        """Writes one frame. Returns whether it begins a new segment, because the one before was full. Callers hold the
+        lock."""
         data = encode(self._next, records)
         if len(data) > FRAME_BYTES_MAX:
             raise ValueError(f"commits of {len(data)} bytes exceed the frame limit")
@@ -554,7 +563,7 @@ class CommitLog:
     def _retire(self) -> None:
         """Syncs the databases with commits in full segments, and removes these segments. Raises OSError.
 
-        It takes no lock of a partition, because a thread that holds one may be waiting for this.
+        The method takes no partition's lock, because a thread that holds such a lock may be waiting for this method.
         """
         failed: list[tuple[PartitionId, Exception]] = []
         try:

@@ -1,7 +1,7 @@
 """Interprets errors of disks and databases for users.
 
-RocksDB's errors arrive as plain ``Exception`` with its status as text: ``Corruption: …``, ``IO error: …`` with the
-message of the operating system.
+RocksDB's errors arrive as plain ``Exception``. Their text is RocksDB's status: ``Corruption: …``, or ``IO error: …``
+with the message of the operating system.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ DAMAGED = "the copy is quarantined in `evidence/`; the partition fails over to a
 
 
 def meaning(error: BaseException) -> StateflowError | None:
-    """Returns the error to show the user for ``error``; None: the environment (disk, memory, network) did not fail."""
+    """Returns the error to show the user for ``error``. None: ``error`` is neither a StateflowError nor a failure of
+    disk, memory or network."""
     if isinstance(error, StateflowError):
         cause = error.__cause__  # a database error that an operator met while it read its state
         return error if cause is None else _of_database(cause) or error
@@ -44,7 +45,7 @@ def meaning(error: BaseException) -> StateflowError | None:
 
 
 def damage(error: BaseException) -> StateDamaged | None:
-    """Returns the damage that ``error`` reports; None: it reports none."""
+    """Returns the damage that ``error`` reports; None: it reports no damage."""
     meant = meaning(error)
     return meant if isinstance(meant, StateDamaged) else None
 
@@ -52,7 +53,7 @@ def damage(error: BaseException) -> StateDamaged | None:
 def _of_database(error: BaseException) -> StateflowError | None:
     if type(error) is not Exception or not _raised_here(error):
         return None
-    text = str(error)  # not for other errors, whose __str__ may be an operator's code
+    text = str(error)  # never called for other errors: their __str__ may be an operator's code
     if text.startswith("Corruption: "):
         return StateDamaged(f"the database files are corrupt: {_one_line(text)}", remedy=DAMAGED)
     if text.startswith("IO error: "):
@@ -68,7 +69,8 @@ _SAID = {number: os.strerror(number) for number in sorted(_KNOWN, key=lambda num
 
 
 def _raised_here(error: BaseException) -> bool:
-    """Tells whether the innermost frame is stateflow's: an operator may raise an error with the same text."""
+    """Tells whether code of stateflow raised an error. An operator may raise an error with the same text, which is not
+    RocksDB's."""
     trace = error.__traceback__
     if trace is None:
         return False

@@ -60,12 +60,12 @@ TABLES_MAX = 118
 RUNS_MIN, RUNS_MAX = 1, 8
 _ADDRESS = itemgetter(0)
 #: Size of a partition's memtable, chosen to fit the processor's cache. A large batch takes twice as long to write into
-#: 64 MiB. Less than 8 MiB gains little and is flushed more often. Data that is not flushed is replayed when the
-#: partition is opened.
+#: a memtable of 64 MiB. A smaller memtable gains little and is flushed more often. Data that is not flushed is replayed
+#: when the partition is opened.
 MEMTABLE_BYTES = 8 << 20
 #: Step in which a memtable allocates memory, and in which that memory counts towards the shared write buffer. With
 #: RocksDB's default of 1 MiB, 256 partitions of a few rows each fill the write buffer; then each write makes another
-#: partition flush, and takes half a millisecond. Less than this costs large batches more than it gains small ones.
+#: partition flush, and takes half a millisecond. A smaller step costs large batches more than it saves in small ones.
 ARENA_BYTES = 32 << 10
 #: numbers of memtables waiting for their flush (128 MiB) and of runs waiting to be merged (1.25 GiB) that slow down or
 #: stop writes
@@ -90,22 +90,22 @@ class PartitionStore(Protocol):
     def get(self, key: bytes) -> bytes | None: ...
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields entries whose key starts with ``prefix``, in byte order, as of some moment since the call."""
+        """Yields entries whose key starts with ``prefix``, in byte order, all as of one moment at or after the call."""
         ...
 
     def scan_from(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields entries of ``[start, end)``, in byte order, as of some moment since the call."""
+        """Yields entries of ``[start, end)``, in byte order, all as of one moment at or after the call."""
         ...
 
     def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
         """Applies clears, then deletes, then puts.
 
-        With ``sync`` the change survives power loss once this returns; without it only a kill -9 of this process.
+        Once this returns, the change survives a kill -9 of this process, and with ``sync`` also a power loss.
         """
         ...
 
     def sync(self) -> None:
-        """Makes everything applied survive power loss. Does nothing once the store is closed."""
+        """Makes all applied changes durable: they survive a power loss. Does nothing once the store is closed."""
         ...
 
     def snapshot(self, directory: Path) -> None:
@@ -186,19 +186,21 @@ class MemoryStore:
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of one database. ``tables``: sorted files it may keep open; ``runs``: sorted runs before a merge."""
+    """Limits of one database. ``tables``: maximum of sorted files that it keeps open; ``runs``: number of sorted runs
+    at which they are merged."""
 
     tables: int
     runs: int
 
 
 def file_limits(databases: int, limit: int) -> FileLimits:
-    """Returns how many sorted files each database may keep open, and how many sorted runs it may have before a merge,
-    if ``databases`` are open and the process may open ``limit`` files. Raises TooFewFiles if they cannot all be open.
+    """Returns the limits of each database if ``databases`` are open and the process may open ``limit`` files.
 
-    In addition to ``PER_DATABASE`` files, a database keeps sorted files open that were read, up to RocksDB's limit,
-    which is at least ten. If the process may not open enough files, sorted files are merged sooner, so that there are
-    fewer of them.
+    A database has ``PER_DATABASE`` files open, and keeps the sorted files open that it has read, up to a limit that
+    RocksDB raises to at least ten. If the process may open only few files, sorted files are merged sooner, so that
+    there are fewer of them.
+
+    Raises TooFewFiles if the databases cannot all be open.
     """
     tables = (limit - RESERVED) // max(databases, 1) - PER_DATABASE
     if tables < 1:
@@ -212,13 +214,14 @@ def file_limits(databases: int, limit: int) -> FileLimits:
 
 
 def limit() -> int:
-    """Returns the number of files that this process may have open."""
+    """Returns the maximum number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_limit() -> None:
-    """Sets this process's limit to the maximum that the system allows. The default is meant for small programs."""
+    """Increases this process's limit of open files to the maximum that the system allows. The default is meant for
+    small programs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means less
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -234,16 +237,17 @@ BLOCK = 32 << 10
 _HEADER = struct.Struct("<IHB")
 _BATCH = struct.Struct("<QI")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-#: maximum of entries between the last whole record and one that still counts as a later record
+#: a record counts as a later one only if its sequence is less than this many entries after the last whole record
 AHEAD_MAX = 1 << 32
 
 
 def cut_off(logs: Sequence[bytes]) -> bool:
-    """Tells whether the unreadable bytes in a database's logs are only the end of a write that was cut off. Pure.
+    """Tells whether the unreadable bytes in a database's logs are only the end of a write that was cut off. Does no
+    I/O.
 
     A process that is killed in the middle of a write leaves the beginning of a record, and nothing after it. That write
     was never acknowledged. RocksDB cannot distinguish this from a damaged length, which makes a record seem to reach
-    beyond the end of the file: it would drop that record and all that follow. This function therefore looks at the
+    beyond the end of the file: RocksDB would drop that record and all that follow. This function therefore looks at the
     bytes that follow. It returns False if whole records follow, or if the unreadable record is whole except for its
     length.
 
@@ -280,7 +284,7 @@ def _walk(data: bytes) -> tuple[int | None, int | None, int]:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields (offset, length, type) of records according to their headers, as long as these make sense."""
+    """Yields (offset, length, type) of records according to their headers, up to the first header that is not valid."""
     at = 0
     while True:
         left = BLOCK - at % BLOCK
@@ -297,7 +301,8 @@ def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _goes_on(data: bytes, end: int, expected: int) -> bool:
-    """Returns whether a whole record follows ``end``: the one there, if only its length is damaged, or a later one."""
+    """Returns whether a whole record is found from ``end`` on: the record at ``end`` if only its length is damaged, or
+    a later one."""
     if len(data) - end > _HEADER.size and _is_whole(data, end, len(data) - end - _HEADER.size):
         return True
     for at in range(end + 1, len(data) - _HEADER.size - _BATCH.size + 1):
@@ -345,11 +350,12 @@ def _crc32c(data: bytes) -> int:
 
 
 class RocksEngine:
-    """Parts that the partition databases of one process share.
+    """Opens the partition databases of one process. They share a block cache, a write buffer and the limit of open
+    files.
 
     Args:
         block_cache_bytes: capacity of the block cache; memtables are charged to it too.
-        write_buffer_bytes: size of the memtables of all partitions together above which they are flushed.
+        write_buffer_bytes: total size of all partitions' memtables above which memtables are flushed.
     """
 
     def __init__(self, block_cache_bytes: int = 256 << 20, write_buffer_bytes: int = 256 << 20) -> None:
@@ -358,13 +364,16 @@ class RocksEngine:
         self._buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_buffer_bytes, False, self._cache)
 
     def expect(self, databases: int) -> None:
-        """Prepares for a number of open databases, those already open included. Raises TooFewFiles."""
+        """Divides the files that this process may open among ``databases`` open databases. Raises TooFewFiles.
+
+        Databases that are opened from now on get the new limits.
+        """
         self._files = file_limits(databases, limit())
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:
         """Opens a database without writing anything. Raises the same errors as ``open``.
 
-        Use it for a database that is only inspected, or with files that are hard-linked elsewhere.
+        Use it for a database that is only inspected, or whose files are hard-linked elsewhere.
         """
         return self._open(directory, AccessType.read_only(), create=False, up_to_damage=up_to_damage)
 
@@ -376,7 +385,7 @@ class RocksEngine:
             up_to_damage: drop the write-ahead log from the first damage on, because the commit log contains the rest.
 
         Raises StateMissing if there is no database and ``create`` is false, DataDirLocked if another process has it
-        open, StateDamaged if some of its files are missing or not what was written, and the disk's errors.
+        open, StateDamaged if some of its files are missing or damaged, and the disk's errors.
         """
         if create:
             directory.mkdir(parents=True, exist_ok=True)
@@ -550,7 +559,8 @@ class _Writing:
 
 
 def _scan(entries: RdictIter, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
-    """Yields entries and keeps ``options`` alive: it owns the upper bound that the iterator points into."""
+    """Yields entries, and keeps ``options`` alive meanwhile: the iterator points into the upper bound that ``options``
+    owns."""
     valid, key, value, advance = entries.valid, entries.key, entries.value, entries.next
     while valid():
         yield key(), value()

@@ -168,5 +168,5 @@ def test_entries_that_do_not_fit_are_refused() -> None:
     for key, value in ((change, b"\x90"), (change, entries()[NAME]), (NAME, b"\x90"), (NAME, b"")):
         with pytest.raises(DecodeError):
             read(sorted((entries() | {key: value}).items()))
-    with pytest.raises(DecodeError, match="lack what they change"):
+    with pytest.raises(DecodeError, match="lack the entry that they change"):
         read([(change, entries()[change])])
