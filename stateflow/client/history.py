@@ -83,8 +83,10 @@ class History:
     # -- from partitions and predecessors ------------------------------------------------------------------
 
     def resume(self, contained: Mapping[int, int], known: Iterable[bytes], acknowledged: int | None = None) -> None:
-        """Continues behind a predecessor. A batch that a partition contains counts as acknowledged, because the
-        predecessor may have received the acknowledgement.
+        """Continues a source after a predecessor.
+
+        A batch that a partition contains counts as acknowledged, because the predecessor may have received the
+        acknowledgement.
 
         Args:
             contained: partition → its newest batch.
@@ -111,7 +113,7 @@ class History:
 
     @property
     def contained(self) -> Sequence[int]:
-        """Newest batch of each partition, as it last reported or has acknowledged since then; -1: none."""
+        """Newest batch of each partition, by its last report or a later acknowledgement; -1: none."""
         return self._contained
 
     @property
@@ -162,8 +164,8 @@ class History:
         """Returns the entry for a successor, which is sent with batch ``number`` to ``partitions``.
 
         If an older batch is sent again, the entry has the newest batch's number instead, because a successor need not
-        finish the older batch. It then names no partitions, unless a predecessor left the newest batch in only some of
-        its partitions: these are named.
+        finish the older batch. In this case the entry names no partitions, with one exception: if a predecessor's
+        newest batch is in only some of its partitions, the entry names the partitions of that batch.
         """
         if number < self.position:
             number, half = self.position, self._half

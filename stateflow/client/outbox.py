@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, schema BLOB, rows BL
 class Part(NamedTuple):
     """Rows for one partition under one number.
 
-    ``parts``: number of batches that the rows are from; the last of these batches has the number. ``attempted``: the
+    ``parts``: number of batches to which the rows belong; ``number`` is the last of these batches. ``attempted``: the
     rows were sent before, and the partition may contain them.
     """
 

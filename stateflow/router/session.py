@@ -13,8 +13,8 @@ Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at 
 * moved: the table is corrected, and the partition is sent at once to its new owner. If the answer names no newer owner,
   the router asks for the table.
 * refused, retryable (not owner, unavailable): the router asks for the table, and sends the partition after a back-off.
-* any other fault: the batch fails once every outstanding answer has arrived. Partitions that applied it keep it, and a
-  retry of the batch finds that.
+* any other fault: the batch fails once every outstanding answer has arrived. Partitions that applied the batch keep it,
+  and skip the batch when it is sent again.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class BatchSession:
     _failing_since: dict[int, float] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)  # address → when it last answered, or was sent something
     _tries: dict[int, int] = field(default_factory=dict)
-    _pauses: dict[int, float] = field(default_factory=dict)  # tries → pause after as many
+    _pauses: dict[int, float] = field(default_factory=dict)  # number of tries → pause after them
     _refresh_wanted: bool = False
     _error: StateflowError | None = None
     _last_error: str = ""
@@ -397,8 +397,10 @@ class BatchSession:
         self._waiting[partition] = now if at_once else now + self._pause_s(tries)
 
     def _pause_s(self, tries: int) -> float:
-        """Returns the pause after so many tries. All partitions have the same, so that one message takes those of one
-        owner."""
+        """Returns the pause after ``tries`` tries.
+
+        All partitions have the same pause, so that one message can carry all partitions of an owner.
+        """
         if tries not in self._pauses:
             pause_s = min(self.backoff_max_s, self.backoff_initial_s * 2 ** min(tries - 1, 20))
             self._pauses[tries] = jittered(pause_s, self.random)

@@ -282,8 +282,8 @@ def _all_said(error: Any) -> str:
 def is_connect(frame_or_session: Any) -> bool:
     """Tells whether ``frame_or_session`` belongs to Spark Connect.
 
-    The function compares the name of the class's module, because Connect's packages need not be installed for a
-    classic session.
+    The function compares the name of the class's module, because Connect's packages need not be installed for a classic
+    session.
     """
     return type(frame_or_session).__module__.startswith("pyspark.sql.connect")
 

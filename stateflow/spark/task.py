@@ -403,8 +403,7 @@ class OperatorTask:
     def _refuse_real_time(self, query: str) -> None:
         """Checks that a query did not run in real-time mode before its first micro-batch. Raises InvalidArgument.
 
-        If it did, partitions may contain an epoch that was not committed, whose rows may differ from the
-        micro-batch's.
+        If it did, partitions may contain an epoch that was not committed, whose rows may differ from the micro-batch's.
         """
         if look(self.router(), f"{self.real_time_source(query)}:task:0"):
             raise InvalidArgument(
