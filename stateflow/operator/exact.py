@@ -50,7 +50,12 @@ class Misfit(Exception):
         self.what, self.how, self.row, self.path = what, how, row, path
 
     def within(self, path: str, row: int | None) -> Misfit:
-        """Returns the same misfit with its place in a value that contains it: ``path`` in that value, and ``row``."""
+        """Returns this misfit as one of a value that contains the wrong value.
+
+        Args:
+            path: place of the wrong value inside the containing value.
+            row: index of the containing value; None: the index is not known.
+        """
         return Misfit(self.what, self.how, row, path + self.path)
 
 
@@ -151,7 +156,7 @@ class _Float32(Column):
     """Column of 32-bit floats.
 
     Args:
-        key: the column contains keys of a map. They must not be rounded, because two of them might become equal.
+        key: True if the values are keys of a map. Keys must not be rounded, because two of them might become equal.
     """
 
     plain = frozenset({float})
@@ -450,7 +455,7 @@ def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
 
 
 def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str]) -> Misfit:
-    """Returns a misfit of an item as one of the value that contains the item.
+    """Converts the misfit of an item to a misfit of the value that contains the item.
 
     Args:
         misfit: the item's misfit; its row is an index into the items of all values.
@@ -483,12 +488,13 @@ def items_of(value: Any) -> list[Any]:
 
 
 def type_of(values: list[Any], key: bool = False) -> pa.DataType:
-    """Returns the type from which every value is read back as if it were the only one. Raises Misfit if there is none.
+    """Returns an Arrow type for values without a declared type. Raises Misfit if the values have no common type.
 
-    Only ints among floats or Decimals change their type, because the converted values are equal.
+    From an array of this type every value is read back as if it were the only value. Only ints among floats or Decimals
+    are read back as another type, because the converted values are equal.
 
     Args:
-        key: the values are keys. Then ints keep their type, because another type would be another key.
+        key: True if the values are keys. Then ints are not converted, because a value of another type is another key.
     """
     kinds = {kind: _family(kind) for kind in set(map(type, values))}
     families = frozenset(kinds.values()) - {"null"}

@@ -1,4 +1,4 @@
-"""The output of one batch for one partition, which has a main output, and side outputs by tag.
+"""Encodes and decodes the output of one batch on one partition: the main output, and side outputs by tag.
 
 :class:`OutputWriter` encodes the rows or columns that an operator returns in the declared schema. It keeps each value
 exactly, or raises an error that names the value's place. :class:`OutputReader` reads outputs as rows.
@@ -118,8 +118,10 @@ class OutputWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, produced: Any, method: str) -> pa.RecordBatch:
-        """Returns ``produced``, the result of ``method``, with the declared columns in their order. Raises
-        OutputMismatch."""
+        """Returns the columns that the operator's method ``method`` produced, in the declared order and types.
+
+        Raises OutputMismatch.
+        """
         if not isinstance(produced, (pa.RecordBatch, pa.Table)):
             raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
         if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):

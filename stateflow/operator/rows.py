@@ -49,7 +49,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """Returns the kind of key that a column's values are; empty if it depends on the values."""
+    """Returns the kind of the keys in a column of this type; empty if the kind depends on the values."""
     return next((kind for told, kind in _KINDS if told(type_)), "")
 
 
@@ -137,10 +137,10 @@ class Row(tuple[Any, ...]):
     """An input row of an operator: a tuple of its values, in the order of the input's columns.
 
     ``row.name`` is the value of the column of that name. The name may be any identifier, including ``_1``, ``count``
-    and ``µs``, which Python reads in its NFKC form, but names of the form ``__x__`` are Python's own.
-    ``row["any name"]`` is the value of the column of exactly that name, ``row[0]`` the value of the first column.
-    Reading a name that two columns share raises InvalidArgument.
-    ``_fields``, ``_asdict()`` and ``_replace(name=value)`` are those of a named tuple, unless a column has that name.
+    and ``µs``, which Python reads in its NFKC form, but not of the form ``__x__``, because Python itself reads such
+    names. ``row["any name"]`` is the value of the column of exactly that name, ``row[0]`` the value of the first
+    column. Reading a name that two columns share raises InvalidArgument. ``_fields``, ``_asdict()`` and
+    ``_replace(name=value)`` are those of a named tuple, unless a column has that name.
 
     >>> row = row_class(("k", "_2", "a b"))(("x", 7, None))
     >>> row.k, row._2, row["a b"], row[1]

@@ -170,8 +170,8 @@ class BatchMetrics:
 
     Attributes:
         input_rows: number of rows that Spark read from the query's sources; None if Spark has not reported it yet, or
-            has dropped its report. trigger_s: seconds from trigger to commit, as Spark reports them; None whenever
-            ``input_rows`` is None.
+            has dropped its report.
+        trigger_s: seconds from trigger to commit, as Spark reports them; None whenever ``input_rows`` is None.
         seconds: elapsed time by activity, in the newest run of the micro-batch. The elapsed time in which operators'
             tasks ran is divided among the activities in proportion to the times that the tasks measured. All other time
             until ``trigger_s`` is added to ``spark``, so that the activities add up to ``trigger_s``. If ``trigger_s``
