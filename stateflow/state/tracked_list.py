@@ -170,7 +170,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         self._count -= 1
 
     def _replace(self, old: Sequence[int], new: Sequence[int], values: Iterable[T]) -> None:
-        """Empties the live places ``old`` and puts ``values`` at the places ``new``, which are in ``old`` or empty."""
+        """Empties the live places ``old``, and puts ``values`` at the places ``new``, which are empty or in ``old``."""
         self._bring(old)
         for place, value in zip(new, values, strict=True):
             if place in self._items:

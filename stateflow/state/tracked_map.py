@@ -183,9 +183,9 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
 
 class CanonicalTrackedMap(TrackedMap[K, V]):
-    """A TrackedMap for types of keys that may be stored as one key although Python does not find them equal.
+    """A TrackedMap for types in which keys that are not equal in Python may have the same stored form.
 
-    It looks up keys in their stored form.
+    The map looks up keys in their stored form.
     """
 
     __slots__ = ()
@@ -474,9 +474,9 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
 
 class CanonicalTrackedSet(TrackedSet[T]):
-    """A TrackedSet for types of members that may be stored as one although Python does not find them equal.
+    """A TrackedSet for types in which members that are not equal in Python may have the same stored form.
 
-    It looks up members in their stored form.
+    The set looks up members in their stored form.
     """
 
     __slots__ = ()
@@ -492,7 +492,7 @@ class CanonicalTrackedSet(TrackedSet[T]):
 
 
 def _frozen(member: object) -> Any:
-    """Returns a set as a frozenset, for lookups like the builtin's. Raises TypeError for other unhashable objects."""
+    """Returns a set as a frozenset, as which Python's sets look it up. Raises TypeError for any other object."""
     if isinstance(member, set | TrackedSet):
         return frozenset(member)
     raise TypeError(f"unhashable type: {type(member).__name__!r}")
