@@ -133,7 +133,7 @@ class Cluster:
             return DEFAULT_PARTITIONS
 
     def take_over(self, operator: str, partitions: Iterable[int] = (), *, accept_loss: bool = False) -> list[Migration]:
-        """Gives other replicas the partitions whose owner does not answer, from standbys and checkpoints.
+        """Lets other replicas take over the partitions whose owner does not answer, from standbys or checkpoints.
 
         Use it for operators with manual failover. Without ``partitions``, takes over all partitions that no replica is
         known to serve.
@@ -228,10 +228,10 @@ class Cluster:
     def load_state(
         self, operator: str, rows: Iterable[Mapping[str, Any]], *, schema: str | pa.Schema | None = None
     ) -> int:
-        """Loads an operator's first state, see :meth:`Operator.init_state`; returns the number of rows.
+        """Loads an operator's initial state, see :meth:`Operator.init_state`; returns the number of rows.
 
-        After an interruption, call it again with the same rows: it resumes. Raises StaleBatch once the
-        operator has processed rows, BatchChanged if the rows differ from those loaded.
+        After an interruption, call it again with the same rows: it resumes. Raises StaleBatch once the operator has
+        processed rows, BatchChanged if the rows differ from those loaded.
         """
         return load_rows(StreamClient(self.address, operator, INITIAL, schema=schema), rows)
 

@@ -322,7 +322,7 @@ def would_redistribute(cluster: Cluster, policies: Sequence[str], operator: str)
 
 
 def redistribute(cluster: Cluster, policies: Sequence[str], operator: str, options: MoveOptions) -> list[Migration]:
-    """Moves partitions of ``operator`` (empty: of all operators) to where ``policies`` propose them."""
+    """Moves partitions of ``operator`` (empty: of all operators) as ``policies`` propose."""
     if by_share(policies):
         return cluster.rebalance(operator, options)
     return cluster.place(*policies, operator=operator, options=options)

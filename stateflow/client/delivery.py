@@ -293,8 +293,8 @@ class Delivery:
     def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
         """Forgets the failed batches that the applied batch ``number`` replaces.
 
-        It replaces a failed batch with the same number (whose rows the caller may have corrected), and one with the
-        same content.
+        The applied batch replaces a failed batch with the same number (whose rows the caller may have corrected), and
+        one with the same content.
         """
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None
@@ -484,7 +484,7 @@ class PartitionSender:
     def send(self, part: Part) -> Steps[bytes]:
         """Sends a part to an open partition, and returns its output. Raises the error of a partition that refuses it.
 
-        If the partition already contained the batch, but has a newer batch, the output is ``b""``.
+        If the partition contains both the batch and a newer batch, the output is ``b""``.
         """
         ahead = self.base.ahead
         assert ahead is not None

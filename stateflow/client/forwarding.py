@@ -85,8 +85,8 @@ class Way:
         waiting: number of batches that are stored for the partition.
         alone_to: batches up to this number are sent one by one, because some that were sent together were refused.
         again_at: monotonic time of the next attempt.
-        error: why the last attempt failed; None: it did not.
-        tried: the partition is BUSY because of :meth:`Ways.due`.
+        error: why the last attempt failed; None: it did not fail.
+        tried: True if the partition is BUSY because of :meth:`Ways.due`.
     """
 
     state: State = State.IDLE

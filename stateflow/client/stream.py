@@ -283,8 +283,8 @@ class SourceReport(Report):
         bytes: size of the data that is kept for the source.
         watermark_us: the source's least watermark over the partitions; None: the source has no watermark that operators
             consider.
-        retired: no partition keeps more than a tombstone of the source.
-        holds: the source holds back the watermark of some partition.
+        retired: True if no partition keeps more than a tombstone of the source.
+        holds: True if the source holds back the watermark of some partition.
 
     Example: ``[each.source for each in cluster.sources("Count") if each.holds]``
     """
@@ -421,7 +421,7 @@ class StreamClient:
     outputs; other rows under that number are refused (BatchChanged).
 
     A source belongs to its newest client. A new client takes the source over: from then on every partition refuses
-    older clients (SourceTaken). The new client continues behind the newest number that any partition contains
+    older clients (SourceTaken). The new client continues after the newest number that any partition contains
     (:attr:`position`). If its predecessor may have died in the middle of a batch, send that batch again with
     ``sequence=client.position``: partitions that contain the batch skip it.
 
@@ -595,7 +595,7 @@ class StreamClient:
 
 
 def load_rows(stream: StreamClient, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Sends the rows of an operator's first state, LOADED_ROWS at a time; returns their number.
+    """Sends the rows of an operator's initial state, LOADED_ROWS at a time; returns their number.
 
     Rows that an interrupted call has sent are not sent again. Raises StaleBatch, BatchChanged.
     """

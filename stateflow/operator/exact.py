@@ -50,7 +50,7 @@ class Misfit(Exception):
         self.what, self.how, self.row, self.path = what, how, row, path
 
     def within(self, path: str, row: int | None) -> Misfit:
-        """Returns this misfit as one of a value that contains the wrong value.
+        """Returns the misfit of a value that contains the wrong value.
 
         Args:
             path: place of the wrong value inside the containing value.
@@ -470,7 +470,7 @@ def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str
 
 
 def items_of(value: Any) -> list[Any]:
-    """Returns the items of a list, or of a sequence, set or array that can replace one. Raises TypeError for others."""
+    """Returns the items of a list, or of a sequence, set or array in place of a list. Raises TypeError for others."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
         found: list[Any] = value.to_pylist()
         return found

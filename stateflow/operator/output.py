@@ -187,7 +187,7 @@ _NEVER_CHANGE = frozenset({NoneType, bool, int, float, str, bytes, date, datetim
 
 
 def _frozen(value: Any) -> Any:
-    """Copies a value, as deep as necessary."""
+    """Copies a value so deeply that later changes of the value do not reach the copy."""
     if value.__class__ in _NEVER_CHANGE:
         return value
     if value.__class__ is list:
@@ -464,7 +464,10 @@ def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """Copies an array without child values that belong to no element, which may be before, after or between others."""
+    """Copies an array without child values that belong to no element.
+
+    Such values may be before, after or between the values of elements.
+    """
     return array.take(pa.array(np.arange(len(array))))
 
 

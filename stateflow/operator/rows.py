@@ -137,9 +137,9 @@ class Row(tuple[Any, ...]):
     """An input row of an operator: a tuple of its values, in the order of the input's columns.
 
     ``row.name`` is the value of the column of that name. The name may be any identifier, including ``_1``, ``count``
-    and ``µs``, which Python reads in its NFKC form, but not of the form ``__x__``, because Python itself reads such
-    names. ``row["any name"]`` is the value of the column of exactly that name, ``row[0]`` the value of the first
-    column. Reading a name that two columns share raises InvalidArgument. ``_fields``, ``_asdict()`` and
+    and ``µs`` (although Python normalizes identifiers to NFKC). Names of the form ``__x__`` are reserved for Python.
+    ``row["any name"]`` is the value of the column of exactly that name, ``row[0]`` the value of the first column.
+    Reading a name that two columns share raises InvalidArgument. ``_fields``, ``_asdict()`` and
     ``_replace(name=value)`` are those of a named tuple, unless a column has that name.
 
     >>> row = row_class(("k", "_2", "a b"))(("x", 7, None))

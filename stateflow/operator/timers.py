@@ -377,7 +377,8 @@ class Windows(ABC):
     """Base of window helpers, each assigned to a class attribute of an operator with ``event_time``.
 
     Args:
-        allowed_lateness: time after its end for which a window still accepts rows; its timer fires that much later.
+        allowed_lateness: time for which a window still accepts rows after its end; the window's timer fires that much
+            later.
         name: any text, different for each helper of an operator, that is a part of stored entries; by default the
             attribute's name.
     """

@@ -7,8 +7,8 @@ serve the partition until the call returns. Other partitions continue in a new t
 
 Rules:
 
-* Interrupted is raised only while the thread is in the operator's code: the innermost frame is not stateflow's, and
-  its nearest caller in stateflow is the file that calls operators. So no bookkeeping is interrupted halfway.
+* Interrupted is raised only while the thread is in the operator's code: the innermost frame is not stateflow's, and its
+  nearest caller in stateflow is the file that calls operators. So no bookkeeping is interrupted halfway.
 * A commit is shielded: after ``begin_commit``, the watchdog neither raises Interrupted nor takes the batch away.
   ``begin_commit`` and the watchdog decide under one lock, so that exactly one of them is first.
 * An instance of an operator that was interrupted serves no more batches; the next batch gets a new instance.

@@ -197,7 +197,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A batch that is applied everywhere.
+    """Result of a batch that all its partitions have applied.
 
     Replicas work in parallel, and each works on one partition after another. The times of the replica that spent most
     on the batch are therefore the part of the sending time that replicas account for.
@@ -221,7 +221,8 @@ class BatchSession:
 
     Args:
         timeout_s: seconds for which a partition may stay without a reachable owner before the batch fails.
-        random: varies the pauses, so that clients that one replica failed do not all send again at once.
+        random: source of random numbers for the pauses, so that the clients of a failed replica do not all retry at
+            once.
         backoff_max_s: longest pause, before it is varied.
     """
 
@@ -285,7 +286,7 @@ class BatchSession:
         return [*sends, Wait(min(self._waiting.values()) - now)] if self._waiting else sends
 
     def waits(self, now: float) -> Waiting | None:
-        """Returns the partition that has been without an owner's answer for longest; None: there is none."""
+        """Describes the partitions that have no answering owner; None: there are none."""
         since = {p: at for p, at in self._failing_since.items() if p in self._waiting or p in self._outstanding}
         if not since or self._error is not None:
             return None

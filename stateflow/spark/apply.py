@@ -121,7 +121,8 @@ def row_hash(df: DataFrame) -> Column:
     attempts, and a piece that ends between them would then contain the wrong row. Equal rows have the same hash,
     whether their columns are nullable or not.
 
-    Spark's own hash ignores nulls, and does not distinguish a list from its elements or -0.0 from 0.0; this hash does.
+    Spark's own hash ignores nulls, and does not distinguish a list from its elements or -0.0 from 0.0; this hash
+    distinguishes them.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -132,7 +133,7 @@ def row_hash(df: DataFrame) -> Column:
 
 
 def _parts(value: Column, kind: Any) -> list[Column]:
-    """Returns the columns that are hashed for one value.
+    """Returns the parts of one value, as columns that are hashed.
 
     Different values have different parts, and no value's parts are a prefix of another value's parts.
     """

@@ -157,7 +157,7 @@ def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Ma
         controllers: addresses of the controllers.
         replicas: address → name.
 
-    Raises Unavailable if they do not.
+    Raises Unavailable if executors cannot reach a replica, or any controller, that this program reaches.
     """
     misses = ask(list(dict.fromkeys([*controllers, *replicas])))
     # ask twice, because an address may have become reachable or unreachable between asking executors and trying here
@@ -168,7 +168,7 @@ def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Ma
 
 
 def _blocked(misses: Sequence[Miss], here: Here, controllers: Sequence[str], replicas: Mapping[str, str]) -> list[Miss]:
-    """Returns the misses of addresses that this program reaches.
+    """Returns the misses that concern an address that this program reaches.
 
     A host that reaches one of the controllers need not reach the others.
     """
@@ -242,9 +242,9 @@ def not_importable(said: str) -> OperatorNotImportable | None:
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """Check that ``mapInArrow`` runs in each executor.
+    """Function for ``mapInArrow`` that checks one executor.
 
-    Yields a row for each address that the executor does not reach, or a single row with the error if the executor is
+    It yields a row for each address that the executor does not reach, or a single row with the error if the executor is
     not allowed to call the cluster.
 
     This class is pickled by name, so that a worker must import the same modules as for an operator's task.

@@ -132,7 +132,7 @@ class Register:
         self._lock = threading.Lock()
 
     def answer(self, said: bytes, host: str) -> bytes:
-        """Returns the answer, one line, to the request ``said`` from ``host``."""
+        """Returns the answer, as one line, to the request ``said`` from ``host``."""
         answer: dict[str, Any]
         try:
             name, request = self._checked(said, host)

@@ -602,8 +602,8 @@ def start_cluster(
         directory: directory of the controller's ledger, on the driver's machine; None makes a temporary directory.
         tls: True makes an authority for the cluster, which issues a certificate to each replica and tokens to the tasks
             of queries. While the cluster runs, this process is its administrator and cannot call other clusters. None
-            means True if other machines can reach the driver's address, or this process has certificates, unless
-            ``insecure`` is True.
+            means True if other machines can reach the driver's address or this process has certificates; with
+            ``insecure``, None means False.
         insecure: True allows plain text between machines, as ``--insecure`` does.
 
     Raises InvalidArgument for a session of Spark Connect, or if the master does not retry failed tasks or has too few

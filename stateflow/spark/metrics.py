@@ -106,7 +106,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class OperatorMetrics:
-    """Metrics of one operator of a query, in one micro-batch or in all.
+    """Metrics of one operator of a query, in one micro-batch or in all micro-batches.
 
     ``rows``, ``tasks`` and ``visits`` do not rise when Spark runs a task or a micro-batch again; ``repeated`` counts
     such tasks. ``replayed`` and ``seconds`` include repeated tasks.
@@ -235,7 +235,7 @@ class TaskReport:
     Attributes:
         run: the run of a streaming query, in which each task number is unique; empty for a batch DataFrame.
         use: the call of ``apply_operator``, in which task numbers of a batch DataFrame are unique.
-        began_us: begin of the pass by the wall clock of the task's machine; ``seconds.total`` counts from then on.
+        began_us: beginning of the pass by the wall clock of the task's machine; ``seconds.total`` counts from then on.
     """
 
     query: str
@@ -271,7 +271,8 @@ class Trigger:
 class _Use:
     """Figures of one operator in one batch.
 
-    ``of`` is the newest call of ``apply_operator``. ``tasks`` maps a task of the newest run and call to (rows, visits).
+    ``of`` identifies the newest call of ``apply_operator``. ``tasks`` maps a task of the newest run and call to (rows,
+    visits).
     """
 
     of: str = ""

@@ -19,8 +19,8 @@ its offset in its source partition, and its output is emitted with the row:
   the epoch is opened again.
 
 :class:`Feed` sends the rows of one source partition to an operator's partitions, by their offsets. :class:`Visits`
-visits partitions without rows. :class:`Epoch`, one task of one epoch, decides which rows go to which source, and when
-partitions are visited. All three are sans-io, like :mod:`stateflow.client.delivery`: they yield steps.
+sends batches without rows to all partitions. :class:`Epoch`, one task of one epoch, decides which rows go to which
+source, and when partitions are visited. All three are sans-io, like :mod:`stateflow.client.delivery`: they yield steps.
 :class:`RealTimeTask`, the function of the Spark task, performs the steps.
 """
 
@@ -606,7 +606,7 @@ _CHECKED: set[str] = set()
 
 
 def hears_time(operator: type[Operator]) -> bool:
-    """Tells whether the operator reacts to time alone, by timers or watermarks."""
+    """Tells whether the operator reacts to the passing of time, by timers or watermarks."""
     timers = operator.on_timer is not Operator.on_timer or operator.on_watermark is not Operator.on_watermark
     return timers or (issubclass(operator, BatchOperator) and operator.on_timers is not BatchOperator.on_timers)
 

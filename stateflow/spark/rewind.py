@@ -9,9 +9,9 @@ entries, too.
 
 If Spark is killed while it writes one of these entries, the temporary file that it was about to rename remains. While
 the logs contain no batch, Spark refuses to start with such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY),
-whichever of its checkpoint file managers wrote it; afterwards Spark ignores the file. A new ``checkpointLocation`` is
-no remedy, because it makes another query, which in real-time mode would start from the beginning with rows that were
-already applied. So a rewind removes these files.
+whichever of its checkpoint file managers wrote it; once the logs contain a batch, Spark ignores the file. A new
+``checkpointLocation`` is no remedy, because it makes another query, which in real-time mode would start from the
+beginning with rows that were already applied. So a rewind removes these files.
 
 After a power failure, an entry of ``offsets/`` or ``commits/`` may be an empty file, with which Spark refuses to start
 ("Incomplete log file"). A rewind to that batch removes the entry, and Spark plans the batch anew.
@@ -190,10 +190,10 @@ def rewind(
 
 
 def take_out_left(directory: str | Path) -> tuple[str, ...]:
-    """Moves temporary files that keep Spark from starting a query out of the query's checkpoint. Returns their names.
+    """Removes temporary files, with which Spark would not start the query, from a checkpoint. Returns their names.
 
-    Call it before the query starts. It moves nothing, and returns an empty tuple, if ``directory`` is not on this
-    machine, or the logs contain batches.
+    The files are moved aside. Call it before the query starts. It moves nothing, and returns an empty tuple, if
+    ``directory`` is not on this machine, or the logs contain batches.
     """
     try:
         root = _local(directory)

@@ -148,7 +148,7 @@ def require(feature: Feature, spark: SparkSession | None = None) -> None:
 
 
 def metadata_of(planned: Any, version: str) -> Any:
-    """Returns the metadata that Spark recorded for a batch with its offsets.
+    """Returns the metadata that Spark stored together with the offsets of a batch.
 
     Args:
         planned: the JVM's entry of the offset log.

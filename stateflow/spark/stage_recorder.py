@@ -6,8 +6,8 @@ checkpoint, the batch does not get a second stage.
 
 Spark reports a batch after committing it, and only to listeners in its own process. So a committed batch may have no
 stage if the driver was killed or the ledger was unavailable. Each run of a query looks once for such batches in the
-query's checkpoint. Their rows are counted again if the source still knows them, as a file source does, which records
-the names of a batch's files.
+query's checkpoint. The rows of such a batch are counted again if the source still knows them. A file source does,
+because it records the names of each batch's files.
 
 ``run_stage`` runs one batch pipeline from a source to a sink, and records the stage before and after each step. It does
 not run a completed stage again. After a crash, the next call runs the stage again.
@@ -405,7 +405,7 @@ def end_of(description: str) -> End:
 
 
 def _ends(descriptions: Iterable[str]) -> End:
-    """Returns one source for Spark's descriptions of one or several sources."""
+    """Combines Spark's descriptions of one or several sources into one source."""
     ends = [end_of(each) for each in descriptions]
     if len(ends) == 1:
         return ends[0]

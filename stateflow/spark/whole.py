@@ -103,7 +103,7 @@ def _watch_writers() -> None:
 
 
 def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
-    """Replaces methods of the writer, so that queries with operators start although Spark was killed in a first batch.
+    """Replaces methods of the writer, so that a query can start again if Spark was killed in the query's first batch.
 
     See :mod:`stateflow.spark.rewind`. In real-time mode that batch may have been applied, and a query with another
     checkpoint would apply it again.

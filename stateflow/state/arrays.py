@@ -505,7 +505,7 @@ class _Sorted:
         return len(self._keys)
 
     def find(self, ascending: Array) -> Array:
-        """Returns the index of each key, -1 for an unknown key. Call it only if there are keys here."""
+        """Returns the index of each key, -1 for an unknown key. Call it only if this object has keys."""
         place = np.searchsorted(self._keys, ascending)
         place[place == len(self._keys)] = 0
         return np.where(self._keys[place] == ascending, self._indices[place], -1)

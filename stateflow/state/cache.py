@@ -116,9 +116,9 @@ def _tracked(caches: Caches) -> Iterator[Any]:
 
 
 def _references(bundle: Bundle) -> int:
-    """Returns the number of references to the object of the bundle that has most of them.
+    """Returns the highest reference count among the objects of the bundle.
 
-    The references of the bundle and of this frame are included.
+    The references by the bundle and by this frame are included.
     """
     most = 0
     for tracked in bundle.values():
@@ -176,8 +176,8 @@ class CachePool:
     def join(self) -> float:
         """Adds a member. Returns the fraction of its share at which this member begins to weigh its keys.
 
-        Each member gets another fraction. Rows arrive at all partitions alike, so members with the same fraction would
-        all begin after the same batch.
+        Each member gets a different fraction. Rows arrive at all partitions alike, so members with the same fraction
+        would all begin after the same batch.
         """
         self._members += 1
         self._joined += 1

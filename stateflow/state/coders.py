@@ -136,7 +136,9 @@ def _equal_number(convert: Callable[[Any], T], value: object) -> T | None:
 
 
 class Int64(_Scalar[int]):
-    """Coder for int: 8 bytes, big-endian, with the sign bit flipped. Refuses ints beyond 64 bits, bool and float.
+    """Coder for int: 8 bytes, big-endian, with the sign bit flipped.
+
+    Raises EncodeError for ints beyond 64 bits, bool and float.
 
     >>> Int64().encode(1).hex()
     '8000000000000001'

@@ -129,8 +129,7 @@ class ValueObjects(TrackedColumn):
     """A value state with a ttl, or of a type that can change in place."""
 
     def get_many(self, keys: Any) -> pa.Array:
-        """Returns values in the order of ``keys``; the default, or null, for values that are not stored or have
-        expired.
+        """Returns values in the order of ``keys``; for a value that is not stored or has expired, the default or null.
 
         The values are copies, so a changed value must be put to be stored. Raises NullKey.
         """
@@ -325,8 +324,7 @@ class ValueColumn:
         self._before: list[tuple[Array, Array, list[Array]]] = []
 
     def get_many(self, keys: pa.Array) -> pa.Array:
-        """Returns values in the order of ``keys``; the default, or null, for a value that is not stored. Raises
-        NullKey.
+        """Returns values in the order of ``keys``; for a value that is not stored, the default or null. Raises NullKey.
 
         A tuple is returned as a struct with the fields ``_0``, ``_1``, …
         """

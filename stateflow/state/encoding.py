@@ -313,7 +313,7 @@ def _is_generic(cls: type) -> bool:
 
 
 def has_items(array: Any, item: type) -> bool:
-    """Returns whether the items of ``array`` are of ``item``, a class of numpy's.
+    """Returns whether the items of ``array`` are of the numpy class ``item``.
 
     Two integer types that differ in name only, as C's ``long long`` and ``long`` may, count as one, because the stored
     form of one may be decoded as the other.

@@ -207,8 +207,8 @@ class DeployedStates:
     Attributes:
         states: names of the deployed states. Code that lacks one of them does not drop it: only a deployment drops a
             state.
-        dropped: by name, how often a state was dropped. Data that was stored before the last drop is gone, even if the
-            state is declared again.
+        dropped: name of a state → how often it was dropped. Data that was stored before the last drop is gone, even if
+            the state is declared again.
 
     >>> DeployedStates(frozenset({"n"})).states
     frozenset({'n'})

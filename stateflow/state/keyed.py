@@ -146,7 +146,7 @@ class Tag:
     """One state of a partition.
 
     Attributes:
-        attribute: its name in the operator; None: the operator does not declare the state.
+        attribute: the state's name in the operator; None: the operator does not declare the state.
     """
 
     declaration: Declaration

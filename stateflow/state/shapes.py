@@ -48,7 +48,7 @@ Signature = Any
 
 
 class Verdict(IntEnum):
-    """Result of comparing the type with which values were stored with another type."""
+    """Result of comparing the type of stored values with another type."""
 
     #: the values are values of the other type
     KEPT = 0

@@ -405,9 +405,9 @@ STANDALONE: Final = StateSpec("", "", STANDALONE_VALUES)
 class TrackedValue(Generic[T]):
     """A variable, which is read and assigned as ``.value``. ``clear()`` restores the declared default.
 
-    On an operator an object belongs to one key for good, even if it is kept while other keys are processed. A mutable
-    value (list, dict, …) may be changed in place in the batch that read it. A value kept from an earlier batch is a
-    copy: changing it does not change the state. ``TrackedValue(0)`` is a variable in memory without an operator.
+    In an operator, an object always belongs to the same key, even if it is kept while other keys are processed. A
+    mutable value (list, dict, …) may be changed in place in the batch that read it. A value kept from an earlier batch
+    is a copy: changing it does not change the state. ``TrackedValue(0)`` is a variable in memory without an operator.
 
     >>> flights = TrackedValue(0)
     >>> flights.value += 1

@@ -19,10 +19,10 @@ V = TypeVar("V")
 class TrackedMap(Collection[K], MutableMapping[K, V]):
     """A dict that iterates in encoded-key order, which for ordinary keys is sorted order.
 
-    On an operator an object belongs to one key for good. Reading one entry reads one cell; iterating reads all. Mutable
-    values may be changed in place in the batch that read them. A value kept from an earlier batch is a copy: changing
-    it does not change the state. A new key without a stored form (the wrong type, NaN) raises EncodeError at once, a
-    value without a stored form raises it when the batch is collected.
+    In an operator, an object always belongs to the same key. Reading one entry reads one cell; iterating reads all.
+    Mutable values may be changed in place in the batch that read them. A value kept from an earlier batch is a copy:
+    changing it does not change the state. A new key without a stored form (the wrong type, NaN) raises EncodeError at
+    once, a value without a stored form raises it when the batch is collected.
 
     ``|``, ``copy()`` and the view operations return plain dicts and sets. ``TrackedMap({"a": 1})``, with the arguments
     of dict, makes a map in memory that belongs to no operator.
@@ -268,9 +268,9 @@ T = TypeVar("T")
 class TrackedSet(Collection[T], MutableSet[T]):
     """A set that iterates in encoded order, which for ordinary members is sorted order.
 
-    On an operator an object belongs to one key for good. Looking up one member reads one cell; iterating reads all. A
-    member without a stored form raises EncodeError when it is added. Operators and methods that return a new set return
-    a plain set. ``TrackedSet([1, 2])`` makes a set in memory that belongs to no operator.
+    In an operator, an object always belongs to the same key. Looking up one member reads one cell; iterating reads all.
+    A member without a stored form raises EncodeError when it is added. Operators and methods that return a new set
+    return a plain set. ``TrackedSet([1, 2])`` makes a set in memory that belongs to no operator.
 
     >>> carriers = TrackedSet(["UA"])
     >>> carriers.add("AA")
