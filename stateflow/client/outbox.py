@@ -238,7 +238,7 @@ class Outbox:
                 untaken = sum(self._size(table, 1 << 62) for table in ("output", "refused"))
                 raise OutboxFull(
                     f"{self._bytes} bytes are stored, and {more} more would exceed {self._bytes_max}; "
-                    f"{untaken} of them wait to be taken with forwarded() and refused()",
+                    f"{untaken} of them have not been retrieved with forwarded() and refused() yet",
                     remedy="call these methods, wait until the rest has been forwarded, or raise outbox_bytes=",
                     outbox=self.directory,
                 )

@@ -562,7 +562,7 @@ def _unlike(values: list[Any], of: Callable[[Any], Any]) -> Misfit:
     there = [(row, value) for row, value in enumerate(values) if value is not None]
     first = there[0][1]
     row, value = next((row, value) for row, value in there if of(value) != of(first))
-    return Misfit(f"got {shown(value)} beside {shown(first)}", "", row)
+    return Misfit(f"got {shown(value)}, but an earlier value is {shown(first)}", "", row)
 
 
 def _type_of_lists(values: list[Any]) -> pa.DataType:
