@@ -312,7 +312,7 @@ def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table
 
 
 def by_share(policies: Sequence[str]) -> bool:
-    """Tells whether policies ask for a rebalance by weight, for which the controller has a command of its own."""
+    """Tells whether policies ask for a rebalance by weight. The controller has a separate command for that."""
     return list(policies) in ([], ["ring"])
 
 

@@ -195,8 +195,10 @@ class Ways:
             way.again_at = 0.0
 
     def _away_with(self, partition: int) -> list[Way]:
-        """Returns the partitions that are AWAY and have the same owner as ``partition``, except those whose last
-        attempt the owner refused."""
+        """Returns the partitions that are AWAY and have the same owner as ``partition``.
+
+        Partitions at which the owner refused the last attempt are left out.
+        """
         address = self._address_of(partition)
         return [
             way

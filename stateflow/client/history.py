@@ -138,10 +138,10 @@ class History:
 
         Args:
             contained: partition → its newest batch; partitions without a batch of this source are left out.
-            others: partitions whose newest batch was sent by another client. If that batch is newer than the one that
-                the partition contained when this client started, the partition was restored from a copy that did not
-                know this client, and accepted a former client again. All batches that this client sent to the
-                partition are then lost, and batches of the former client have some of their numbers.
+            others: partitions whose newest batch was sent by another client. If that batch is newer than the
+                partition's batch at the start of this client, the partition was restored from a copy that did not know
+                this client, and then accepted a former client again. All batches that this client sent to the partition
+                are then lost, and batches of the former client have some of their numbers.
         """
         self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
         self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}

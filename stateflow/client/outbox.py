@@ -255,8 +255,8 @@ class Outbox:
     def next(self, partition: int, alone_to: int = -1) -> Part | None:
         """Returns the first part that the partition may lack, to be sent now; None: nothing is stored for it.
 
-        A part that was sent before stays unchanged. Otherwise a part joins as many batches as possible, except that
-        each batch up to ``alone_to`` is a part of its own.
+        A part that was sent before stays unchanged. Otherwise as many batches as possible are joined to one part.
+        Batches up to ``alone_to`` are not joined.
         """
         with self._written():
             found = self._stored(partition, "", GROUP_PARTS)

@@ -223,7 +223,7 @@ def _places(columns: Sequence[str]) -> dict[str, int]:
 
 
 def _is_pythons(name: str) -> bool:
-    """Tells whether a name has the form of those that Python itself looks up, such as ``__class__`` and ``__len__``."""
+    """Tells whether a name has the form ``__x__``, like the names that Python itself looks up, such as ``__len__``."""
     return name.startswith("__") and name.endswith("__")
 
 

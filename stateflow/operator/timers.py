@@ -379,8 +379,8 @@ class Windows(ABC):
     Args:
         allowed_lateness: time for which a window still accepts rows after its end; the window's timer fires that much
             later.
-        name: any text, different for each helper of an operator, that is a part of stored entries; by default the
-            attribute's name.
+        name: name of the helper, which is a part of stored entries and must differ from that of the operator's other
+            helpers; by default the attribute's name.
     """
 
     def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:

@@ -412,7 +412,7 @@ class Asked:
         return self._found
 
     def _collect(self) -> StateflowError | None:
-        """Waits for the pending answers. Returns why some partitions have not answered; None: all have."""
+        """Waits for the pending answers. Returns an error if some partitions have not answered, otherwise None."""
         last: StateflowError | None = None
         for partitions, result in self._pending:
             try:

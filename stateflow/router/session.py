@@ -63,7 +63,7 @@ def check_whole(operator: str, source: str, batch: int, partitions: int, reached
     """Checks that every partition contains the batch before ``batch``.
 
     Use it for a source that visits all partitions with each batch. Call it before any part of ``batch`` is sent,
-    because a partition that is left out again cannot report that it was left out before. Partitions without a batch of
+    because a partition that receives neither of the two batches could not report a loss. Partitions without a batch of
     the source are not in ``reached``.
 
     Raises BatchIncomplete if only the batch before is missing, in some partitions, so that it can be sent again;

@@ -39,8 +39,8 @@ def read_state(
     :class:`~stateflow.partition.entries.StateColumns`: ``window_start``, ``window_end`` and ``namespace``.
 
     All entries are read now and pass through the driver; call ``read_state`` again for newer entries. Reading does not
-    stop processing. Expired entries are left out: for a cluster those that have expired by now, for a checkpoint those
-    that had expired when it was taken.
+    stop processing. Expired entries are left out; in a checkpoint these are the entries that had expired when the
+    checkpoint was taken.
 
     Args:
         operator: name of the deployed operator.

@@ -16,8 +16,8 @@ beginning with rows that were already applied. So a rewind removes these files.
 After a power failure, an entry of ``offsets/`` or ``commits/`` may be an empty file, with which Spark refuses to start
 ("Incomplete log file"). A rewind to that batch removes the entry, and Spark plans the batch anew.
 
-A rewind deletes nothing. It moves the files that it removes to ``_rewound/<time>/`` in the same directory, in an order
-in which an interrupted rewind can be repeated.
+A rewind deletes nothing. It moves the files that it removes to ``_rewound/<time>/`` in the same directory, in such an
+order that an interrupted rewind can be repeated.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def _plan_of(writer: Any) -> Any:
 
 
 def _is_named(writer: Any) -> bool:
-    """Tells whether the plan of the frame of a Spark Connect writer contains an operator, also within a view."""
+    """Tells whether a Spark Connect writer's frame has an operator in its plan, also within a view."""
     plan = _plan_of(writer)
     return bool(_NAMED.search(plan.SerializeToString()) or _runs_in(analyzed_plan(writer._session, plan)))
 

@@ -209,7 +209,7 @@ _SIGNATURES: dict[type[Coder[Any]], Signature] = {
 
 
 def signature_of_coder(coder: Coder[Any]) -> Signature:
-    """Returns the signature of the type that a coder codes; "any" if that type is unknown."""
+    """Returns the signature of the type that a coder encodes; "any" if that type is unknown."""
     if isinstance(coder, coders.Tuple):
         return ["tuple" if coder.arity is not None else "tuple...", *map(signature_of_coder, coder.items)]
     return _SIGNATURES.get(type(coder), coder.types if coder.types is not None else "any")

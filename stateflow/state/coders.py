@@ -49,11 +49,11 @@ class Coder(ABC, Generic[T]):
     Attributes:
         name: stable identity. It is part of the address of every stored cell, so data that was stored under another
             name belongs to another state.
-        deterministic: equal values have equal bytes, so that the coder may code map keys and set members.
-        natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
-        fixed_width: every value form is a few bytes long, so that no value can be too long to store.
-        python_equality: keys with equal bytes are equal in Python, too (some datetimes of two zones are not).
-        mutable: a decoded value can be changed in place.
+        deterministic: True if equal values have equal bytes, so that the coder may encode map keys and set members.
+        natural_order: True if the key form sorts exactly as Python's ``<`` sorts the decoded keys.
+        fixed_width: True if every value form is a few bytes long, so that no value can be too long to store.
+        python_equality: True if keys with equal bytes are equal in Python, too (some datetimes of two zones are not).
+        mutable: True if a decoded value can be changed in place.
         exact: type of values that are unchanged after encoding and decoding, subclasses excluded; None: a decoded value
             may differ (another time zone, a list for a subclass of list).
         exact_key: the same for the key form.

@@ -322,7 +322,7 @@ def reducing(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedReducing[T]:
-    """Declares one value for each key, to which all added values are reduced by ``fn(so far, new)``, such as ``max``.
+    """Declares one value for each key: all added values, reduced by ``fn(so far, new)``, such as ``max``.
 
     Example: ``highest = state.reducing(float, max)``, then ``self.highest.add(21.5)``.
     """

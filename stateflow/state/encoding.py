@@ -165,8 +165,10 @@ def order_decimal(value: Decimal) -> bytes:
 
 
 def unorder_decimal(data: bytes) -> Decimal:
-    """Inverse of :func:`order_decimal`, in a canonical form without trailing zeros after the point, and with up to 20
-    zeros in place of a positive exponent."""
+    """Inverse of :func:`order_decimal`. The result is in a canonical form.
+
+    In this form there are no trailing zeros after the point, and an exponent from 1 to 20 is written as zeros.
+    """
     if data == b"\x01":
         return Decimal(0)
     body = data[1:] if data[0] == 2 else data[1:-1].translate(_INVERT)

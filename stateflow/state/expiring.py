@@ -1,7 +1,7 @@
 """Tracked objects of states with a ttl, and the sweep that finds their expired cells in the store.
 
 Time is fixed within a batch. An expired value, entry or element is *dropped by the first access that meets it*, and
-counts as removed in that batch, so that all other code (net change, count, rollback, putting it again) can ignore time.
+counts as removed in that batch. So all other code (net change, count, rollback, putting it again) can ignore time.
 Expired entries that were not accessed stay in the store and in the stored count, but are invisible, until the
 :class:`Sweep` finds them.
 """

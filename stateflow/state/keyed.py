@@ -71,7 +71,7 @@ class PendingWrites:
     Encoding a value by itself costs a call, an exception handler and a check of its type. If all values of a state have
     exactly the types that its coder stores, they are encoded together, and stay unchanged once they are on disk. An
     object that needs more care (it was cleared, never read, or its value is of another type) is encoded by itself, in
-    the order in which the objects were written, so that its errors are the same as without grouping.
+    the order in which the objects were written. So errors are the same as without grouping.
 
     Args:
         written: tracked objects, in the order in which they were written; it must not change until ``saved``.
