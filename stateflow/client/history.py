@@ -185,10 +185,10 @@ class History:
     # -- batches -------------------------------------------------------------------------------------------
 
     def after(self, number: int, partitions: Iterable[int], rewind: bool) -> dict[int, int]:
-        """Returns partition → newest batch, up to ``number``, that the partition must contain before it accepts batch
-        ``number``.
+        """Returns partition → batch that the partition must contain before it accepts batch ``number``.
 
-        If the result for a partition is ``number`` itself, the batch can only be a replay there.
+        That batch is the newest one that the partition acknowledged (in a rewind: contains), but at most ``number``;
+        then the batch can only be a replay there. Partitions without a batch are left out.
         """
         needed = self._contained if rewind else self._acknowledged
         return {p: min(needed[p], number) for p in partitions if needed[p] >= 0}

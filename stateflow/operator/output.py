@@ -79,7 +79,7 @@ class OutputWriter:
         """Encodes several lists of rows at once, each to the same bytes as if it had been encoded alone.
 
         Args:
-            several: frozen rows, see :meth:`settled`.
+            several: rows as plain tuples, see :meth:`settled`.
 
         Raises OutputMismatch, and pyarrow's error for too many rows.
         """
@@ -91,13 +91,16 @@ class OutputWriter:
         return messages
 
     def settled(self, rows: list[Any]) -> list[Any]:
-        """Returns a frozen copy of rows, which later changes by the operator do not affect. Raises OutputMismatch."""
+        """Returns rows as plain tuples, with the fields in the declared order. Raises OutputMismatch.
+
+        Call it before the operator runs again, because the operator may reuse a dict in its next batch.
+        """
         if rows and set(map(type, rows)) != {tuple}:
             return [self._as_tuple(row, number) for number, row in enumerate(rows)]
         return rows
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
-        """Encodes frozen rows; None: there are none. Raises OutputMismatch."""
+        """Encodes rows that are plain tuples; None: there are none. Raises OutputMismatch."""
         if not rows:
             return None
         width = len(self._names)
