@@ -132,7 +132,7 @@ def test_ints_become_the_equal_floats_and_decimals_beside_them() -> None:
     ("values", "path", "row", "what"),
     [
         ([dt.date(2013, 1, 1), NOON], "", 1, "an earlier value is datetime.date(2013, 1, 1)"),
-        ([NOON, dt.date(2013, 1, 1)], "", 1, "got datetime.date(2013, 1, 1) beside"),
+        ([NOON, dt.date(2013, 1, 1)], "", 1, "got datetime.date(2013, 1, 1), but an earlier value is"),
         ([NOON, INSTANT], "", 1, "an earlier value is datetime.datetime(2013, 1, 1, 12, 0)"),
         ([INSTANT, NOON.replace(tzinfo=BERLIN)], "", 1, "an earlier value is datetime.datetime(2013"),
         ([NOON.replace(tzinfo=ROME), NOON.replace(tzinfo=BERLIN)], "", 1, "an earlier value is datetime.datetime(2013"),
