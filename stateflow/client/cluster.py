@@ -61,12 +61,13 @@ from stateflow.types import DEFAULT_OPTIONS, MoveOptions, OperatorSpec, check_na
 
 @brief
 class Cluster:
-    """Control surface of a running cluster. A method raises the error with which the controller refuses its request, or
-    Unavailable.
+    """Client that controls a running cluster.
+
+    A method raises the error with which the controller refuses its request, or Unavailable.
 
     ``address``: the address of the controller, or of several, as in ``a:7070,b:7070``. The client asks the leader. If
-    no controller leads, another one answers requests that only read, and sets ``follower`` in its report. No answer is
-    older than an earlier one.
+    no controller leads, a follower answers requests that only read, and sets ``follower`` in its report. A report is
+    never older than one that this client has received before.
 
     If no controller listens at the address, or none leads, methods wait for at most
     ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s).
@@ -105,8 +106,8 @@ class Cluster:
         takeovers while a replica there answers. Deploying it with other ``sites``, or with ``()`` for no restriction,
         changes the restriction and moves no partition. Without ``sites``, the restriction stays as it is.
 
-        Replicas import a class of a module from what is installed where they run, or from a ``bundle`` (see
-        :func:`~stateflow.client.packing.pack`), which the cluster distributes to the sites; it keeps the bundle's
+        Replicas import a class of a module from the packages that are installed where they run, or from a ``bundle``
+        (see :func:`~stateflow.client.packing.pack`). The cluster distributes bundles to the sites, and keeps their
         versions apart. A class of a script, a notebook or a REPL is sent as text, with the code that it uses. Replicas
         run the class from their next batch on, also in place of an earlier version.
 
@@ -132,13 +133,14 @@ class Cluster:
             return DEFAULT_PARTITIONS
 
     def take_over(self, operator: str, partitions: Iterable[int] = (), *, accept_loss: bool = False) -> list[Migration]:
-        """Gives other replicas the partitions whose owner does not answer, from standbys and checkpoints.
+        """Lets other replicas take over the partitions whose owner does not answer, from standbys or checkpoints.
 
         Use it for operators with manual failover. Without ``partitions``, takes over all partitions that no replica is
         known to serve.
 
-        Raises LossPossible without ``accept_loss``: batches that an owner has served since its last heartbeat are lost.
-        Raises InvalidArgument for a partition whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable.
+        Raises LossPossible unless ``accept_loss`` is True, because batches that an owner applied after its last
+        heartbeat are lost. Raises InvalidArgument for a partition whose owner answers, UnknownPartition,
+        OperatorNotDeployed, Unavailable.
         """
         numbers = sorted(partition_list(partitions)) if partitions else []
         return self._migrations(self._client.take_over(operator, numbers, accept_loss))
@@ -172,7 +174,7 @@ class Cluster:
         site: str = "",
         addresses: Mapping[str, str] | None = None,
     ) -> StreamClient:
-        """Returns a new client of a source, which takes it over, see :class:`~stateflow.client.stream.StreamClient`."""
+        """Returns a new client, which takes the source over, see :class:`~stateflow.client.stream.StreamClient`."""
         if source == INITIAL:
             raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
         return StreamClient(
@@ -187,7 +189,7 @@ class Cluster:
         )
 
     def forwarding(self, operator: str, source: str, outbox: str | Path, **options: Any) -> ForwardingClient:
-        """Returns a new client of a source; it stores rows that cannot be sent yet.
+        """Returns a new client of a source, which stores rows that cannot be sent yet.
 
         See :class:`~stateflow.client.forwarding.ForwardingClient`.
         """
@@ -198,7 +200,7 @@ class Cluster:
     def sources(self, operator: str) -> list[SourceReport]:
         """Returns the sources that have sent to an operator, as far as its partitions know.
 
-        They are sorted by the time of their last batch.
+        The sources are sorted by the time of their last batch.
         """
         return list_sources(Router(self.address, operator))
 
@@ -226,10 +228,10 @@ class Cluster:
     def load_state(
         self, operator: str, rows: Iterable[Mapping[str, Any]], *, schema: str | pa.Schema | None = None
     ) -> int:
-        """Loads an operator's first state, see :meth:`Operator.init_state`; returns the number of rows.
+        """Loads an operator's initial state, see :meth:`Operator.init_state`; returns the number of rows.
 
-        After an interruption, call it again with the same rows: it resumes. Raises StaleBatch once the
-        operator has processed rows, BatchChanged if the rows differ from those loaded.
+        After an interruption, call it again with the same rows: it resumes. Raises StaleBatch once the operator has
+        processed rows, BatchChanged if the rows differ from those loaded.
         """
         return load_rows(StreamClient(self.address, operator, INITIAL, schema=schema), rows)
 
@@ -255,7 +257,7 @@ class Cluster:
         return Migration(self._client, self._client.migrate(operator, partition_list(partitions), to, asked))
 
     def rebalance(self, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any) -> list[Migration]:
-        """Gives its share of partitions, by weight, to every replica that answers, with as few moves as possible.
+        """Gives every replica that answers a share of partitions by its weight, with as few moves as possible.
 
         Returns one reconfiguration per operator; none if no partition has to move.
         """
@@ -267,14 +269,15 @@ class Cluster:
         Args:
             policies: ``ring``, ``load``, ``locality``, by descending priority; see docs/moving-state.md.
 
-        Measures for two seconds if there is no recent measurement. Raises InvalidArgument, OperatorNotDeployed.
+        The controller measures for two seconds if it has no recent measurement. Raises InvalidArgument,
+        OperatorNotDeployed.
         """
         return self._client.propose(operator, policies)
 
     def place(
         self, *policies: str, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any
     ) -> list[Migration]:
-        """Moves partitions to where ``policies`` propose them now, see :meth:`propose`.
+        """Carries out the moves that ``policies`` propose now, see :meth:`propose`.
 
         Returns one reconfiguration per operator; none if no partition has to move.
         """
@@ -287,7 +290,9 @@ class Cluster:
         cool_down_s: float = 60.0,
         moves_per_minute: float = 60.0,
     ) -> AutopilotReport:
-        """Makes the controller carry out what ``policies`` propose, from now on; without policies, stops the autopilot.
+        """Makes the controller carry out the moves that ``policies`` propose from now on.
+
+        Without policies, the call stops the autopilot.
 
         Args:
             max_pause_ms: a partition is cut over only when its predicted pause is within this budget; None: no budget.
@@ -369,15 +374,16 @@ class Cluster:
         return self._client.change_job(name, change)
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
-        """Gives a replica's name to the data directory that asks for it.
+        """Gives a replica's name to another data directory, whose replica has tried to register under that name.
 
-        The state of the former replica is lost, and its partitions are restored from standbys and checkpoints.
+        The state in the former data directory is lost to the cluster. Its partitions are restored from standbys and
+        checkpoints.
 
         Args:
-            directory: the data directory; needed if several ask for the name.
+            directory: the new data directory; needed if replicas with several data directories try to register.
 
-        Returns (directory, number of partitions). Raises NameTaken while the former replica may be serving,
-        InvalidArgument if no directory asks for the name.
+        Returns (new directory, number of partitions). Raises NameTaken while the former replica may be serving,
+        InvalidArgument if no replica with another data directory tries to register.
         """
         return self._client.replace(replica, directory)
 
@@ -405,8 +411,8 @@ class Cluster:
 
         Args:
             dry_run: True only reports the partitions.
-            partial: True also adopts operators with missing partitions, which then wait for a checkpoint or their
-                owner; and partitions of which only a sealed copy is left, which then serves again.
+            partial: True also adopts operators with missing partitions, and partitions of which only a sealed copy is
+                left. A missing partition waits for a checkpoint or its owner; a sealed copy serves again.
 
         Raises AdoptionRefused; nothing is changed then.
         """
@@ -431,7 +437,7 @@ class Cluster:
         """Cordons a node: drains it as :meth:`drain` does, and keeps it without partitions from now on.
 
         No command, policy, takeover or deployment gives it partitions. A node without partitions is accepted, too.
-        ``status().maintenance`` lists such nodes.
+        ``status().maintenance`` lists the nodes in maintenance.
 
         Args:
             for_s: seconds after which maintenance ends by itself; 0: it ends with :meth:`end_maintenance`.
@@ -467,7 +473,7 @@ class Cluster:
         """Returns the replicas to which :meth:`take_over` would give partitions, and the copies that it would use;
         moves nothing.
 
-        The loss is not included: only the owner knows what it has served since its last heartbeat.
+        The loss is not included: only the owner knows which batches it has applied since its last heartbeat.
         """
         return self._client.would_take_over(operator, sorted(partition_list(partitions)) if partitions else [])
 
@@ -526,7 +532,7 @@ class Cluster:
         return Spawning(self._client, self._client.stop_replica(replica, force))
 
     def restart_replica(self, replica: str) -> Spawning:
-        """Ends a replica through its agent, if it runs, and starts it. Raises InvalidArgument, NoRoom."""
+        """Restarts a replica through its agent, or starts it if it does not run. Raises InvalidArgument, NoRoom."""
         return Spawning(self._client, self._client.restart_replica(replica))
 
     def restart_all(self, site: str = "", *, limit: int = 1) -> RollingRestart:
@@ -536,7 +542,7 @@ class Cluster:
         node does not serve again, no further node is restarted.
 
         Args:
-            site: site or agent, of which only the replicas are restarted; empty: all.
+            site: site or agent whose replicas are restarted; empty: all replicas.
 
         Raises InvalidArgument, and MoveConflict while another rolling restart is under way.
         """
@@ -589,10 +595,10 @@ class Cluster:
         self._client.cancel(reconfiguration)
 
     def resolve(self, reconfiguration: str, how: str) -> Migration:
-        """Gives up moves whose seal cannot be proved at the target.
+        """Gives up moves that hang because the target cannot prove that its copy is the sealed state.
 
-        ``how``: with ``serve-source`` the source serves the copy that it sealed; with ``restore`` a standby or
-        checkpoint is used, and later batches are lost.
+        ``how``: with ``serve-source`` the source serves the copy that it sealed. With ``restore`` the partitions are
+        restored from a standby or checkpoint, and later batches are lost.
 
         Raises MoveUnknown, and MoveConflict if no move has passed its fence.
         """
@@ -617,8 +623,8 @@ class Cluster:
 
         Args:
             limit: maximum number of concurrent moves.
-            per_node: maximum number of those with the same node as source or target.
-            per_link: maximum number of those between the same two sites.
+            per_node: maximum number of concurrent moves with the same node as source or target.
+            per_link: maximum number of concurrent moves between the same two sites.
 
         With 0, only the controller's limit applies; None keeps the present limit.
         """
@@ -733,7 +739,7 @@ class Cluster:
         self._client.cancel_restore(restore)
 
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
-        """Returns entries of one state, of one key or of all.
+        """Returns the entries of one state as a table, for one key or for all keys.
 
         Columns: key, map_key (null for a value), value, partition. A state addressed at run time is read by the name of
         its tag, in all namespaces; window_start, window_end and namespace follow the key, see
@@ -756,7 +762,7 @@ class Cluster:
         """Yields the entries of :meth:`read_state` as Arrow IPC streams, one partition after the other.
 
         Args:
-            state: the name of its attribute or tag, or the exact name, see :meth:`readable_states`.
+            state: name of the state's attribute or tag, or its exact name, see :meth:`readable_states`.
             partitions: only these partitions; None: all.
             whole: False yields only the first piece of each partition.
 

@@ -1,5 +1,6 @@
-"""Handles of commands under way (moves, rolling restarts, sweeps, starts and stops of replicas), and the parsing of
-what users write on the command line and the live page.
+"""Handles for commands that are under way, and parsers for arguments from the command line and the live page.
+
+The commands are moves, rolling restarts, sweeps, and starts and stops of replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ POLL_S = 0.25
 
 @brief
 class Migration:
-    """A reconfiguration under way.
+    """Handle for a reconfiguration that is under way.
 
     Example: ``for report in cluster.migrate("Count", [3], to="edge-1").progress(): print(report.state)``
     """
@@ -48,18 +49,19 @@ class Migration:
         return self.report.id
 
     def progress(self) -> Iterator[Reconfiguration]:
-        """Yields reports as the reconfiguration proceeds, from whichever controller leads; the last report is not
-        RUNNING.
+        """Yields reports as the reconfiguration proceeds, up to the first report whose state is not RUNNING.
 
-        Raises Unavailable if no controller leads any more.
+        The reports continue after a change of leaders. Raises Unavailable if no controller leads any more.
         """
         for report in self._client.watch(self.id):
             self.report = report
             yield report
 
     def wait(self) -> Reconfiguration:
-        """Returns the final report. Failed moves raise no error; the report has a ``state``, and an ``error`` for each
-        move."""
+        """Waits until the reconfiguration has ended, and returns the final report.
+
+        Failed moves raise no error; the report has a ``state``, and an ``error`` for each move.
+        """
         for _ in self.progress():
             pass
         return self.report
@@ -70,7 +72,7 @@ R = TypeVar("R", bound=Rolling | Sweep)
 
 @brief
 class _Batch(Generic[R]):
-    """A batch of work under way, whichever controller leads. ``report``: the report received last."""
+    """Handle for a batch of work that is under way. ``report``: the report received last."""
 
     def __init__(self, first: R, look: Callable[[str], R], cancel: Callable[[str], R]) -> None:
         self.report: R = first
@@ -91,7 +93,10 @@ class _Batch(Generic[R]):
             sleep(POLL_S)
 
     def wait(self) -> R:
-        """Returns the final report, which has a ``state``, and an ``error`` for each node that failed."""
+        """Waits until the work has ended, and returns the final report.
+
+        The report has a ``state``, and an ``error`` for each node that failed.
+        """
         for _ in self.progress():
             pass
         return self.report
@@ -104,7 +109,7 @@ class _Batch(Generic[R]):
 
 @brief
 class RollingRestart(_Batch[Rolling]):
-    """Restarts of nodes, one after another.
+    """Handle for a rolling restart, which restarts nodes one after another.
 
     Example: ``for report in cluster.restart_all(limit=2).progress(): print(report.state)``
     """
@@ -115,7 +120,7 @@ class RollingRestart(_Batch[Rolling]):
 
 @brief
 class Sweeping(_Batch[Sweep]):
-    """Long work at many nodes: a checkpoint or a verification of all partitions.
+    """Handle for a sweep, which is long work at many nodes: a checkpoint or a verification of all partitions.
 
     Example: ``cluster.checkpoint_all("Count").wait().state``
     """
@@ -126,7 +131,9 @@ class Sweeping(_Batch[Sweep]):
 
 @brief
 class Spawning:
-    """A command to agents under way. ``replicas``: replicas by name, as the agents last reported them.
+    """Handle for a command to agents that is under way.
+
+    ``replicas``: replicas by name, as the agents last reported them.
 
     Example: ``cluster.spawn("edge-1", count=3).wait()``
     """
@@ -305,7 +312,7 @@ def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table
 
 
 def by_share(policies: Sequence[str]) -> bool:
-    """Tells whether policies ask for a rebalance by weight, for which the controller has a command of its own."""
+    """Tells whether policies ask for a rebalance by weight. The controller has a separate command for that."""
     return list(policies) in ([], ["ring"])
 
 
@@ -315,14 +322,14 @@ def would_redistribute(cluster: Cluster, policies: Sequence[str], operator: str)
 
 
 def redistribute(cluster: Cluster, policies: Sequence[str], operator: str, options: MoveOptions) -> list[Migration]:
-    """Moves partitions of ``operator`` (empty: of all operators) to where ``policies`` propose them."""
+    """Moves partitions of ``operator`` (empty: of all operators) as ``policies`` propose."""
     if by_share(policies):
         return cluster.rebalance(operator, options)
     return cluster.place(*policies, operator=operator, options=options)
 
 
 def runner_of(batch: str) -> tuple[str, str]:
-    """Splits a batch's name into one of CONTROLLERS and its id there.
+    """Splits a batch's name, such as ``sweep/7``, into its kind (one of CONTROLLERS) and its id.
 
     For a batch that another program runs, returns ``""`` and the whole name.
     """
@@ -331,7 +338,12 @@ def runner_of(batch: str) -> tuple[str, str]:
 
 
 def call_off(cluster: Cluster, kind: str, id_: str) -> str:
-    """Cancels a batch of the controller, named as by :func:`runner_of`. Returns a sentence on the effect."""
+    """Cancels a batch that the controller runs. Returns a text about the effect, or the batch's new state.
+
+    Args:
+        kind: kind of the batch, as :func:`runner_of` returns it.
+        id_: id of the batch, as :func:`runner_of` returns it.
+    """
     match kind:
         case "reconfiguration":
             cluster.cancel(id_)

@@ -1,4 +1,4 @@
-"""Delivery of batches from the newest client of a sparse source, and repair of batches that partitions lost. Sans-io.
+"""Decides what the client of a sparse source sends, and repairs batches that partitions lost. Sans-io.
 
 Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends its
 result, or throws its error, into the generator (:func:`perform`). So threads with sockets and a simulation run the same
@@ -244,7 +244,7 @@ class Delivery:
         return self.history.accept_loss()
 
     def let_go(self) -> None:
-        """Drops rows and outputs, when no batch will be sent any more."""
+        """Drops the kept rows and outputs. Call it when no more batches will be sent."""
         self.history.let_go()
         self._doubt = None
         self._left.clear()
@@ -291,8 +291,11 @@ class Delivery:
             del self._left[next(iter(self._left))]
 
     def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
-        """Forgets a failed batch once a batch with its number (perhaps with corrected rows), or with its content under
-        another number, has been applied."""
+        """Forgets the failed batches that the applied batch ``number`` replaces.
+
+        The applied batch replaces a failed batch with the same number (whose rows the caller may have corrected), and
+        one with the same content.
+        """
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None
         if self._left and not rewind:  # in a rewind partitions may skip a batch that they lack
@@ -387,7 +390,7 @@ class Delivery:
 
         A client with a successor gets SourceTaken, so that it does not mistake the successor's batches for its own.
         """
-        self._refused = True  # until all have answered: a partition that has not may not know of this client
+        self._refused = True  # until all have answered: the others may not know this client
         found = yield Open(self.session, self._settled)
         others = {p for p, position in found.items() if position.client not in ("", self.session.id)}
         self.history.heard(_contained(found), others)
@@ -414,7 +417,7 @@ def _contained(found: Mapping[int, Position]) -> dict[int, int]:
 
 
 class PartitionSender:
-    """Sender from an outbox to one partition: decides which batch goes next, and under which number.
+    """Sender from an outbox to one partition, which decides under which number each batch is sent.
 
     The outbox numbers its batches. At a partition these numbers are shifted, to follow the batches that other clients
     had sent to it before. So a new outbox may continue an existing source, and its rows are never mistaken for other
@@ -481,7 +484,7 @@ class PartitionSender:
     def send(self, part: Part) -> Steps[bytes]:
         """Sends a part to an open partition, and returns its output. Raises the error of a partition that refuses it.
 
-        If the partition already contained the batch, but has a newer batch, the output is ``b""``.
+        If the partition contains both the batch and a newer batch, the output is ``b""``.
         """
         ahead = self.base.ahead
         assert ahead is not None

@@ -85,8 +85,8 @@ class Way:
         waiting: number of batches that are stored for the partition.
         alone_to: batches up to this number are sent one by one, because some that were sent together were refused.
         again_at: monotonic time of the next attempt.
-        error: why the last attempt failed; None: it did not.
-        tried: the partition is BUSY because of :meth:`Ways.due`.
+        error: why the last attempt failed; None: it did not fail.
+        tried: True if the partition is BUSY because of :meth:`Ways.due`.
     """
 
     state: State = State.IDLE
@@ -104,7 +104,7 @@ class Way:
 
 
 class Ways:
-    """States of all partitions of an operator. Does no I/O; callers lock.
+    """States of all partitions of an operator. Does no I/O; callers hold a lock.
 
     If an owner does not answer, only one of its partitions is tried at a time, at growing intervals. When the owner
     answers, its other partitions are tried at once.
@@ -132,8 +132,10 @@ class Ways:
         self[partition].waiting, self[partition].state = waiting, State.AWAY
 
     def come(self, partitions: Iterable[int]) -> list[int]:
-        """Adds a batch for ``partitions``. Returns those to which it is sent at once, because no batch waits before
-        it."""
+        """Adds a batch for ``partitions``. Returns the partitions that get the batch at once.
+
+        These are the partitions for which no other batch waits.
+        """
         direct = []
         for partition in partitions:
             way = self[partition]
@@ -193,8 +195,10 @@ class Ways:
             way.again_at = 0.0
 
     def _away_with(self, partition: int) -> list[Way]:
-        """Returns the partitions that are AWAY and have the same owner as ``partition``, except those whose last
-        attempt the owner refused."""
+        """Returns the partitions that are AWAY and have the same owner as ``partition``.
+
+        Partitions at which the owner refused the last attempt are left out.
+        """
         address = self._address_of(partition)
         return [
             way
@@ -253,7 +257,7 @@ class ForwardingClient:
         schema, settings, site, addresses: as with StreamClient.
 
     Raises OutboxForeign, OutboxDamaged, DataDirLocked if another client uses the outbox, OperatorNotDeployed, and
-    Unavailable if no controller answers and none ever has for this outbox.
+    Unavailable if no controller answers, and none has ever answered a client of this outbox.
 
     Example: ``cluster.forwarding("Count", "gateway-7", outbox="outbox").send([{"k": "a"}])``
     """
@@ -356,8 +360,8 @@ class ForwardingClient:
     def forwarded(self) -> list[dict[str, Any]]:
         """Returns the output rows of batches forwarded since the last call, in order for each key.
 
-        They are deleted from the outbox at the next call, at the next batch, or by ``close``. If the client dies before
-        that, its successor returns them again.
+        The rows are deleted from the outbox at the next call, at the next batch, or by ``close``. If the client dies
+        before that, its successor returns them again.
         """
         rows: list[dict[str, Any]] = self._take("output", self._outbox.outputs, self._output.rows)[0]
         return rows
@@ -365,7 +369,7 @@ class ForwardingClient:
     def refused(self) -> list[Refused]:
         """Returns the rows that the operator refused since the last call, with the reasons.
 
-        They are deleted from the outbox as with :meth:`forwarded`.
+        The rows are deleted from the outbox as with :meth:`forwarded`.
         """
         found: list[Refused] = self._take("refused", self._outbox.refusals, list)
         return found
@@ -380,7 +384,7 @@ class ForwardingClient:
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until all stored rows have been forwarded.
 
-        If rows are left after ``timeout_s``, raises the error that prevents their forwarding; None: no limit.
+        If rows are left after ``timeout_s`` (None: no limit), raises the error that prevents their forwarding.
         """
         with self._changed:
             self._check_open()

@@ -83,8 +83,10 @@ class History:
     # -- from partitions and predecessors ------------------------------------------------------------------
 
     def resume(self, contained: Mapping[int, int], known: Iterable[bytes], acknowledged: int | None = None) -> None:
-        """Continues behind a predecessor. A batch that a partition contains counts as acknowledged, because the
-        predecessor may have received the acknowledgement.
+        """Continues a source after a predecessor.
+
+        A batch that a partition contains counts as acknowledged, because the predecessor may have received the
+        acknowledgement.
 
         Args:
             contained: partition → its newest batch.
@@ -111,7 +113,7 @@ class History:
 
     @property
     def contained(self) -> Sequence[int]:
-        """Newest batch of each partition, as it last reported or has acknowledged since then; -1: none."""
+        """Newest batch of each partition, by its last report or a later acknowledgement; -1: none."""
         return self._contained
 
     @property
@@ -136,10 +138,10 @@ class History:
 
         Args:
             contained: partition → its newest batch; partitions without a batch of this source are left out.
-            others: partitions whose newest batch was sent by another client. If that batch is newer than the one that
-                the partition contained when this client started, the partition was restored from a copy that did not
-                know this client, and accepted a former client again. All batches that this client sent to the
-                partition are then lost, and batches of the former client have some of their numbers.
+            others: partitions whose newest batch was sent by another client. If that batch is newer than the
+                partition's batch at the start of this client, the partition was restored from a copy that did not know
+                this client, and then accepted a former client again. All batches that this client sent to the partition
+                are then lost, and batches of the former client have some of their numbers.
         """
         self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
         self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}
@@ -162,8 +164,8 @@ class History:
         """Returns the entry for a successor, which is sent with batch ``number`` to ``partitions``.
 
         If an older batch is sent again, the entry has the newest batch's number instead, because a successor need not
-        finish the older batch. It then names no partitions, unless a predecessor left the newest batch in only some of
-        its partitions: these are named.
+        finish the older batch. In this case the entry names no partitions, with one exception: if a predecessor's
+        newest batch is in only some of its partitions, the entry names the partitions of that batch.
         """
         if number < self.position:
             number, half = self.position, self._half
@@ -183,10 +185,10 @@ class History:
     # -- batches -------------------------------------------------------------------------------------------
 
     def after(self, number: int, partitions: Iterable[int], rewind: bool) -> dict[int, int]:
-        """Returns partition → newest batch, up to ``number``, that the partition must contain before it accepts batch
-        ``number``.
+        """Returns partition → batch that the partition must contain before it accepts batch ``number``.
 
-        If the result for a partition is ``number`` itself, the batch can only be a replay there.
+        That batch is the newest one that the partition acknowledged (in a rewind: contains), but at most ``number``;
+        then the batch can only be a replay there. Partitions without a batch are left out.
         """
         needed = self._contained if rewind else self._acknowledged
         return {p: min(needed[p], number) for p in partitions if needed[p] >= 0}

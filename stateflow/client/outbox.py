@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, schema BLOB, rows BL
 class Part(NamedTuple):
     """Rows for one partition under one number.
 
-    ``parts``: number of batches that the rows are from; the last of these batches has the number. ``attempted``: the
+    ``parts``: number of batches to which the rows belong; ``number`` is the last of these batches. ``attempted``: the
     rows were sent before, and the partition may contain them.
     """
 
@@ -238,7 +238,7 @@ class Outbox:
                 untaken = sum(self._size(table, 1 << 62) for table in ("output", "refused"))
                 raise OutboxFull(
                     f"{self._bytes} bytes are stored, and {more} more would exceed {self._bytes_max}; "
-                    f"{untaken} of them wait to be taken with forwarded() and refused()",
+                    f"{untaken} of them have not been retrieved with forwarded() and refused() yet",
                     remedy="call these methods, wait until the rest has been forwarded, or raise outbox_bytes=",
                     outbox=self.directory,
                 )
@@ -255,8 +255,8 @@ class Outbox:
     def next(self, partition: int, alone_to: int = -1) -> Part | None:
         """Returns the first part that the partition may lack, to be sent now; None: nothing is stored for it.
 
-        A part that was sent before stays unchanged. Otherwise a part joins as many batches as possible, except that
-        each batch up to ``alone_to`` is a part of its own.
+        A part that was sent before stays unchanged. Otherwise as many batches as possible are joined to one part.
+        Batches up to ``alone_to`` are not joined.
         """
         with self._written():
             found = self._stored(partition, "", GROUP_PARTS)

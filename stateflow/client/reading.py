@@ -1,4 +1,4 @@
-"""Reading an operator's state from the replicas that own its partitions, while it runs."""
+"""Reads an operator's state from the replicas that own its partitions, while the operator runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StateReader:
         pages = self._pages(state, key, partitions, whole=whole)
         try:
             first = next(pages, None)
-        except UnknownState:  # a replica knows no plain names of tags: its partitions may not have all tags
+        except UnknownState:  # a replica cannot resolve the plain name of a tag, of which it may have none
             exact = self.states().exact(state, self._operator)
             yield from self._pages(exact, key, partitions, whole=whole)
             return
@@ -66,7 +66,7 @@ class StateReader:
                     address = deployed.owners[partition].address
                     scan = ReplicaClient(address).scan(self._operator, state, [partition], keys)
                     pages = list(scan) if whole else [next(scan)]
-                except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
+                except (NotOwner, Unavailable):  # the partition has moved, or its owner is starting
                     if pause is None:
                         if (why := deployed.why_unserved().get(partition)) is not None:
                             raise why from None

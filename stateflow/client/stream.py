@@ -51,7 +51,7 @@ from stateflow.types import LABEL, SEQUENCE_MAX, OperatorSpec, check_name, shown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: largest batch number that a caller may pass; as many greater numbers remain for later batches. Microseconds since
+#: largest batch number that a caller may pass, so that greater numbers remain for later batches; microseconds since
 #: 1970 are far below it
 GIVEN_MAX = SEQUENCE_MAX // 2
 #: rows of initial state that are sent at a time
@@ -210,7 +210,7 @@ def open_source(router: Router, source: str, session: Session, settled: int | No
 
 
 def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int, bytes]]]:
-    """Returns the kept outputs of a source, partition → (batch, output) of batches after ``after``, in order."""
+    """Returns the kept outputs of a source's batches after ``after``: partition → list of (batch, output), in order."""
 
     def ask(replica: ReplicaClient, asked: list[int]) -> dict[int, list[tuple[int, bytes]]]:
         found: dict[int, list[tuple[int, bytes]]] = {}
@@ -249,7 +249,7 @@ def _everywhere(
     """Asks the owners of all partitions, each with one request, and collects their answers.
 
     Args:
-        timeout_s: maximum wait for a partition that moves or has no owner, in seconds; None: as long as a batch waits.
+        timeout_s: maximum wait for a partition that moves or has no owner, in seconds; None: ``unavailable_timeout_s``.
     """
     found: dict[int, T] = {}
     by_address: dict[str, list[int]] = {}
@@ -281,9 +281,10 @@ class SourceReport(Report):
         at_us: time of the source's last batch, µs.
         partitions: number of partitions that contain a batch of the source.
         bytes: size of the data that is kept for the source.
-        watermark_us: the source's least watermark over the partitions; None: no watermark of the source counts.
-        retired: no partition keeps more than a tombstone of the source.
-        holds: the source holds back the watermark of some partition.
+        watermark_us: the source's least watermark over the partitions; None: the source has no watermark that operators
+            consider.
+        retired: True if no partition keeps more than a tombstone of the source.
+        holds: True if the source holds back the watermark of some partition.
 
     Example: ``[each.source for each in cluster.sources("Count") if each.holds]``
     """
@@ -300,10 +301,10 @@ class SourceReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class OutputDropReport(Report):
-    """Stored output of one batch of a source, which was dropped or would be.
+    """Stored output of one batch of a source, which was dropped or would be dropped.
 
-    ``sizes``: partition → bytes of its output; partitions that keep none are left out. ``applied``: True: the output
-    was dropped, False: it was only reported.
+    ``sizes``: partition → bytes of its output; partitions that keep none are left out. ``applied``: True if the output
+    was dropped, False if it was only reported.
 
     Example: ``cluster.drop_output("Count", source, 12, apply=True).sizes``
     """
@@ -367,7 +368,7 @@ def retire_source(router: Router, source: str) -> int:
         return {}
 
     _everywhere(router, ask, READ_TIMEOUT_S)
-    # counted from before, because some may be asked again after they retired it; initial state is never retired
+    # counted before, because a partition may be asked again after it retired the source; initial state is never retired
     return 0 if source == INITIAL else sum(not view.retired for view in known)
 
 
@@ -381,7 +382,7 @@ def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputD
     def ask(replica: ReplicaClient, asked: list[int], apply: bool = False) -> dict[int, int]:
         return replica.drop_output(router.operator, source, batch, asked, apply)
 
-    # in a request of its own, because some may be asked again after they dropped it
+    # a separate request asks for the sizes, because a partition may be asked again after it dropped the output
     sizes = _everywhere(router, ask, READ_TIMEOUT_S)
     if not sizes:
         raise InvalidArgument(
@@ -396,7 +397,7 @@ def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputD
 
 
 def _known(router: Router, source: str) -> list[SourceView]:
-    """Returns what each partition that knows a source keeps of it. Raises InvalidArgument, Unavailable."""
+    """Returns the data of a source from each partition that knows the source. Raises InvalidArgument, Unavailable."""
     found = [view for views in _views(router) for view in views if view.source == source]
     if not found:
         raise InvalidArgument(
@@ -420,7 +421,7 @@ class StreamClient:
     outputs; other rows under that number are refused (BatchChanged).
 
     A source belongs to its newest client. A new client takes the source over: from then on every partition refuses
-    older clients (SourceTaken). The new client continues behind the newest number that any partition contains
+    older clients (SourceTaken). The new client continues after the newest number that any partition contains
     (:attr:`position`). If its predecessor may have died in the middle of a batch, send that batch again with
     ``sequence=client.position``: partitions that contain the batch skip it.
 
@@ -594,7 +595,7 @@ class StreamClient:
 
 
 def load_rows(stream: StreamClient, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Sends the rows of an operator's first state, LOADED_ROWS at a time; returns their number.
+    """Sends the rows of an operator's initial state, LOADED_ROWS at a time; returns their number.
 
     Rows that an interrupted call has sent are not sent again. Raises StaleBatch, BatchChanged.
     """

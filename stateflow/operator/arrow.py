@@ -1,9 +1,10 @@
 """Checks Arrow data from other processes before reading it, converts its times for Python, and parses schemas.
 
-pyarrow trusts lengths and offsets: a wrong one reads foreign memory, or ends the process. ``validate(full=True)`` finds
-wrong ones by checking every offset and every character. That takes 8 µs for 1,000 rows of four columns and 1.8 ms for
-100,000, a twentieth of the time to decode them. (The cheap ``validate()`` checks only the last offset.) It does not
-limit the decoded size, so compressed rows are refused, as are types in which a few bytes stand for many values.
+pyarrow trusts lengths and offsets: a wrong one makes it read foreign memory, or ends the process.
+``validate(full=True)`` finds wrong ones by checking every offset and every character. That takes 8 µs for 1,000 rows of
+four columns and 1.8 ms for 100,000, a twentieth of the time to decode them. (The cheap ``validate()`` checks only the
+last offset.) Validation does not limit the decoded size, so compressed rows are refused, and so are types in which a
+few bytes stand for many values.
 
 Times are converted to zones with names that Python knows, and to microseconds.
 
@@ -132,9 +133,10 @@ def in_python_zones(schema: pa.Schema) -> pa.Schema:
 
 
 def time_of(scalar: pa.Scalar) -> datetime:
-    """Returns a time in its zone if its year there is in Python's range, otherwise in UTC.
+    """Returns the time of an Arrow scalar as a datetime, in the scalar's zone or in UTC.
 
-    Raises OverflowError if neither year is in range.
+    The result is in UTC if the year in the scalar's zone is outside Python's range. Raises OverflowError if the year in
+    UTC is outside, too.
     """
     try:
         plain: datetime = scalar.as_py()
@@ -173,7 +175,7 @@ def _in_micros(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_times(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Returns the type with its innermost types changed."""
+    """Returns the type with ``change`` applied to its innermost types."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind
     if not kind.num_fields:
@@ -344,8 +346,8 @@ def _check_values(array: pa.Array, limit: int, size: int) -> None:
 def _check_plain(data: bytes, start: int) -> None:
     """Checks that a message is not compressed, because pyarrow would inflate it to any size before a check is possible.
 
-    Reads the flatbuffer itself from index ``start`` (format/Message.fbs), because pyarrow does not expose the
-    compression. Raises InvalidArgument for compressed rows, ValueError for anything but a record batch.
+    The function reads the flatbuffer itself from index ``start`` (format/Message.fbs), because pyarrow does not expose
+    the compression. Raises InvalidArgument for compressed rows, ValueError for anything but a record batch.
     """
     try:
         root = start + _u32(data, start)
@@ -417,7 +419,7 @@ def schema_of(declared: str | pa.Schema) -> pa.Schema:
 
 
 def _twice(fields: Iterable[pa.Field], what: str) -> str:
-    """Describes the first two fields, at any level, with the same name; empty: all names differ."""
+    """Returns a description of the first two fields, at any level, with the same name; empty if all names differ."""
     seen: set[str] = set()
     for field in fields:
         if field.name in seen:

@@ -50,7 +50,12 @@ class Misfit(Exception):
         self.what, self.how, self.row, self.path = what, how, row, path
 
     def within(self, path: str, row: int | None) -> Misfit:
-        """Returns the same misfit with its place in a value that contains it: ``path`` in that value, and ``row``."""
+        """Returns the misfit of a value that contains the wrong value.
+
+        Args:
+            path: place of the wrong value inside the containing value.
+            row: index of the containing value; None: the index is not known.
+        """
         return Misfit(self.what, self.how, row, path + self.path)
 
 
@@ -151,7 +156,7 @@ class _Float32(Column):
     """Column of 32-bit floats.
 
     Args:
-        key: the column contains keys of a map. They must not be rounded, because two of them might become equal.
+        key: True if the values are keys of a map. Keys must not be rounded, because two of them might become equal.
     """
 
     plain = frozenset({float})
@@ -450,7 +455,7 @@ def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
 
 
 def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str]) -> Misfit:
-    """Returns a misfit of an item as one of the value that contains the item.
+    """Converts the misfit of an item to a misfit of the value that contains the item.
 
     Args:
         misfit: the item's misfit; its row is an index into the items of all values.
@@ -465,7 +470,7 @@ def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str
 
 
 def items_of(value: Any) -> list[Any]:
-    """Returns the items of a list, or of a sequence, set or array that can replace one. Raises TypeError for others."""
+    """Returns the items of a list, or of a sequence, set or array in place of a list. Raises TypeError for others."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
         found: list[Any] = value.to_pylist()
         return found
@@ -483,12 +488,13 @@ def items_of(value: Any) -> list[Any]:
 
 
 def type_of(values: list[Any], key: bool = False) -> pa.DataType:
-    """Returns the type from which every value is read back as if it were the only one. Raises Misfit if there is none.
+    """Returns an Arrow type for values without a declared type. Raises Misfit if the values have no common type.
 
-    Only ints among floats or Decimals change their type, because the converted values are equal.
+    From an array of this type every value is read back as if it were the only value. Only ints among floats or Decimals
+    are read back as another type, because the converted values are equal.
 
     Args:
-        key: the values are keys. Then ints keep their type, because another type would be another key.
+        key: True if the values are keys. Then ints are not converted, because a value of another type is another key.
     """
     kinds = {kind: _family(kind) for kind in set(map(type, values))}
     families = frozenset(kinds.values()) - {"null"}
@@ -556,7 +562,7 @@ def _unlike(values: list[Any], of: Callable[[Any], Any]) -> Misfit:
     there = [(row, value) for row, value in enumerate(values) if value is not None]
     first = there[0][1]
     row, value = next((row, value) for row, value in there if of(value) != of(first))
-    return Misfit(f"got {shown(value)} beside {shown(first)}", "", row)
+    return Misfit(f"got {shown(value)}, but an earlier value is {shown(first)}", "", row)
 
 
 def _type_of_lists(values: list[Any]) -> pa.DataType:

@@ -35,7 +35,7 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 500
 
 
 def is_ours(error: BaseException) -> bool:
-    """Tells whether the operator raised the error. Only Ctrl-C, which arrives in the main thread, is not its error."""
+    """Tells whether the operator raised the error. Only Ctrl-C in the main thread is not its error."""
     return not (isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread())
 
 
@@ -156,7 +156,7 @@ class OperatorInstance:
             raise self._failed("__init__", error, remedy="fix the operator; no batch was applied") from error
 
     def attach(self) -> None:
-        """Makes the states of the partition attributes of a batch operator."""
+        """Sets the partition's states as attributes of the operator, if it is a batch operator."""
         if isinstance(self.state, ColumnStates):
             self.state.attach(self.operator)
 
@@ -318,8 +318,8 @@ class OperatorInstance:
         """Releases the operator.
 
         Args:
-            aside: called, if the operator has ``close`` or ``__del__``, with a function that closes the operator. It
-                runs that function where no batch waits for it.
+            aside: called with a function that closes the operator, if the operator has ``close`` or ``__del__``.
+                ``aside`` runs that function where no batch waits for it.
         """
         operator, ctx, name = self.operator, self._ctx, self._partition
         self.operator = Operator()

@@ -104,14 +104,14 @@ class Context:
     def set_timer(self, at: datetime | int, *, name: str = "", domain: str = "event") -> None:
         """Sets a timer, for which ``on_timer`` is called with this key once ``at`` has passed.
 
-        Replaces the key's timer of that name.
+        A timer of this key with the same name is replaced.
 
         Args:
             at: an aware datetime, or microseconds since 1970.
             domain: ``event`` for a timer that fires when the watermark passes ``at``, or ``processing`` for one that
                 fires with the first batch after that time, whether that batch has rows or not.
 
-        Raises InvalidArgument for another domain or an invalid time, if there is no current row or timer, and if the
+        Raises InvalidArgument for an unknown domain or an invalid time, if there is no current row or timer, and if the
         operator has no ``on_timer``.
         """
         key, named = self._current(), check_timer_name(name)
@@ -131,7 +131,7 @@ class Context:
             at: one time for all keys, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
                 with a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument for another domain, an invalid time, and an operator without ``on_timers``; NullKey.
+        Raises InvalidArgument for an unknown domain, an invalid time, and an operator without ``on_timers``; NullKey.
         """
         named = check_timer_name(name)
         self._check_heard()
@@ -280,9 +280,10 @@ class Operator:
     def close(self, ctx: Context) -> None:
         """Called when this instance is released.
 
-        The partition moves away, is taken over, undeployed, restored or reopened, or its data cannot be read any more;
-        new code is deployed, or its trial on the stored state ends; or the replica shuts down cleanly. Not called after
-        a crash, or after a batch of the partition that was interrupted or given up.
+        An instance is released when its partition moves away, is taken over, undeployed, restored or reopened, or has
+        data that cannot be read any more; when new code is deployed, or when the trial of new code on the stored state
+        ends; and when the replica shuts down cleanly. The method is not called after a crash, or after a batch of the
+        partition that was interrupted or given up.
         """
 
 
@@ -316,7 +317,7 @@ class BatchOperator(Operator):
     def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.RecordBatch | pa.Table | None:
         """Called with all timers of one domain that are due, in order of time; produces columns as ``process_batch``.
 
-        If it sets timers that are also due, it is called again with these.
+        If the method sets timers that are also due, it is called again with these timers.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""The output of one batch for one partition, which has a main output, and side outputs by tag.
+"""Encodes and decodes the output of one batch on one partition: the main output, and side outputs by tag.
 
 :class:`OutputWriter` encodes the rows or columns that an operator returns in the declared schema. It keeps each value
 exactly, or raises an error that names the value's place. :class:`OutputReader` reads outputs as rows.
@@ -79,7 +79,7 @@ class OutputWriter:
         """Encodes several lists of rows at once, each to the same bytes as if it had been encoded alone.
 
         Args:
-            several: frozen rows, see :meth:`settled`.
+            several: rows as plain tuples, see :meth:`settled`.
 
         Raises OutputMismatch, and pyarrow's error for too many rows.
         """
@@ -91,13 +91,16 @@ class OutputWriter:
         return messages
 
     def settled(self, rows: list[Any]) -> list[Any]:
-        """Returns a frozen copy of rows, which later changes by the operator do not affect. Raises OutputMismatch."""
+        """Returns rows as plain tuples, with the fields in the declared order. Raises OutputMismatch.
+
+        Call it before the operator runs again, because the operator may reuse a dict in its next batch.
+        """
         if rows and set(map(type, rows)) != {tuple}:
             return [self._as_tuple(row, number) for number, row in enumerate(rows)]
         return rows
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
-        """Encodes frozen rows; None: there are none. Raises OutputMismatch."""
+        """Encodes rows that are plain tuples; None: there are none. Raises OutputMismatch."""
         if not rows:
             return None
         width = len(self._names)
@@ -118,8 +121,10 @@ class OutputWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, produced: Any, method: str) -> pa.RecordBatch:
-        """Returns ``produced``, the result of ``method``, with the declared columns in their order. Raises
-        OutputMismatch."""
+        """Returns the columns that the operator's method ``method`` produced, in the declared order and types.
+
+        Raises OutputMismatch.
+        """
         if not isinstance(produced, (pa.RecordBatch, pa.Table)):
             raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
         if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
@@ -185,7 +190,7 @@ _NEVER_CHANGE = frozenset({NoneType, bool, int, float, str, bytes, date, datetim
 
 
 def _frozen(value: Any) -> Any:
-    """Copies a value, as deep as necessary."""
+    """Copies a value so deeply that later changes of the value do not reach the copy."""
     if value.__class__ in _NEVER_CHANGE:
         return value
     if value.__class__ is list:
@@ -462,7 +467,10 @@ def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """Copies an array without child values that belong to no element, which may be before, after or between others."""
+    """Copies an array without child values that belong to no element.
+
+    Such values may be before, after or between the values of elements.
+    """
     return array.take(pa.array(np.arange(len(array))))
 
 

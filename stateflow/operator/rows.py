@@ -49,7 +49,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """Returns the kind of key that a column's values are; empty if it depends on the values."""
+    """Returns the kind of the keys in a column of this type; empty if the kind depends on the values."""
     return next((kind for told, kind in _KINDS if told(type_)), "")
 
 
@@ -137,10 +137,10 @@ class Row(tuple[Any, ...]):
     """An input row of an operator: a tuple of its values, in the order of the input's columns.
 
     ``row.name`` is the value of the column of that name. The name may be any identifier, including ``_1``, ``count``
-    and ``µs``, which Python reads in its NFKC form, but names of the form ``__x__`` are Python's own.
+    and ``µs`` (although Python normalizes identifiers to NFKC). Names of the form ``__x__`` are reserved for Python.
     ``row["any name"]`` is the value of the column of exactly that name, ``row[0]`` the value of the first column.
-    Reading a name that two columns share raises InvalidArgument.
-    ``_fields``, ``_asdict()`` and ``_replace(name=value)`` are those of a named tuple, unless a column has that name.
+    Reading a name that two columns share raises InvalidArgument. ``_fields``, ``_asdict()`` and
+    ``_replace(name=value)`` are those of a named tuple, unless a column has that name.
 
     >>> row = row_class(("k", "_2", "a b"))(("x", 7, None))
     >>> row.k, row._2, row["a b"], row[1]
@@ -223,7 +223,7 @@ def _places(columns: Sequence[str]) -> dict[str, int]:
 
 
 def _is_pythons(name: str) -> bool:
-    """Tells whether a name has the form of those that Python itself looks up, such as ``__class__`` and ``__len__``."""
+    """Tells whether a name has the form ``__x__``, like the names that Python itself looks up, such as ``__len__``."""
     return name.startswith("__") and name.endswith("__")
 
 

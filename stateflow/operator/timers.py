@@ -58,7 +58,7 @@ BY_TIME = b"t"
 BY_NAME = b"u"
 #: prefix of timer names that belong to window helpers
 WINDOW = "window "
-#: prefix of the name of the state with a session helper's open sessions: their id → (start, end), in microseconds
+#: prefix of the name of the state that holds a session helper's open sessions: session's id → (start, end), in µs
 SESSIONS = "sessions of "
 _PRESENT = b"\x01"
 _ORDERED = struct.Struct(">Q")
@@ -223,8 +223,10 @@ class Timers:
             self._pending[_domain(domain), encode_row_key(key), name] = None
 
     def due(self, domain: Domain, until_us: int) -> Iterator[Timer]:
-        """Fires all timers that are set for ``until_us`` or earlier, in order of time, key and name, including timers
-        that are set while others fire."""
+        """Yields the timers that are set for ``until_us`` or earlier, and marks them as fired.
+
+        The timers are in order of time, key and name. Timers that the caller sets while it handles others are included.
+        """
         if not self._any:
             return
         self._soon = [
@@ -280,7 +282,7 @@ class Timers:
         return sorted(timers, key=lambda timer: (timer.at, timer.name))
 
     def collect(self, into: Mutations) -> None:
-        """Adds the net effect of the batch to ``into``. ``rollback`` may follow."""
+        """Adds the net changes of the batch to ``into``. They stay pending until ``end_batch`` or ``rollback``."""
         for (domain, key, name), at_us in self._pending.items():
             encoded = name.encode()
             by_name = BY_NAME + _LETTER[domain] + varint(len(key)) + key + encoded
@@ -375,9 +377,10 @@ class Windows(ABC):
     """Base of window helpers, each assigned to a class attribute of an operator with ``event_time``.
 
     Args:
-        allowed_lateness: time after its end for which a window still accepts rows; its timer fires that much later.
-        name: any text, different for each helper of an operator, that is a part of stored entries; by default the
-            attribute's name.
+        allowed_lateness: time for which a window still accepts rows after its end; the window's timer fires that much
+            later.
+        name: name of the helper, which is a part of stored entries and must differ from that of the operator's other
+            helpers; by default the attribute's name.
     """
 
     def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:

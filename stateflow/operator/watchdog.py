@@ -2,13 +2,13 @@
 
 One thread runs a batch. If the batch takes too long while the operator's Python code runs, the watchdog raises
 :class:`Interrupted` in that code: the batch fails, and its partition continues. Code that waits in a call into C cannot
-be interrupted. Its batch is then *taken away*: it can never commit, even if the call returns. The partition is not
-served here until the call returns. Other partitions continue in a new thread.
+be interrupted. Its batch is then *taken away*: it can never commit, even if the call returns. This replica does not
+serve the partition until the call returns. Other partitions continue in a new thread.
 
 Rules:
 
-* Interrupted is raised only while the thread is in the operator's code: the innermost frame is not stateflow's, and
-  its nearest caller in stateflow is the file that calls operators. So no bookkeeping is interrupted halfway.
+* Interrupted is raised only while the thread is in the operator's code: the innermost frame is not stateflow's, and its
+  nearest caller in stateflow is the file that calls operators. So no bookkeeping is interrupted halfway.
 * A commit is shielded: after ``begin_commit``, the watchdog neither raises Interrupted nor takes the batch away.
   ``begin_commit`` and the watchdog decide under one lock, so that exactly one of them is first.
 * An instance of an operator that was interrupted serves no more batches; the next batch gets a new instance.
@@ -64,8 +64,8 @@ class Unguarded:
 
 UNGUARDED = Unguarded()
 
-#: identifies this process, as each forked child makes another object. A batch compares it three times, each of which
-#: would take microseconds with a system call
+#: object that identifies this process; a forked child makes another one. A batch compares it three times, and a system
+#: call would take microseconds each time
 _process = object()
 
 
@@ -82,8 +82,8 @@ class RunningBatch:
 
     Attributes:
         began: when the batch began, in monotonic seconds.
-        left: no caller waits for the batch's thread any more.
-        taken: the batch was taken away: it can never commit, and the thread that took it away has ended it.
+        left: True if no caller waits for the batch's thread any more.
+        taken: True if the batch was taken away: it can never commit, and the thread that took it away has ended it.
         processor: the partition's processor, if the batch was taken away; discarded when the batch's thread returns.
     """
 
@@ -203,13 +203,13 @@ class RunningBatch:
 def _alone() -> Iterator[None]:
     """Lets no other thread run Python code in the block, which must be short and wait for nothing.
 
-    The frames of a thread that runs meanwhile must not be walked: a frame that has just returned is freed memory to
-    CPython 3.11. Another thread gets the interpreter's lock only after it has waited for it for a switch interval, and
-    the holder has not changed meanwhile.
+    The frames of a running thread must not be walked, because in CPython 3.11 a frame that has just returned is freed
+    memory. Another thread gets the interpreter's lock only after it has waited for a whole switch interval in which the
+    lock had the same holder.
     """
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(ALONE_S)
-    sleep(0.0)  # takes the lock anew: a thread that asked for it before has had it
+    sleep(0.0)  # gives up the lock and takes it again, after threads that already waited for it
     try:
         yield
     finally:

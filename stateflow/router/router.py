@@ -75,8 +75,8 @@ class OfOperator:
     def measured(self, clock: Clock, rows: BatchRows) -> Iterator[Callable[[int], None]]:
         """Measures a batch until it is acknowledged.
 
-        The caller passes the yielded function the number of partitions that contained the batch already; otherwise the
-        batch counts as failed.
+        The caller calls the yielded function with the number of partitions that contained the batch already. Without
+        that call, the batch counts as failed.
         """
         began, contained = clock.monotonic(), -1
 
@@ -144,7 +144,7 @@ class Router:
             ``unavailable_timeout_s`` if that is longer.
         addresses: replicas' advertised addresses → addresses as seen from here, if they differ. Raises InvalidArgument
             for a malformed address.
-        random: varies the pauses before retries; None: one that the system seeds.
+        random: source of random numbers for the pauses before retries; None: one that the system seeds.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ def backoff(
     """Yields the pause, in seconds, after each attempt to reach a moving partition; None: the time is over.
 
     Args:
-        random: varies the pauses; None: one that the system seeds.
+        random: source of random numbers for the pauses; None: one that the system seeds.
     """
     random = random or Random()
     over_at, pause = clock.monotonic() + timeout_s, 0.01
@@ -356,10 +356,12 @@ def backoff(
 
 
 class Asked:
-    """Questions to all owners about a source. The constructor sends them; :meth:`answers` waits for the answers.
+    """Requests to all owners for the positions of a source.
+
+    The constructor sends the requests; :meth:`answers` waits for the answers.
 
     Args:
-        batch: the next batch. An owner with the batch before it in all its partitions answers only that fact.
+        batch: the next batch. If all partitions of an owner contain the batch before it, the owner reports only that.
         timeout_s: seconds for which a partition may have no answering owner.
     """
 
@@ -410,7 +412,7 @@ class Asked:
         return self._found
 
     def _collect(self) -> StateflowError | None:
-        """Waits for the pending answers. Returns why some partitions have not answered; None: all have."""
+        """Waits for the pending answers. Returns an error if some partitions have not answered, otherwise None."""
         last: StateflowError | None = None
         for partitions, result in self._pending:
             try:

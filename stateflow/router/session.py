@@ -13,8 +13,8 @@ Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at 
 * moved: the table is corrected, and the partition is sent at once to its new owner. If the answer names no newer owner,
   the router asks for the table.
 * refused, retryable (not owner, unavailable): the router asks for the table, and sends the partition after a back-off.
-* any other fault: the batch fails once every outstanding answer has arrived. Partitions that applied it keep it, and a
-  retry of the batch finds that.
+* any other fault: the batch fails once every outstanding answer has arrived. Partitions that applied the batch keep it,
+  and skip the batch when it is sent again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_whole(operator: str, source: str, batch: int, partitions: int, reached
     """Checks that every partition contains the batch before ``batch``.
 
     Use it for a source that visits all partitions with each batch. Call it before any part of ``batch`` is sent,
-    because a partition that is left out again cannot report that it was left out before. Partitions without a batch of
+    because a partition that receives neither of the two batches could not report a loss. Partitions without a batch of
     the source are not in ``reached``.
 
     Raises BatchIncomplete if only the batch before is missing, in some partitions, so that it can be sent again;
@@ -197,7 +197,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A batch that is applied everywhere.
+    """Result of a batch that all its partitions have applied.
 
     Replicas work in parallel, and each works on one partition after another. The times of the replica that spent most
     on the batch are therefore the part of the sending time that replicas account for.
@@ -221,7 +221,8 @@ class BatchSession:
 
     Args:
         timeout_s: seconds for which a partition may stay without a reachable owner before the batch fails.
-        random: varies the pauses, so that clients that one replica failed do not all send again at once.
+        random: source of random numbers for the pauses, so that the clients of a failed replica do not all retry at
+            once.
         backoff_max_s: longest pause, before it is varied.
     """
 
@@ -240,7 +241,7 @@ class BatchSession:
     _failing_since: dict[int, float] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)  # address → when it last answered, or was sent something
     _tries: dict[int, int] = field(default_factory=dict)
-    _pauses: dict[int, float] = field(default_factory=dict)  # tries → pause after as many
+    _pauses: dict[int, float] = field(default_factory=dict)  # number of tries → pause after them
     _refresh_wanted: bool = False
     _error: StateflowError | None = None
     _last_error: str = ""
@@ -285,7 +286,7 @@ class BatchSession:
         return [*sends, Wait(min(self._waiting.values()) - now)] if self._waiting else sends
 
     def waits(self, now: float) -> Waiting | None:
-        """Returns the partition that has been without an owner's answer for longest; None: there is none."""
+        """Describes the partitions that have no answering owner; None: there are none."""
         since = {p: at for p, at in self._failing_since.items() if p in self._waiting or p in self._outstanding}
         if not since or self._error is not None:
             return None
@@ -397,8 +398,10 @@ class BatchSession:
         self._waiting[partition] = now if at_once else now + self._pause_s(tries)
 
     def _pause_s(self, tries: int) -> float:
-        """Returns the pause after so many tries. All partitions have the same, so that one message takes those of one
-        owner."""
+        """Returns the pause after ``tries`` tries.
+
+        All partitions have the same pause, so that one message can carry all partitions of an owner.
+        """
         if tries not in self._pauses:
             pause_s = min(self.backoff_max_s, self.backoff_initial_s * 2 ** min(tries - 1, 20))
             self._pauses[tries] = jittered(pause_s, self.random)

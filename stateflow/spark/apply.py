@@ -1,16 +1,17 @@
 """Applies operators to DataFrames on the driver, puts rows in order, and separates main rows from side outputs.
 
-``apply_operator`` checks its arguments, the cluster and the executors before the first row is read. It adds the number
-of its partition to each row. All rows of one partition go to one task, by a shuffle if there are several tasks, and an
-:class:`~stateflow.spark.task.OperatorTask` sends them. In real-time mode the tasks that read the rows send them.
+``apply_operator`` checks its arguments, the cluster and the executors before the first row is read. It adds to each row
+the number of the partition to which the row belongs. All rows of one partition go to one task, by a shuffle if there
+are several tasks, and an :class:`~stateflow.spark.task.OperatorTask` sends them. In real-time mode the tasks that read
+the rows send them.
 
 A task of a batch DataFrame cuts its rows into pieces, so each attempt needs the rows in the same order. After a
 shuffle, rows arrive in another order each time. So Spark sorts the rows by ``order_by`` and a hash of their contents
 (:func:`row_hash`), unless their order is always the same (:func:`comes_in_order`).
 
 Spark's ``mapInArrow`` returns one DataFrame, so ``apply_operator`` returns main rows and the rows of every side output
-together. A side output's row is in the struct column of its tag, and all other columns of that row are null.
-:func:`main_output` and :func:`side_output` separate the outputs again.
+together. A row of a side output fills the struct column named after the output's tag, and leaves all other columns
+null. :func:`main_output` and :func:`side_output` separate the outputs again.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ _MAKING = ("LocalRelation", "Range", "OneRowRelation")
 
 
 def comes_in_order(df: DataFrame) -> bool:
-    """Tells whether the rows of each task are certain to be in the same order each time that they are read."""
+    """Tells whether Spark's plan guarantees each task the same order of rows every time the DataFrame is read."""
     if is_connect(df):
         return False  # the server makes the plan
     left = [df._jdf.queryExecution().analyzed()]
@@ -114,13 +115,14 @@ def comes_in_order(df: DataFrame) -> bool:
 
 
 def row_hash(df: DataFrame) -> Column:
-    """Hashes all columns, whose names must be plain for Spark, to 64 bits.
+    """Returns a column with a 64-bit hash of each row, for a frame whose column names contain no dot or backtick.
 
-    Rows that differ have different hashes, except one pair in 2 ** 64. Two different rows with the same hash could
-    arrive in either order, and be mistaken for each other if a piece ends between them. Equal rows have the same hash,
+    Two different rows have the same hash with a probability of 1 in 2 ** 64. Such rows could change places between two
+    attempts, and a piece that ends between them would then contain the wrong row. Equal rows have the same hash,
     whether their columns are nullable or not.
 
-    Spark's own hash ignores nulls, and does not distinguish a list from its elements or -0.0 from 0.0; this hash does.
+    Spark's own hash ignores nulls, and does not distinguish a list from its elements or -0.0 from 0.0; this hash
+    distinguishes them.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -131,9 +133,9 @@ def row_hash(df: DataFrame) -> Column:
 
 
 def _parts(value: Column, kind: Any) -> list[Column]:
-    """Returns the parts of a value to hash.
+    """Returns the parts of one value, as columns that are hashed.
 
-    Two different values have different parts, and the parts of one are not a prefix of the other's.
+    Different values have different parts, and no value's parts are a prefix of another value's parts.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
@@ -163,7 +165,7 @@ def _parts(value: Column, kind: Any) -> list[Column]:
 
 
 def marked(schema: Any, tags: tuple[str, ...]) -> Any:
-    """Returns the StructType with the columns of side outputs marked by metadata."""
+    """Returns a copy of the StructType in which metadata marks the columns named in ``tags`` as side outputs."""
     from pyspark.sql.types import StructField, StructType
 
     fields = [StructField(f.name, f.dataType, f.nullable, {MARK: True} if f.name in tags else None) for f in schema]
@@ -176,8 +178,8 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
     Args:
         frame: the frame that :func:`apply_operator` returned for a batch, or that ``foreachBatch`` receives.
 
-    Raises InvalidArgument if the operator has no such tag, or ``frame`` is a streaming DataFrame, because two queries
-    would each send all rows to the operator.
+    Raises InvalidArgument if the operator has no such tag, or if ``frame`` is a streaming DataFrame: the query of each
+    output would send all rows to the operator again.
 
     Example: ``side_output(applied, "late").show()``
     """
@@ -206,7 +208,7 @@ def main_output(frame: DataFrame) -> DataFrame:
 
 
 def with_outputs(frame: DataFrame) -> DataFrame:
-    """Adds ``frame.side(tag)`` and ``frame.main()`` to a frame, and returns it."""
+    """Adds the methods ``side(tag)`` and ``main()`` to a frame, and returns the frame."""
     frame.side, frame.main = partial(side_output, frame), partial(main_output, frame)
     return frame
 
@@ -297,9 +299,9 @@ def apply_operator(
     speculative attempts and replayed batches get the stored output. If a Python ``foreachBatch`` evaluates only part of
     a batch, the driver evaluates the rest when the function has returned, see :mod:`stateflow.spark.whole`.
 
-    A batch DataFrame is applied once, however often it is evaluated. Calling ``apply_operator`` again applies it again,
-    unless ``source`` is the same. A batch DataFrame may be of any length, because its rows are applied in pieces, see
-    docs/decisions/backfill.md.
+    A batch DataFrame is applied once, however often it is evaluated. A second call of ``apply_operator`` applies its
+    rows again, unless both calls have the same ``source``. A batch DataFrame may be of any length, because its rows are
+    applied in pieces, see docs/decisions/backfill.md.
 
     Args:
         cluster: ``host:port`` of the controller, ``a:7070,b:7070`` of several, or a Cluster or LocalCluster, where the
@@ -309,9 +311,9 @@ def apply_operator(
         order_by: column by which the rows of one partition and micro-batch, or of a batch DataFrame, are ordered before
             the operator processes them. With ``None``, a micro-batch's rows are processed in the order in which Spark's
             shuffle delivers them, and a batch DataFrame's rows in an order that is the same each time.
-        watermark: a timestamp column. After each micro-batch the operator's watermark is the newest time in this column
-            of all earlier micro-batches, less ``allowed_lateness``; no row is expected to be older. In a batch query
-            every timer fires when all rows have been processed.
+        watermark: a timestamp column. The operator's watermark after a micro-batch is the newest time that this column
+            had in all earlier micro-batches, less ``allowed_lateness``. Rows are not expected to be older than the
+            watermark. In a batch query every timer fires when all rows have been processed.
         allowed_lateness: how far the watermark stays behind the newest time. Needs ``watermark``.
         name: name of the deployment, if it differs from the name of the class.
         source: a name that distinguishes two uses of one operator in one query, or makes a batch run repeatable.
@@ -323,7 +325,8 @@ def apply_operator(
         initial_state: a batch DataFrame with the key columns. :meth:`Operator.init_state` receives its rows before
             ``apply_operator`` returns. The rows are ignored if all partitions have loaded their initial state before.
         unavailable_timeout: seconds for which a task waits for a replica that does not answer, before the task fails.
-        state_manager: from now on records each micro-batch of the session's streaming queries as a stage.
+        state_manager: ledger in which each micro-batch of the session's streaming queries is recorded as a stage from
+            now on.
         real_time: True for a query with ``trigger(realTime=…)``, in a session with the settings of
             :func:`~stateflow.spark.session.real_time_settings`. Rows are applied as they arrive. Experimental, see
             docs/real-time.md.
@@ -454,8 +457,8 @@ def apply_operator(
             refuse_batches(task) if real_time else complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out
     # Spark completes all tasks before a shuffle before it starts the first task after the shuffle. So the operator gets
-    # all rows even if the caller takes only five. The price is that outputs pass through local files, which those of a
-    # micro-batch do not.
+    # all rows even if the caller takes only five. The price is that the outputs pass through local files; the outputs
+    # of a micro-batch do not.
     out = out.repartitionById(count, F.spark_partition_id())
     remember(out, task.batch_query, observation)
     return with_outputs(out) if spec.side_schemas else out
@@ -464,8 +467,8 @@ def apply_operator(
 def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     """Adds the partition's number to each row, and sends the rows of partition p to task p modulo the number of tasks.
 
-    A single task gets all partitions without a shuffle. The task runs even without rows, because Spark makes one empty
-    task of ``coalesce(1)`` over no partitions.
+    A single task gets all partitions without a shuffle. The task runs even without rows, because Spark runs
+    ``coalesce(1)`` over no partitions as one task without rows.
 
     Rows of a batch DataFrame are put in the same order for each attempt, because the task cuts them into pieces.
     """
@@ -520,10 +523,9 @@ def _partition(df: DataFrame, task: OperatorTask) -> Column:
 
 
 def _ends_in_operator(df: DataFrame) -> bool:
-    """Tells whether the rows may be an operator's output without a shuffle in between.
+    """Tells whether the frame may be the output of another operator, without a shuffle in between.
 
-    Without a shuffle, a smaller number of tasks after that operator would make each of them run several of the
-    operator's tasks.
+    If it is, ``coalesce(1)`` would make one Spark task run all tasks of the other operator.
     """
     if is_connect(df):
         return True  # the server makes the plan
@@ -584,7 +586,8 @@ def _micros(lateness: timedelta) -> int:
 def _hashable(df: DataFrame, column: str, operator: str) -> Column:
     """Returns a key column of the frame from :func:`_placed`, cast for hashing.
 
-    Every integral type becomes a long, so that Python and the JVM agree. Raises KeyColumnMissing, UnsupportedKeyType.
+    Integers become longs and floats become doubles, so that Python and the JVM compute the same hash. Raises
+    KeyColumnMissing, UnsupportedKeyType.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t

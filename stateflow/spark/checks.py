@@ -1,9 +1,9 @@
 """Checks executors, DataFrames and their columns, so that errors are found before the first batch.
 
 :func:`check_executors` checks that executors on other machines have this package, are allowed to call the cluster, and
-can reach it. It runs a job of one short task for each executor slot, once for each address and application. A replica
-may be down for a moment, for which tasks later wait. So the check fails only if twice in a row an executor cannot reach
-an address that this program reaches.
+can reach it. It checks each address once in an application, by a job with one short task for each executor slot (at
+most 16). A replica may be down for a moment, and tasks would wait for it. So the check fails only if an executor twice
+in a row cannot reach an address that this program reaches.
 
 The other checks read the schema, the plan and the session of a DataFrame, and ask replicas for a stored key.
 """
@@ -65,11 +65,12 @@ _AT_A_TIME = 64
 #: most executor slots that are asked; each tries all addresses
 _TASKS_MAX = 16
 _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
-#: application, or session of Spark Connect → addresses that its executors were asked about
+#: application, or session of Spark Connect → addresses that its executors have been checked for
 _ASKED: dict[str, set[str]] = {}
 #: columns that identify a row of Kafka
 KAFKA = ("topic", "partition", "offset")
-#: settings of real-time mode that may be larger, or smaller, than required; the others must have the required value
+#: the first of these settings of real-time mode may be larger than required, and the second smaller; all other settings
+#: must have the required value
 _AT_LEAST, _AT_MOST = "spark.python.udf.pipelined.queueDepth", "spark.sql.execution.pandas.udf.buffer.size"
 #: beginnings of the names of plan nodes that spread or reorder the rows of one source partition
 _SPREADING = ("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")
@@ -77,7 +78,7 @@ _SPREADING = ("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window",
 _SHOWN_NODE = re.compile(r"^[^A-Za-z\n]*([A-Za-z]+)", re.MULTILINE)
 #: prefix of the names of columns that are added to the input
 RESERVED_COLUMNS = "__stateflow_"
-#: Spark's name for the error
+#: Spark's name for the error that it raises if a pipeline's query function asks about a DataFrame
 _IN_QUERY_FUNCTION = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
 #: type of a key column → test of the type of stored keys, as replicas show them
 _STORED: dict[str, Callable[[pa.DataType], bool]] = {
@@ -156,7 +157,7 @@ def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Ma
         controllers: addresses of the controllers.
         replicas: address → name.
 
-    Raises Unavailable if they do not.
+    Raises Unavailable if executors cannot reach a replica, or any controller, that this program reaches.
     """
     misses = ask(list(dict.fromkeys([*controllers, *replicas])))
     # ask twice, because an address may have become reachable or unreachable between asking executors and trying here
@@ -167,7 +168,7 @@ def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Ma
 
 
 def _blocked(misses: Sequence[Miss], here: Here, controllers: Sequence[str], replicas: Mapping[str, str]) -> list[Miss]:
-    """Returns the misses of addresses that this program reaches.
+    """Returns the misses that concern an address that this program reaches.
 
     A host that reaches one of the controllers need not reach the others.
     """
@@ -216,7 +217,7 @@ def _asked(spark: SparkSession, trying: Trying) -> list[Miss]:
 
 
 def _same_environment(python: str) -> bool:
-    """Tells whether ``python`` is in the same environment as this process's.
+    """Tells whether the interpreter ``python`` belongs to the Python environment of this process.
 
     The paths are not resolved, because links in different virtual environments may lead to the same interpreter.
     """
@@ -241,10 +242,10 @@ def not_importable(said: str) -> OperatorNotImportable | None:
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """Check that ``mapInArrow`` runs in each executor.
+    """Function for ``mapInArrow`` that checks one executor.
 
-    Yields a row for each address that the executor does not reach, or one row for an error because of which it is not
-    allowed to call.
+    It yields a row for each address that the executor does not reach, or a single row with the error if the executor is
+    not allowed to call the cluster.
 
     This class is pickled by name, so that a worker must import the same modules as for an operator's task.
     """
@@ -280,7 +281,10 @@ class Trying:
 
 
 def own_host(towards: Iterable[str]) -> str:
-    """Returns this machine's name, with its address on the route to the first address in ``towards`` that resolves."""
+    """Returns this machine's name, followed by its IP address if one of the addresses in ``towards`` can be resolved.
+
+    The IP address is that of the network interface on the route to the first address that can be resolved.
+    """
     name = socket.gethostname()
     for address in towards:
         try:
@@ -296,7 +300,7 @@ def own_host(towards: Iterable[str]) -> str:
 def unreached(addresses: Collection[str], timeout_s: float = TRY_S) -> dict[str, str]:
     """Returns address → reason for each address to which this machine cannot connect.
 
-    Takes at most twice ``timeout_s``, even if a name server does not answer.
+    The call takes at most twice ``timeout_s``, even if a name server does not answer.
     """
     waiting: SimpleQueue[str] = SimpleQueue()
     for address in addresses:
@@ -395,8 +399,8 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
 def check_columns(df: DataFrame) -> None:
     """Checks that the columns can be passed to Python.
 
-    Raises InvalidArgument if Python's Arrow lacks the type of a column, a column has a reserved name, or there are
-    times and Python lacks the session's time zone.
+    Raises InvalidArgument if Python's Arrow lacks the type of a column, a column has a reserved name, a struct has
+    several fields of one name, or a column contains timestamps and Python lacks the session's time zone.
     """
     from pyspark.sql import types as t
 
@@ -476,7 +480,7 @@ def check_order(df: DataFrame, column: str | None, *, by_arrow: bool) -> None:
 def site_column(df: DataFrame, column: str | None) -> str:
     """Returns the name of the site column; empty for None.
 
-    Raises InvalidArgument if the column is missing, or is not a string.
+    Raises InvalidArgument if the column is missing, is not a string, or has a name that is too long or not printable.
     """
     if column is None:
         return ""
@@ -492,7 +496,7 @@ def site_column(df: DataFrame, column: str | None) -> str:
 
 
 def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the columns that identify a row in real-time mode: columns of the source partition, then the offset's.
+    """Returns the columns that identify a row in real-time mode: source partition columns, then the offset column.
 
     Raises InvalidArgument if ``position``, the DataFrame, the session's settings or Spark's version do not allow
     real-time mode.

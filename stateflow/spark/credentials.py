@@ -118,8 +118,8 @@ class Register:
     """Decides which tasks get a certificate. Thread-safe.
 
     Args:
-        base: prefix of replica names. In a name, a number below ``replicas`` follows, and in that of a replacement a
-            second number.
+        base: prefix of replica names. A replica is called ``{base}-{number}``, and its replacement
+            ``{base}-{number}-{attempt}``; the number is less than ``replicas``.
         replicas: number of replicas.
         secret: secret that each request must contain.
         certify: (name, host, request) → certificate, PEM.
@@ -132,7 +132,7 @@ class Register:
         self._lock = threading.Lock()
 
     def answer(self, said: bytes, host: str) -> bytes:
-        """Returns the answer, one line, to the request ``said`` from ``host``."""
+        """Returns the answer, as one line, to the request ``said`` from ``host``."""
         answer: dict[str, Any]
         try:
             name, request = self._checked(said, host)
@@ -192,7 +192,7 @@ class Desk:
     def close(self) -> None:
         self._over.set()
         with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for the next question
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for the next request
         self._listening.close()
 
     def _serve(self) -> None:
@@ -219,7 +219,7 @@ class Desk:
 
 
 def _line(way: ssl.SSLSocket) -> bytes:
-    """Reads one line. Raises OSError if the connection breaks, the line is too long, or it takes too long to arrive."""
+    """Reads one line. Raises OSError if the connection breaks, or if the line is too long or arrives too slowly."""
     until, said = SYSTEM_CLOCK.monotonic() + ASK_S, b""
     while not said.endswith(b"\n"):
         left = until - SYSTEM_CLOCK.monotonic()
@@ -254,7 +254,8 @@ class Credentials:
         place = directory / _AUTHORITY
         self._authority = Authority(place) if (place / KEY).exists() else Authority.init(place, "stateflow in Spark")
         self._host, self._controller = host, directory / "controller"
-        #: file with an administrator's token for commands on this machine, to be named by STATEFLOW_TOKEN_FILE
+        #: file with an administrator's token; commands on this machine use the token if STATEFLOW_TOKEN_FILE names the
+        #: file
         self.token_file = directory / "token"
         self._own = contextlib.ExitStack()
         self._issue()
@@ -292,7 +293,7 @@ class Credentials:
         return variables_of(self._controller) | NO_TOKEN_VARIABLES
 
     def begin(self) -> None:
-        """Gives this process the certificate of an administrator of this cluster until :meth:`end`.
+        """Makes this process an administrator of this cluster until :meth:`end`.
 
         Until then the process cannot call other clusters, and it passes to tasks only tokens that allow less.
         """
@@ -316,8 +317,8 @@ def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SY
     Args:
         directory: directory of the cluster's :class:`Credentials`.
         operator: operator that the token is for.
-        state: True for a token that may read the operator's state, which needs the role ``data``. False for one that
-            may only read descriptions of the cluster, with the role ``read``.
+        state: True for a token with the role ``data``, which may read the operator's state. False for a token with the
+            role ``read``, which may only read descriptions of the cluster.
 
     Raises InvalidArgument, or BadCertificate if the authority cannot be used.
     """

@@ -128,9 +128,10 @@ class ReplicaTask:
         )
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment of a replica, without its identity, derived from that of a Python worker.
+        """Returns the environment variables of a replica, made from those of a Python worker.
 
-        Spark's own secrets are left out, because the code of operators could read them.
+        The variables of the replica's identity are not included. Spark's own secrets are left out, because the code of
+        operators could read them.
         """
         found = {name: value for name, value in given.items() if name not in _SECRETS_OF_SPARK}
         found["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -266,8 +267,8 @@ class Departures:
     """Decides at each poll what to do for tasks on decommissioned executors.
 
     Args:
-        base: prefix of replica names. In a name, the number of a task follows, and in that of a replacement a second
-            number.
+        base: prefix of replica names. The replica of a task is called ``{base}-{number}``, and its replacement
+            ``{base}-{number}-{attempt}``.
     """
 
     def __init__(self, base: str) -> None:
@@ -601,8 +602,8 @@ def start_cluster(
         directory: directory of the controller's ledger, on the driver's machine; None makes a temporary directory.
         tls: True makes an authority for the cluster, which issues a certificate to each replica and tokens to the tasks
             of queries. While the cluster runs, this process is its administrator and cannot call other clusters. None
-            means True if other machines can reach the driver's address, or this process has certificates, unless
-            ``insecure`` is True.
+            means True if other machines can reach the driver's address or this process has certificates; with
+            ``insecure``, None means False.
         insecure: True allows plain text between machines, as ``--insecure`` does.
 
     Raises InvalidArgument for a session of Spark Connect, or if the master does not retry failed tasks or has too few
@@ -676,9 +677,9 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
 def slots_of(spark: SparkContext) -> int:
     """Returns the number of tasks that the registered executors, or a local master, run at once.
 
-    The JVM's count considers cores, ``spark.task.cpus`` and other resources of the executors. ``defaultParallelism``
-    does not: if ``spark.default.parallelism`` is set, it is that value, and otherwise at least 2 even before any
-    executor has registered.
+    The JVM's count considers cores, ``spark.task.cpus`` and other resources of the executors. Spark's
+    ``defaultParallelism`` would be wrong here: it is ``spark.default.parallelism`` if that is set, and otherwise at
+    least 2, even before any executor has registered.
     """
     context = spark._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))

@@ -1,6 +1,6 @@
 """Streaming source ``spark.readStream.format("jetstream")``, which reads NATS JetStream and can replay batches.
 
-An offset is a sequence number of the stream, with everything that defines the batch::
+An offset is a sequence number of the stream, with everything that defines the batch before that offset::
 
     {"seq": 5000, "after": 4000, "held": 998, "created": "2026-01-01T…"}
 
@@ -159,7 +159,7 @@ class Connection:
         self._delete_consumer(self._new_consumer(1)[0])
 
     def messages(self, first: int, last: int) -> Iterator[list[Message]]:
-        """Yields, in chunks and in order, all messages held with first ≤ sequence ≤ last and a wanted subject."""
+        """Yields the stored messages of the wanted subject with first ≤ sequence ≤ last, in order and in chunks."""
         name, pending = self._new_consumer(first)
         inbox = self._nc.new_inbox()
         arriving = self._run(self._nc.subscribe(inbox, pending_bytes_limit=-1))
@@ -181,7 +181,10 @@ class Connection:
         self._delete_consumer(name)
 
     async def _pull(self, name: str, inbox: str, arriving: Any, count: int) -> tuple[list[Msg], bool]:
-        """Returns at most ``count`` next messages, and False if the server stopped sending before it said why."""
+        """Returns the next messages, at most ``count``, and whether the server answered to the end.
+
+        The second value is False if the connection failed, or if the server reported an error.
+        """
         request = json.dumps({"batch": count, "no_wait": True}).encode()
         await self._nc.publish(f"{self._api_prefix}.CONSUMER.MSG.NEXT.{self._place.stream}.{name}", request, inbox)
         got: list[Msg] = []
@@ -290,7 +293,10 @@ async def connect(servers: Sequence[str]) -> Any:
 
 
 def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) -> T:
-    """Returns the result of ``ask``, which is repeated for at most ``timeout_s`` while the server does not answer."""
+    """Returns the result of ``ask``, which is called with a new connection until the server answers.
+
+    Raises Unavailable if the server does not answer for ``timeout_s``.
+    """
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while True:
         try:

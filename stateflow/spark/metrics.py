@@ -1,4 +1,4 @@
-"""Aggregates counts and times of queries' operators from their tasks' reports.
+"""Aggregates reports of Spark tasks to the metrics of queries: counts of rows, and time by activity.
 
 Each pass of a task over its rows makes a :class:`TaskReport`. Reports reach the driver in one of two ways:
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: number of newest micro-batches of each query that are kept in detail; the totals include all micro-batches
 BATCHES_KEPT = 100
-#: number of queries that are kept, those that reported last
+#: number of queries whose metrics are kept; these are the queries that reported last
 QUERIES_KEPT = 100
 #: most spans kept of one micro-batch; if a frame is evaluated many times and has more spans, earlier ones are added up
 SPANS_KEPT = 4096
@@ -94,7 +94,7 @@ class Seconds:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """Returns milliseconds, as the command line shows them."""
+        """Returns the times in milliseconds, under the names that the command line shows."""
         return {
             "spark_ms": round(self.spark * 1e3, 3),
             "routing_ms": round(self.routing * 1e3, 3),
@@ -106,7 +106,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class OperatorMetrics:
-    """Metrics of one operator of a query, in one micro-batch or in all.
+    """Metrics of one operator of a query, in one micro-batch or in all micro-batches.
 
     ``rows``, ``tasks`` and ``visits`` do not rise when Spark runs a task or a micro-batch again; ``repeated`` counts
     such tasks. ``replayed`` and ``seconds`` include repeated tasks.
@@ -169,8 +169,9 @@ class BatchMetrics:
     """Metrics of one micro-batch.
 
     Attributes:
-        input_rows: rows of the query's sources. Spark's figure; None until Spark reports it, or after Spark dropped it.
-        trigger_s: seconds from trigger to commit. None like ``input_rows``.
+        input_rows: number of rows that Spark read from the query's sources; None if Spark has not reported it yet, or
+            has dropped its report.
+        trigger_s: seconds from trigger to commit, as Spark reports them; None whenever ``input_rows`` is None.
         seconds: elapsed time by activity, in the newest run of the micro-batch. The elapsed time in which operators'
             tasks ran is divided among the activities in proportion to the times that the tasks measured. All other time
             until ``trigger_s`` is added to ``spark``, so that the activities add up to ``trigger_s``. If ``trigger_s``
@@ -234,7 +235,7 @@ class TaskReport:
     Attributes:
         run: the run of a streaming query, in which each task number is unique; empty for a batch DataFrame.
         use: the call of ``apply_operator``, in which task numbers of a batch DataFrame are unique.
-        began_us: begin of the pass by the wall clock of the task's machine; ``seconds.total`` counts from then on.
+        began_us: beginning of the pass by the wall clock of the task's machine; ``seconds.total`` counts from then on.
     """
 
     query: str
@@ -268,9 +269,10 @@ class Trigger:
 
 @dataclass(slots=True)
 class _Use:
-    """One operator in one batch.
+    """Figures of one operator in one batch.
 
-    ``of`` is the newest call of ``apply_operator``. ``tasks`` maps a task of the newest run and call to (rows, visits).
+    ``of`` identifies the newest call of ``apply_operator``. ``tasks`` maps a task of the newest run and call to (rows,
+    visits).
     """
 
     of: str = ""
@@ -282,7 +284,7 @@ class _Use:
 
 @dataclass(slots=True)
 class _Batch:
-    """One batch. All attributes except ``uses`` are those of the newest run."""
+    """Figures of one batch. All attributes except ``uses`` are those of the newest run."""
 
     run: str
     uses: dict[tuple[str, str | None], _Use] = field(default_factory=dict)
@@ -332,7 +334,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Query:
-    """One query. ``dropped``, ``dropped_seconds`` and ``totals`` cover batches that are no longer kept."""
+    """Figures of one query. ``dropped``, ``dropped_seconds`` and ``totals`` cover batches that are no longer kept."""
 
     name: str | None = None
     batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)
@@ -377,8 +379,10 @@ class Tally:
                     self._queries.popitem(last=False)
 
     def observed(self, run: str, batch: int, reports: Iterable[TaskReport]) -> None:
-        """Adds the reports of a micro-batch of a run once. Batches of a run arrive in order, and may arrive
-        repeatedly."""
+        """Adds the reports of one micro-batch, unless they have been added before.
+
+        The caller passes the batches of a run in order, and may pass a batch repeatedly.
+        """
         with self._lock:
             if self._observed.get(run, -1) >= batch:
                 return
@@ -389,7 +393,7 @@ class Tally:
         self.report(reports)
 
     def triggered(self, triggers: Iterable[Trigger]) -> None:
-        """Adds Spark's figures of batches. Unknown batches, and those of other runs, are ignored."""
+        """Adds Spark's figures of batches. Unknown batches, and batches of other runs than the newest, are ignored."""
         with self._lock:
             for each in triggers:
                 query = self._queries.get(each.query)
@@ -470,9 +474,9 @@ _FIELDS = [field.name for field in fields(TaskReport)]
 
 
 def with_report_column(schema: Any) -> Any:
-    """Returns the schema of the tasks' output, in DDL or as a StructType.
+    """Returns the schema with the report column added, in DDL or as a StructType like ``schema``.
 
-    All columns may be null, because those of a report row are.
+    All columns become nullable, because a row with a report has nulls in all other columns.
     """
     if isinstance(schema, str):
         return f"{_NOT_NULL.sub('', schema)}, {REPORT_COLUMN} string"
@@ -485,7 +489,9 @@ def with_report_column(schema: Any) -> Any:
 def with_report(
     outputs: Iterable[pa.RecordBatch], schema: pa.Schema, reports: list[TaskReport]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the outputs, and after the last one the reports that ``reports`` then contains.
+    """Yields the outputs, and then one batch with the reports.
+
+    ``reports`` is read only after the last output, because the task adds its report at its end.
 
     Args:
         schema: schema of the outputs, used if there are none.
@@ -569,7 +575,7 @@ _LOCK = threading.Lock()
 
 
 class _Reports:
-    """Spark's AccumulatorParam: a list of reports in the tasks, the tally at the driver."""
+    """Spark's AccumulatorParam for reports. The value is a list of reports in a task, and the tally at the driver."""
 
     def zero(self, value: Any) -> list[TaskReport]:
         return []
@@ -618,8 +624,8 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
 
     Args:
         query: a streaming query (running or ended), its id or its name; or the batch DataFrame that ``apply_operator``
-            returned, or its ``source`` argument. For an ended query pass the query itself: by id or name, the metrics
-            contain only those of Spark's own figures that were read earlier.
+            returned, or its ``source`` argument. For an ended query pass the query itself. If only its id or name is
+            given, figures of Spark that were not read while the query ran are missing.
 
     Raises NoMetrics if the query is not known, or has finished a micro-batch without any operator. Raises
     InvalidArgument for a streaming DataFrame.

@@ -247,7 +247,7 @@ def _parameters(
 
 
 def _typed(name: str, text: str, default: Any) -> Any:
-    """Converts text to the type of the default. Without a bool or number as default, the text is returned."""
+    """Converts text to the type of the default. If the default is not a bool or a number, returns the text."""
     if not isinstance(default, (bool, int, float)):
         return text
     try:
@@ -263,8 +263,10 @@ def _typed(name: str, text: str, default: Any) -> Any:
 
 
 def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, str], str], at: str = "") -> Any:
-    """Returns ``value`` with every reference replaced. A text that is nothing but one reference gets the type of the
-    parameter."""
+    """Returns ``value`` with every reference replaced.
+
+    A text that consists of one reference to a parameter becomes the parameter's value, with its type.
+    """
     if isinstance(value, Mapping):
         for key in value:
             if isinstance(key, str) and _REFERENCE.search(key):
@@ -456,7 +458,7 @@ def run_pipeline(
     A streaming pipeline has an end only with ``once``; a batch pipeline always has one.
 
     Args:
-        once: True: a streaming pipeline processes the rows that are available now, and ends.
+        once: True makes a streaming pipeline process the rows that are available now, and then end.
         tell: called after each micro-batch.
         started: called when Spark has started, before the pipeline runs.
 

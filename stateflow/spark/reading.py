@@ -32,15 +32,15 @@ def read_state(
     directory: str | Path | None = None,
     savepoint: str = "",
 ) -> DataFrame:
-    """Reads every entry of one state, with the columns key, map_key (null for a value), value and partition.
+    """Returns the entries of one state, with the columns key, map_key (null for a value), value, partition.
 
     The columns have the types that the state declares, see :mod:`stateflow.state.arrays`. A key of several columns is a
     struct. For a state that is addressed at run time, three more columns follow the key, see
     :class:`~stateflow.partition.entries.StateColumns`: ``window_start``, ``window_end`` and ``namespace``.
 
     All entries are read now and pass through the driver; call ``read_state`` again for newer entries. Reading does not
-    stop processing. Expired entries are left out: for a cluster those that have expired by now, for a checkpoint those
-    that had expired when it was taken.
+    stop processing. Expired entries are left out; in a checkpoint these are the entries that had expired when the
+    checkpoint was taken.
 
     Args:
         operator: name of the deployed operator.
@@ -83,4 +83,4 @@ def read_state(
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return spark.createDataFrame([], from_arrow_schema(table.schema))
-    return spark.createDataFrame(table.combine_chunks())  # Spark drops what follows an empty chunk
+    return spark.createDataFrame(table.combine_chunks())  # Spark drops the rows after an empty chunk

@@ -4,7 +4,7 @@ At an epoch's end Spark records the offset that each source partition has reache
 other offsets, so that rows which were applied in the epoch arrive in the next epoch. Therefore a row is identified by
 its offset in its source partition, and its output is emitted with the row:
 
-* A task sends the rows that have arrived as one batch for each source partition, which is a sparse source of its own.
+* Each source partition is a sparse source of its own, to which a task sends the rows that have arrived as one batch.
   The batch's number is the offset of its last row plus one. A partition of the state skips rows with offsets below the
   newest batch number that it contains.
 * Partitions keep the outputs of each batch. If Spark delivers rows again that a partition contains, the task emits the
@@ -19,8 +19,8 @@ its offset in its source partition, and its output is emitted with the row:
   the epoch is opened again.
 
 :class:`Feed` sends the rows of one source partition to an operator's partitions, by their offsets. :class:`Visits`
-visits partitions without rows. :class:`Epoch`, one task of one epoch, decides which rows go to which source, and when
-partitions are visited. All three are sans-io, like :mod:`stateflow.client.delivery`: they yield steps.
+sends batches without rows to all partitions. :class:`Epoch`, one task of one epoch, decides which rows go to which
+source, and when partitions are visited. All three are sans-io, like :mod:`stateflow.client.delivery`: they yield steps.
 :class:`RealTimeTask`, the function of the Spark task, performs the steps.
 """
 
@@ -71,7 +71,7 @@ _TEXT_MAX = 128
 TICK_COLUMN = "__stateflow_tick"
 #: bytes of sent rows of one source partition that a task keeps during its epoch, in case partitions lose them
 KEPT_BYTES = 16 << 20
-#: most messages that are kept until they are taken, each of which is a row or a tick; beyond it, Spark has to wait
+#: most messages (rows or ticks) that wait to be taken; when there are so many, Spark has to wait
 MESSAGES_MAX = 4096
 _LOOK_S = 0.1
 
@@ -83,7 +83,7 @@ _LOOK_S = 0.1
 class Kept:
     """Step that asks for the kept outputs of batches after ``after``.
 
-    Its result maps each partition to its (batch, output) in order.
+    Its result maps each partition to a list of (batch, output), in order of batches.
     """
 
     after: int
@@ -109,7 +109,7 @@ class _Source:
         self._settled = settled
 
     def _open(self) -> FeedSteps[deque[tuple[int, int, bytes]]]:
-        """Opens the source. Returns (batch, partition, output) of the kept outputs, by batch."""
+        """Opens the source. Returns the kept outputs as (batch, partition, output), in order of batches."""
         yield from self._delivery.open()
         if self._history.incomplete:  # Spark delivers lost rows of this epoch again; Visits detects other losses
             yield from self._delivery.accept_loss()
@@ -117,9 +117,9 @@ class _Source:
         return deque(sorted((batch, p, output) for p, found in kept.items() for batch, output in found))
 
     def verify(self) -> Steps[None]:
-        """Sends rows of this attempt again that partitions have lost.
+        """Sends those rows of this attempt again that partitions have lost.
 
-        Raises PositionGap if the rows are no longer kept, so that another attempt must send them.
+        Raises PositionGap if such rows are no longer kept, so that another attempt must send them.
         """
         return self._delivery.verify()
 
@@ -182,7 +182,7 @@ class Feed(_Source):
 
 
 class Visits(_Source):
-    """Visits all partitions for one task, for timers and watermarks and to mark the end of an epoch.
+    """Sends batches without rows to all partitions, for timers, for watermarks, and to mark the end of an epoch.
 
     A partition with an epoch's mark contains all of the epoch's rows. If an older copy replaced a newer copy of a
     partition, the mark is missing.
@@ -228,7 +228,7 @@ class Visits(_Source):
         return [outputs]
 
     def end(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
-        """Sends the mark to partitions that no earlier attempt has marked."""
+        """Sends the mark to the partitions that no earlier attempt has marked, and returns their outputs."""
         left = [number for number, batch in enumerate(self._history.contained) if batch < self._last]
         return [(yield from self._sent(BatchRows.visit(left), self._last, watermark_us))] if left else []
 
@@ -319,9 +319,9 @@ class Epoch:
         """Opens the epoch. Returns outputs of an earlier attempt at this epoch that were caused by time.
 
         Args:
-            watermarks_us: watermark of each source, as one partition knows them. A task without a watermark there
-                promises its first one only at the end of its epoch, because until a task has promised one, partitions
-                do not wait for its rows.
+            watermarks_us: watermark of each source in one partition. A task that has none there sends its first
+                watermark only at the end of its epoch. Other tasks may have sent none either, and partitions do not
+                wait for rows of tasks without a watermark.
             now: monotonic seconds.
 
         Raises PositionGap if rows of earlier epochs are lost.
@@ -407,7 +407,7 @@ class Epoch:
 
     @property
     def _watermark_us(self) -> int | None:
-        """Watermark to be promised now, or None if no watermark is known yet."""
+        """Watermark to send now, or None if no watermark is known yet."""
         if not self._promises or self._newest_us is None:
             return self._promised_us
         return _later(self._newest_us - self._plan.lateness_us, self._promised_us)
@@ -420,9 +420,9 @@ class Epoch:
         return outputs
 
     def end(self, watermarks_us: Mapping[str, int]) -> EpochSteps[list[Outputs]]:
-        """Ends the epoch.
+        """Ends the epoch, and returns outputs.
 
-        Every task then promises the newest watermark of all tasks, as with Spark's own watermarks.
+        Every task then sends the newest watermark of all tasks, as with Spark's own watermarks.
         """
         watermark_us = None if self._newest_us is None else self._newest_us - self._plan.lateness_us
         for source, promised_us in watermarks_us.items():
@@ -481,7 +481,7 @@ class RealTimeTask:
 
     Attributes:
         position: see :class:`Plan`.
-        visits: True if the operator has timers or hears watermarks.
+        visits: True if the operator handles timers or watermarks.
         slots: number of tasks that Spark can run at once; None if unknown.
     """
 
@@ -585,7 +585,8 @@ class RealTimeTask:
     def _refuse_micro_batches(self, query: str, router: Router) -> None:
         """Checks that a query has not run in micro-batches. Raises InvalidArgument.
 
-        Some partitions may already contain a micro-batch that was begun, with other rows than the epoch of that number.
+        If it has, partitions may contain a micro-batch that was not finished, whose rows may differ from those of the
+        epoch with the same number.
         """
         source = self.base.query_source(query)
         if source in _CHECKED:
@@ -600,12 +601,12 @@ class RealTimeTask:
         _CHECKED.add(source)
 
 
-#: sources of micro-batches that no partition has, as far as this process knows
+#: names of micro-batch sources of which no partition has a batch, as this process has checked
 _CHECKED: set[str] = set()
 
 
 def hears_time(operator: type[Operator]) -> bool:
-    """Tells whether the operator reacts to time alone, by timers or watermarks."""
+    """Tells whether the operator reacts to the passing of time, by timers or watermarks."""
     timers = operator.on_timer is not Operator.on_timer or operator.on_watermark is not Operator.on_watermark
     return timers or (issubclass(operator, BatchOperator) and operator.on_timers is not BatchOperator.on_timers)
 

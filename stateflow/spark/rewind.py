@@ -1,23 +1,23 @@
 """Rewinds the checkpoint of a stopped Spark query to a batch, so that the query sends that batch next.
 
 When Spark starts, it reads three folders of the checkpoint. The newest entry of ``offsets/`` is the last planned batch,
-the newest entry of ``commits/`` is the last finished batch, and ``state/`` has a version for each finished batch.
-Rewinding to batch N keeps ``offsets`` up to N, so that N has the same rows as before, ``commits`` below N, and state
-versions up to N. Batches after N are planned anew and may contain other rows. The log of a file sink must not list
-batches from N on, because Spark would skip them as already written; pass the sink's directory as ``sink`` to remove
-its entries, too.
+the newest entry of ``commits/`` is the last finished batch, and ``state/`` has a version for each finished batch. A
+rewind to batch N keeps ``offsets`` up to N, ``commits`` below N, and state versions up to N. So batch N has the same
+rows as before. Batches after N are planned anew and may contain other rows. The log of a file sink must not list
+batches from N on, because Spark would skip them as already written; pass the sink's directory as ``sink`` to remove its
+entries, too.
 
 If Spark is killed while it writes one of these entries, the temporary file that it was about to rename remains. While
 the logs contain no batch, Spark refuses to start with such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY),
-whichever of its checkpoint file managers wrote it; afterwards Spark ignores the file. A new ``checkpointLocation`` is
-no remedy, because it makes another query, which in real-time mode would start from the beginning with rows that were
-already applied. So a rewind removes these files.
+whichever of its checkpoint file managers wrote it; once the logs contain a batch, Spark ignores the file. A new
+``checkpointLocation`` is no remedy, because it makes another query, which in real-time mode would start from the
+beginning with rows that were already applied. So a rewind removes these files.
 
 After a power failure, an entry of ``offsets/`` or ``commits/`` may be an empty file, with which Spark refuses to start
 ("Incomplete log file"). A rewind to that batch removes the entry, and Spark plans the batch anew.
 
-A rewind deletes nothing. It moves the files that it removes to ``_rewound/<time>/`` in the same directory, in an order
-in which an interrupted rewind can be repeated.
+A rewind deletes nothing. It moves the files that it removes to ``_rewound/<time>/`` in the same directory, in such an
+order that an interrupted rewind can be repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stateflow.errors import InvalidArgument
 ASIDE = "_rewound"
 SINK_LOG = "_spark_metadata"
 _BATCH = re.compile(r"\d+\Z")
-#: a temporary file of one of the logs that was never renamed, and its checksum
+#: a temporary file that was never renamed to an entry of a log, or the checksum of such a file
 _LEFT = re.compile(r"(?:offsets|commits)/\.{1,2}\d+\.[0-9a-f\-]{36}\.tmp(?:\.crc)?\Z")
 _ENTRY = re.compile(r"(?:offsets|commits)/\d+\Z")
 #: first line of an entry in the log of finished batches
@@ -157,12 +157,13 @@ def rewind(
 
     Args:
         directory: the query's checkpointLocation, on a file system of this machine.
-        to_batch: the batch that the query must send next, as named by a PositionGap.
+        to_batch: the batch that the query must send next; a PositionGap names it.
         sink: directory of the file sink that the query writes to; None if it writes to another sink.
         apply: False only plans, and moves nothing.
         clock: clock for the name of the folder of removed files.
 
-    Raises InvalidArgument if a directory is not what it should be, or the query cannot go back to ``to_batch``.
+    Raises InvalidArgument if ``directory`` is not the checkpoint of a query, ``sink`` is not the directory of a file
+    sink, or the query cannot go back to ``to_batch``.
 
     Example: ``rewind("checkpoint/", to_batch=41, apply=True)``
     """
@@ -189,10 +190,10 @@ def rewind(
 
 
 def take_out_left(directory: str | Path) -> tuple[str, ...]:
-    """Moves the files that keep Spark from starting a query out of its checkpoint, and returns their names.
+    """Removes temporary files, with which Spark would not start the query, from a checkpoint. Returns their names.
 
-    Call it before the query starts. It moves nothing, and returns an empty tuple, if ``directory`` is not on this
-    machine, or the logs contain batches.
+    The files are moved aside. Call it before the query starts. It moves nothing, and returns an empty tuple, if
+    ``directory`` is not on this machine, or the logs contain batches.
     """
     try:
         root = _local(directory)

@@ -1,14 +1,14 @@
 """Makes Spark sessions and adapts to their differences.
 
-Checks which features a version of PySpark has, shortens Spark's errors, reads facts from classic and Spark Connect
-sessions, and packs this package for executors.
+The module also checks which features a version of PySpark has, shortens Spark's errors, reads facts from classic and
+Spark Connect sessions, and packs this package for executors.
 
 If a caller asks for a feature that the installed PySpark lacks, :func:`require` refuses it by name. Otherwise Spark or
 Python would raise an error about some internal part.
 
 The driver of a Spark Connect session runs in a server, which may be on another machine, and this process has none of
-its objects. Facts that this package reads from a classic session through the JVM, it gets from a Connect session by
-running a plan, or not at all.
+its objects. From a classic session this package reads facts through the JVM. From a Connect session it gets them by
+running a plan, or does without them.
 
 The zip that Spark sends to executors contains only modules, each with its compiled code. From source text alone, a
 Python worker would compile every module at each start.
@@ -148,7 +148,7 @@ def require(feature: Feature, spark: SparkSession | None = None) -> None:
 
 
 def metadata_of(planned: Any, version: str) -> Any:
-    """Returns the metadata that Spark recorded for a batch with its offsets.
+    """Returns the metadata that Spark stored together with the offsets of a batch.
 
     Args:
         planned: the JVM's entry of the offset log.
@@ -198,7 +198,11 @@ def raised_in(text: str) -> tuple[str, str, str] | None:
 
 
 def told(text: str) -> str | None:
-    """Returns the shortened text, with the error's line first and last, or None if it contains no stateflow error."""
+    """Returns a shortened form of the text of a Spark error, or None if the text contains no stateflow error.
+
+    The result is the stateflow error's line. If the operator's traceback is in the text, it follows, and then the line
+    again.
+    """
     found = raised_in(text)
     if found is None:
         return None
@@ -278,7 +282,8 @@ def _all_said(error: Any) -> str:
 def is_connect(frame_or_session: Any) -> bool:
     """Tells whether ``frame_or_session`` belongs to Spark Connect.
 
-    It compares the name of the class's module, because Connect's packages need not be installed for a classic session.
+    The function compares the name of the class's module, because Connect's packages need not be installed for a classic
+    session.
     """
     return type(frame_or_session).__module__.startswith("pyspark.sql.connect")
 
@@ -297,7 +302,7 @@ def default_parallelism(spark: SparkSession) -> int:
 
 
 def master_of(spark: SparkSession) -> str:
-    """Returns Spark's master URL, with the host in front if the server is on another machine."""
+    """Returns Spark's master URL, with the host in front if a Spark Connect server is on another machine."""
     if not is_connect(spark):
         return str(spark.sparkContext.master)
     client: Any = spark.client
@@ -313,7 +318,7 @@ def is_here(spark: Any) -> bool:
 def local_slots(spark: SparkSession) -> int | None:
     """Returns the number of tasks that run at once under a ``local`` master, or None if the number is unknown.
 
-    It is always unknown for other masters.
+    The number is always unknown for other masters.
     """
     get = spark.conf.get
     match = LOCAL.match(get("spark.master", "") or "")
@@ -337,7 +342,7 @@ def speculates(conf: Any, master: str) -> bool:
 
 
 def analyzed_plan(spark: Any, plan: Any) -> str:
-    """Returns a plan as a Connect session's server has analyzed it, with one line for each node, the last one first."""
+    """Returns a plan as text, analyzed by a Connect session's server: one line for each node, the last node first."""
     text = str(spark.client.explain_string(plan, explain_mode="extended"))
     _, _, text = text.rpartition("== Analyzed Logical Plan ==\n")
     text, _, _ = text.partition("\n== Optimized Logical Plan ==")

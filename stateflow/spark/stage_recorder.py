@@ -6,8 +6,8 @@ checkpoint, the batch does not get a second stage.
 
 Spark reports a batch after committing it, and only to listeners in its own process. So a committed batch may have no
 stage if the driver was killed or the ledger was unavailable. Each run of a query looks once for such batches in the
-query's checkpoint. Their rows are counted again if the source still knows them, as a file source does, which records
-the names of a batch's files.
+query's checkpoint. The rows of such a batch are counted again if the source still knows them. A file source does,
+because it records the names of each batch's files.
 
 ``run_stage`` runs one batch pipeline from a source to a sink, and records the stage before and after each step. It does
 not run a completed stage again. After a crash, the next call runs the stage again.
@@ -121,7 +121,7 @@ def committed(execution: Any, before: int | None) -> list[int]:
 
 
 def swallowed(spark: SparkSession, execution: Any, batches: Collection[int]) -> Iterator[Swallowed]:
-    """Yields, oldest first, those of ``batches`` for which the offsets of a source advanced."""
+    """Yields those of ``batches`` in which the offset of a source advanced, oldest first."""
     for batch in sorted(batches):
         planned = execution.offsetLog().get(batch)
         if not planned.isDefined():
@@ -206,9 +206,10 @@ def record_queries(
 ) -> StreamingQueryListener:
     """Records each micro-batch with rows, and each failure, of the session's queries as a stage.
 
-    Recording begins when this function is called. An unavailable ledger never stops a query. Stages that could not be
-    recorded are recorded with the next ones, and the next run of a query records those that a killed driver missed, see
-    :func:`swallowed`. Calling this function twice does no harm, because existing stages are not changed.
+    Recording begins when this function is called. An unavailable ledger never stops a query. A stage that could not be
+    recorded is recorded together with the next stage. The next run of a query also records batches that a killed driver
+    left without a stage, see :func:`swallowed`. Calling this function twice does no harm, because existing stages are
+    not changed.
 
     Over Spark Connect, this client records as long as it runs. Batches that the server commits without this client have
     no stage, and filters of sources are not recorded.
@@ -250,15 +251,15 @@ def record_queries(
 def _heard_at_exit(spark: SparkSession, listener: StreamingQueryListener) -> None:
     """Removes the listener when the program ends, after all events received by then have been recorded.
 
-    Over Spark Connect a thread listens for events. When a process ends, it waits for this thread, which without this
-    function would never end unless the session was stopped.
+    Over Spark Connect a thread listens for events. A process that ends waits for this thread. Without this function the
+    thread would end only if the session was stopped.
     """
 
     def end() -> None:
         with contextlib.suppress(Exception):  # the session was stopped
             spark.streams.removeListener(listener)
 
-    # atexit's functions run after that wait, and after the end of the thread pools through which Spark's client calls
+    # functions of atexit run too late: after that wait, and after the end of the thread pools that Spark's client needs
     threading._register_atexit(end)  # type: ignore[attr-defined]
 
 
@@ -269,7 +270,8 @@ class _Run:
     Attributes:
         job: job of the query.
         filter: conditions on the query's source.
-        execution: the JVM's object of the query; None once batches of earlier runs have been looked for.
+        execution: the JVM's object of the query; None once the recorder has looked for unrecorded batches of earlier
+            runs.
     """
 
     job: str
@@ -316,7 +318,8 @@ class _Recorder:
 
     def terminated(self, event: Any) -> None:
         query, run = str(event.id), self._runs.pop(str(event.runId), None)
-        # a newer run may have committed batches that it has not reported yet, and looks back itself
+        # a newer run may have committed batches that it has not reported yet; that run looks for unrecorded batches
+        # itself
         if run is not None and self._newest[query] == str(event.runId):
             self._look_back(query, run, None)
             del self._newest[query]
@@ -402,7 +405,7 @@ def end_of(description: str) -> End:
 
 
 def _ends(descriptions: Iterable[str]) -> End:
-    """Returns one source for Spark's descriptions of one or several sources."""
+    """Combines Spark's descriptions of one or several sources into one source."""
     ends = [end_of(each) for each in descriptions]
     if len(ends) == 1:
         return ends[0]

@@ -2,12 +2,12 @@
 
 Each Spark partition covers the partitions that one replica owns, or one partition of a checkpoint. Filters on ``key``
 and ``partition`` are pushed down: executors read only the partitions that may contain the wanted keys, and replicas
-send only those keys. Filters on windows are left to Spark, because the address of a session's cells does not tell its
-bounds. Spark refuses sources that accept filters unless ``spark.sql.python.filterPushdown.enabled`` is true, so
-:func:`~stateflow.spark.session.register_state` sets it.
+send only those keys. Filters on windows are left to Spark, because the address of a session window's cells does not
+contain the window's bounds. Spark refuses sources that accept filters unless
+``spark.sql.python.filterPushdown.enabled`` is true, so :func:`~stateflow.spark.session.register_state` sets it.
 
-With the option ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a
-description of the readable states or the partitions.
+With the option ``since`` the source reads the changes between two savepoints of a store. With the option ``describe``
+it reads a description of the readable states or of the partitions.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class StateSource(DataSource):
 
     Attributes:
         token: token of the caller; if empty, the worker uses the credentials in its own environment.
-        issuer: directory of the caller's own authority; empty if it has none. The worker that plans a read gets a token
-            for that read there, and only this token goes to executors.
+        issuer: directory of the caller's own authority; empty if the caller has none. The worker that plans a read gets
+            a token for the read from this authority, and only this token goes to executors.
     """
 
     token = ""
@@ -144,7 +144,8 @@ class StateSource(DataSource):
 
     def reader(self, schema: Any) -> StateReader:
         options = self._begun()
-        # Spark sends this object to executors besides the reader, which has the token for them
+        # Spark also sends this object to executors, so it must lose the caller's token; the reader has the token for
+        # executors
         self.__class__ = StateSource
         if options.checkpoint is not None:
             return StateReader(options, schema, "")
@@ -152,9 +153,9 @@ class StateSource(DataSource):
         return StateReader(options, schema, own_token())
 
     def _begun(self) -> StateOptions:
-        """Validates the options, and makes this worker use the token for such a read; a checkpoint needs no token.
+        """Validates the options, and makes this worker use the token that the read needs.
 
-        Raises InvalidArgument, BadCertificate.
+        A read of a checkpoint needs no token. Raises InvalidArgument, BadCertificate.
         """
         options, token = StateOptions.of(self.options), self.token
         if options.checkpoint is not None:
@@ -415,7 +416,7 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.R
 
 
 def _entries(options: StateOptions, number: int) -> dict[str, dict[str, Any]]:
-    """Returns the entries of one partition, by a text of key, window and map key, which may be of any type."""
+    """Returns the entries of one partition, each under a text made from its key, window and map key."""
     rows = (row for page in _pages(options, (number,), ()) for row in read_table(page).to_pylist())
     return {repr([row[name] for name in row if name not in ("value", "partition")]): row for row in rows}
 

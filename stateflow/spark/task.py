@@ -54,10 +54,10 @@ PIECE_BYTES = 16 << 20
 #: bytes of an offset, which Arrow stores for each value of variable length and each list, besides their contents
 _OFFSET_BYTES = 4
 PARTITION_COLUMN = "__stateflow_partition"
-#: column with a hash of each row of a batch DataFrame, whose rows are in the same order each time that they are read
+#: column with a hash of each row, by which Spark puts the rows of a batch DataFrame in the same order for each attempt
 HASH_COLUMN = "__stateflow_hash"
 OUTPUT_ROWS = 10_000
-#: most bytes of rows that a task applies as a whole, because Arrow limits a column of texts to as many
+#: most bytes of rows that a task applies as one batch; Arrow limits a column of texts to this size
 WHOLE_BYTES_MAX = (1 << 31) - 1
 _ROUTERS: dict[tuple[str, str, float], Router] = {}
 #: router and source → last batch that this process sent to every partition by itself, as a single task does
@@ -68,7 +68,7 @@ _WHOLE: dict[tuple[str, str, float, str], int] = {}
 
 
 def cut(batches: Iterable[pa.RecordBatch], bytes_max: int = PIECE_BYTES) -> Iterator[tuple[list[pa.RecordBatch], bool]]:
-    """Yields (rows, whether the piece is the last) of each piece. There is at least one piece, which may be empty.
+    """Yields each piece as (rows, True if it is the last piece). There is at least one piece, which may be empty.
 
     The cuts depend only on the rows and their order. So another attempt cuts the same rows in the same places, even if
     Spark passes them in batches of other sizes.
@@ -175,7 +175,7 @@ class Work:
         self._add(Seconds(rpc=rpc, operator=operator, commit=commit), visits=visits, replayed=delivery.replayed)
 
     def given(self) -> None:
-        """Ends the step that passed outputs to Spark. Its time counts as Spark's."""
+        """Ends the step that passed outputs to Spark. The step's time counts as Spark's."""
         self._add(Seconds(spark=self._lap()))
 
     def tell(self) -> None:
@@ -202,8 +202,8 @@ class OperatorTask:
         run: identifies the call of ``apply_operator``.
         reports: accumulator for the task's reports; ``None`` if reports are not sent to an accumulator.
         observed: True if reports are emitted with the outputs. See :mod:`stateflow.spark.metrics`.
-        piece_bytes: size of the pieces in which rows of a batch DataFrame are sent, in their own order; ``None`` if the
-            rows belong to a micro-batch, which is sent as a whole.
+        piece_bytes: size in bytes of the pieces in which the rows of a batch DataFrame are sent; ``None`` if the rows
+            belong to a micro-batch, which is sent as a whole.
         site: name of the column with the site that a row comes from; empty if rows have no site.
         token: the driver's token for executors. It is pickled with the function, so that it appears in no plan, log or
             command line.
@@ -293,9 +293,9 @@ class OperatorTask:
     def _in_pieces(
         self, first: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, bytes_max: int
     ) -> Iterator[pa.RecordBatch]:
-        """Applies the rows of a batch DataFrame piece by piece, and yields a piece's outputs before it reads the next.
+        """Applies the rows of a batch DataFrame in pieces, and yields a piece's outputs before it reads the next piece.
 
-        An error names the piece that failed. The pieces before it have been applied.
+        An error names the piece that failed. All pieces before that piece have been applied.
         """
         for number, (piece, last) in enumerate(cut(self._read(batches, task), bytes_max)):
             work.read(sum(batch.num_rows for batch in piece))
@@ -393,17 +393,17 @@ class OperatorTask:
         return Batch(self.query_source(query), int(batch))
 
     def query_source(self, query: str) -> str:
-        """Returns the source of a streaming query, by the query's id."""
+        """Returns the name of the source for the micro-batches of the streaming query with the id ``query``."""
         return f"query:{query}" + (f":{self.source}" if self.source else "")
 
     def real_time_source(self, query: str) -> str:
-        """Returns the prefix of the query's sources in real-time mode."""
+        """Returns the prefix of the names of the query's sources in real-time mode."""
         return f"{REAL_TIME}{query}" + (f":{self.source}" if self.source else "")
 
     def _refuse_real_time(self, query: str) -> None:
         """Checks that a query did not run in real-time mode before its first micro-batch. Raises InvalidArgument.
 
-        Some partitions may already contain an epoch that was not committed, with other rows than the micro-batch.
+        If it did, partitions may contain an epoch that was not committed, whose rows may differ from the micro-batch's.
         """
         if look(self.router(), f"{self.real_time_source(query)}:task:0"):
             raise InvalidArgument(
@@ -496,7 +496,13 @@ class OperatorTask:
         return _Rows(BatchRows(schema, whole, list(visited), ends.tolist(), sums), newest_us)
 
     def tables(self, outputs: dict[int, bytes]) -> list[pa.Table]:
-        """Returns the main rows, and the rows of declared side outputs in the struct column of their tag."""
+        """Returns a table of the main rows and one of each side output, without tables that would be empty.
+
+        The rows of a side output are in the struct column named after the output's tag.
+
+        Args:
+            outputs: partition → output, see :mod:`stateflow.operator.output`.
+        """
         split = [split_output(outputs[partition]) for partition in sorted(outputs)]
         main = _whole(self.output_schema, [message for message, _ in split])
         tables = [main] if main is not None else []
@@ -548,7 +554,7 @@ def ended() -> bool:
 
     When Spark breaks off an input, it closes the connection between two record batches, which Arrow takes for a normal
     end of the stream. After a complete input Spark sends one more word as an end mark. This function peeks at that word
-    and leaves it in the stream. Raises InputIncomplete if this PySpark has another worker.
+    and leaves it in the stream. Raises InputIncomplete if this PySpark's worker keeps its input in another place.
     """
     frame = sys._getframe()
     while frame.f_back is not None:

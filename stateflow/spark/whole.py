@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-#: name in a plan of an operator's application to a streaming frame, with the run; applications to batch frames differ
+#: name by which a plan shows the application of an operator to a streaming frame, with the run; the names of
+#: applications to batch frames differ
 _NAME = re.compile(r"stateflow_[^~]+?~([0-9a-f]{32})\(")
 #: name of any application in an encoded plan, as a client sends it to a Spark Connect server
 _NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
@@ -40,15 +41,15 @@ _TASKS: dict[str, OperatorTask] = {}
 _REAL_TIME: dict[str, OperatorTask] = {}
 #: setting that allows real-time mode to write checkpoint files in the format of micro-batches
 _OLD_FORMAT_ALLOWED = "spark.sql.streaming.realTimeMode.dangerouslyAllowCheckpointV1.enabled"
-#: most entries of each of these tables, because a driver may restart a query for years and apply its operator each
-#: time. Running queries do not need the tables.
+#: most entries of ``_TASKS`` and of ``_REAL_TIME``, because a driver may restart a query for years and apply its
+#: operator each time. Running queries do not need the tables.
 KEPT = 1000
 
 
 def complete_batches(task: OperatorTask) -> None:
-    """Makes each micro-batch of a query that applies ``task`` complete only when every partition contains it.
+    """Makes queries that apply ``task`` finish a micro-batch only when every partition contains the micro-batch.
 
-    Such a query must not run in real-time mode, which is refused.
+    A real-time trigger is refused for such queries.
     """
     _remember(_TASKS, task)
     _watch_writers()
@@ -57,7 +58,7 @@ def complete_batches(task: OperatorTask) -> None:
 def refuse_batches(task: OperatorTask) -> None:
     """Refuses ``foreachBatch`` for a frame that applies ``task`` in real-time mode.
 
-    The function may leave rows unevaluated, which would be lost.
+    A ``foreachBatch`` function may leave rows unevaluated, and these rows would be lost.
     """
     _remember(_REAL_TIME, task)
     _watch_writers()
@@ -102,7 +103,7 @@ def _watch_writers() -> None:
 
 
 def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
-    """Replaces methods of the writer, so that queries with operators start after Spark was killed in their first batch.
+    """Replaces methods of the writer, so that a query can start again if Spark was killed in the query's first batch.
 
     See :mod:`stateflow.spark.rewind`. In real-time mode that batch may have been applied, and a query with another
     checkpoint would apply it again.
@@ -177,7 +178,7 @@ def _check_apart(tasks: list[OperatorTask]) -> None:
 def _check_ran_in_real_time(checkpoint: str, spark: Any) -> None:
     """Checks that a checkpoint on this machine is not one of a query in micro-batches. Raises InvalidArgument.
 
-    Tasks check this, too, but before they run Spark would raise an error about the format of its files.
+    Tasks check this, too, but Spark would raise an error about the format of its files before it starts them.
     """
     if ran_in_micro_batches(checkpoint) and spark.conf.get(_OLD_FORMAT_ALLOWED, "false").lower() != "true":
         raise InvalidArgument(
@@ -196,8 +197,8 @@ def watch_connect(task: OperatorTask, *, real_time: bool) -> None:
     """Replaces methods of Spark Connect's writers, for frames with an operator in their plan.
 
     ``foreachBatch`` is refused, because its function runs in the server, where a batch does not name its query or its
-    number. Queries can start after a server on this machine was killed in their first batch. Queries with a trigger
-    that does not fit ``real_time`` are refused.
+    number. A query can start although a server on this machine was killed in the query's first batch. Queries with a
+    trigger that does not fit ``real_time`` are refused.
     """
     _remember(_REAL_TIME if real_time else _TASKS, task)
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
@@ -260,7 +261,7 @@ def _plan_of(writer: Any) -> Any:
 
 
 def _is_named(writer: Any) -> bool:
-    """Tells whether the plan of the frame of a Spark Connect writer contains an operator, also within a view."""
+    """Tells whether a Spark Connect writer's frame has an operator in its plan, also within a view."""
     plan = _plan_of(writer)
     return bool(_NAMED.search(plan.SerializeToString()) or _runs_in(analyzed_plan(writer._session, plan)))
 

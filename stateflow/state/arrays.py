@@ -41,8 +41,8 @@ class Typed:
     """The Arrow type of a declared type, with conversions.
 
     Attributes:
-        give: converts a value to what Arrow accepts.
-        take: converts what Arrow returns to the value, as plain data.
+        give: converts a stored value to a value that Arrow accepts.
+        take: converts a value that Arrow returns to a stored value, as plain data.
     """
 
     type: pa.DataType
@@ -180,8 +180,10 @@ def _tuple(fields: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _fields_of(names: list[str]) -> Convert:
-    """Returns a function that gives the fields of a record, or of the dict that stands for one whose class is not
-    known."""
+    """Returns a function that returns the values of a record's fields, in the order of ``names``.
+
+    The record may also be a dict, if its class is not known.
+    """
     get = attrgetter(*names)
 
     def fields(value: Any) -> Iterable[Any]:
@@ -207,7 +209,7 @@ _SIGNATURES: dict[type[Coder[Any]], Signature] = {
 
 
 def signature_of_coder(coder: Coder[Any]) -> Signature:
-    """Returns the signature of the type that a coder codes; "any" if that type is unknown."""
+    """Returns the signature of the type that a coder encodes; "any" if that type is unknown."""
     if isinstance(coder, coders.Tuple):
         return ["tuple" if coder.arity is not None else "tuple...", *map(signature_of_coder, coder.items)]
     return _SIGNATURES.get(type(coder), coder.types if coder.types is not None else "any")
@@ -219,7 +221,7 @@ def typed_of(coder: Coder[Any]) -> Typed:
 
 
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
-    """Converts ``given``, an item of an Arrow column of the coder's values, to a value for the coder.
+    """Converts ``given``, an item of an Arrow column, to a value that the coder accepts.
 
     An item that cannot be converted is returned unchanged; storing it then raises an error.
     """
@@ -287,7 +289,7 @@ class Layout(ABC):
         """Returns stored values with headers. Raises EncodeError with the ``index`` of the value in its ``where``."""
 
     def differ(self, before: list[Array], now: list[Array]) -> Array:
-        """Returns for each row whether its stored bytes differ before and now."""
+        """Returns, as bool for each row, whether its stored bytes differ between ``before`` and ``now``."""
         found: Array = np.zeros(len(now[0]), np.bool_)
         for old, new in zip(before, now, strict=True):
             # compared bit by bit, so that NaN equals NaN, and 0.0 differs from -0.0
@@ -335,8 +337,10 @@ _FORMS: dict[str, Callable[[Array], Array]] = {
 
 
 def _numbers(values: pa.Array, kind: str) -> Array:
-    """Returns an Arrow array as numpy. Raises EncodeError for other kinds of numbers, ArrowException for those that do
-    not fit."""
+    """Converts an Arrow array to a numpy array of a kind from ``_DTYPES``, with arbitrary items for null.
+
+    Raises EncodeError for an array of another kind, and ArrowException for numbers that do not fit.
+    """
     type_ = values.type
     fits = {"b": pa.types.is_boolean, "i": pa.types.is_integer, "q": pa.types.is_integer}
     if kind == "d":
@@ -501,20 +505,20 @@ class _Sorted:
         return len(self._keys)
 
     def find(self, ascending: Array) -> Array:
-        """Returns the index of each key, -1 for an unknown key. Call it only if there are keys here."""
+        """Returns the index of each key, -1 for an unknown key. Call it only if this object has keys."""
         place = np.searchsorted(self._keys, ascending)
         place[place == len(self._keys)] = 0
         return np.where(self._keys[place] == ascending, self._indices[place], -1)
 
     def joined(self, other: _Sorted) -> _Sorted:
-        """Returns these keys and the others, none of which is here."""
+        """Returns these keys together with those of ``other``. No key may be in both."""
         if not len(self):
             return other
         where = np.searchsorted(self._keys, other._keys)
         return _Sorted(np.insert(self._keys, where, other._keys), np.insert(self._indices, where, other._indices))
 
     def moved(self, places: Array) -> _Sorted:
-        """Returns these keys with the index ``places[n]`` for n, without those for which it is -1."""
+        """Returns these keys, with the index ``places[n]`` in place of n. Keys with the new index -1 are left out."""
         indices = places[self._indices]
         return _Sorted(self._keys[indices >= 0], indices[indices >= 0])
 
@@ -525,7 +529,8 @@ _NO_KEYS = _Sorted(np.zeros(0, np.int64), np.zeros(0, np.int64))
 class _IntIndex:
     """Finds the indices of int keys by binary search, at a third of the cost of a dict for many keys at once.
 
-    Sorting keys in copies all keys. New keys therefore wait, sorted among themselves, until they are many.
+    Adding keys to the sorted keys copies all of them. So new keys wait in a sorted array of their own until they are
+    many.
     """
 
     def __init__(self) -> None:
@@ -554,7 +559,7 @@ class _IntIndex:
             self._waiting = waiting
 
     def moved(self, places: Array) -> None:
-        """Gives the key of index n the index ``places[n]``, or drops the key if that is -1."""
+        """Changes the index n of each key to ``places[n]``, and drops keys with the new index -1."""
         self._sorted, self._waiting = self._sorted.joined(self._waiting).moved(places), _NO_KEYS
 
 
@@ -569,7 +574,7 @@ class KeyIndex:
         self._last: tuple[pa.Array, Array] | None = None
         self._batch = 0
         self._touched = np.zeros(0, np.int64)
-        #: by index, the middle of the addresses of the key's cells
+        #: index of a key → middle part of the addresses of the key's cells
         self.rows: list[bytes] = []
 
     def of(self, keys: pa.Array) -> Array:

@@ -41,7 +41,7 @@ _FREED_AT_ONCE = 1_000
 
 
 def evict_keys(caches: Caches, excess: int, recent: frozenset[int]) -> None:
-    """Drops up to ``excess`` keys, oldest first. Keys with an object that has its id in ``recent`` go last."""
+    """Drops up to ``excess`` keys, oldest first. Keys of objects with an id in ``recent`` are dropped last."""
     for spared in (recent, frozenset[int]()):
         for cache in caches.values():
             victims: list[Any] = []
@@ -84,8 +84,8 @@ def evict_entries(caches: Caches, specs: Iterable[StateSpec], entries_max: int) 
 def weight_of(key: Any, bundle: Bundle) -> int:
     """Returns the approximate bytes of memory that a cached key uses.
 
-    Counts getsizeof of keys, payloads and decoded values, with tuples one level deep and objects of the user's own as
-    200 bytes, plus fixed costs of key, object and entry.
+    The weight is the sum of ``sys.getsizeof`` of keys, payloads and decoded values, and of fixed costs of each key,
+    object and entry. Tuples are counted one level deep, and objects of users' classes as 200 bytes.
     """
     weight = _BUNDLE + _size_of(key)
     for tracked in bundle.values():
@@ -116,7 +116,10 @@ def _tracked(caches: Caches) -> Iterator[Any]:
 
 
 def _references(bundle: Bundle) -> int:
-    """Returns the most references that any object of the bundle has, those of the bundle and of this frame included."""
+    """Returns the highest reference count among the objects of the bundle.
+
+    The references by the bundle and by this frame are included.
+    """
     most = 0
     for tracked in bundle.values():
         count = sys.getrefcount(tracked)
@@ -173,8 +176,8 @@ class CachePool:
     def join(self) -> float:
         """Adds a member. Returns the fraction of its share at which this member begins to weigh its keys.
 
-        Each member gets another fraction. Rows arrive at all partitions alike, so members with the same fraction would
-        all begin after the same batch.
+        Each member gets a different fraction. Rows arrive at all partitions alike, so members with the same fraction
+        would all begin after the same batch.
         """
         self._members += 1
         self._joined += 1
@@ -258,7 +261,7 @@ class Budget:
         return self._sweep is not None or self._estimate > self._pool.share * self._begin
 
     def cut(self, caches: Caches, entries: int, meter: Meter, recent: frozenset[int]) -> None:
-        """Weighs and drops a portion of the cached keys. Keys with an object that has its id in ``recent`` go last."""
+        """Weighs and drops a portion of the cached keys. Keys of objects with an id in ``recent`` are dropped last."""
         self._recent = recent
         if self._sweep is None:
             self._sweep_steps = 2 * sum(map(len, caches.values()))

@@ -139,7 +139,7 @@ def _micros(at: int | datetime) -> int:
 
 
 def tag_of(name: str, kind: str, coder_names: tuple[str, ...]) -> bytes:
-    """8-byte hash that identifies one state under one declaration."""
+    """Returns the 8-byte hash that identifies one state under one declaration."""
     digest: bytes = xxhash.xxh64_digest("\0".join([name, kind, ",".join(coder_names)]).encode())
     return digest
 
@@ -167,7 +167,7 @@ def read_varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def row_part(key: bytes, namespace: bytes = b"") -> bytes:
-    """The middle of an address, which is the same for all states of one key and namespace."""
+    """Returns the middle part of an address, which is the same for all states of one key and namespace."""
     if len(key) < 128 and not namespace:
         return _SHORT[len(key)] + key + b"\x00"
     return b"".join([varint(len(key)), key, varint(len(namespace)), namespace])

@@ -49,11 +49,11 @@ class Coder(ABC, Generic[T]):
     Attributes:
         name: stable identity. It is part of the address of every stored cell, so data that was stored under another
             name belongs to another state.
-        deterministic: equal values have equal bytes, so that the coder may code map keys and set members.
-        natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
-        fixed_width: every value form is a few bytes long, so that no value can be too long to store.
-        python_equality: keys with equal bytes are equal in Python, too (some datetimes of two zones are not).
-        mutable: a decoded value can be changed in place.
+        deterministic: True if equal values have equal bytes, so that the coder may encode map keys and set members.
+        natural_order: True if the key form sorts exactly as Python's ``<`` sorts the decoded keys.
+        fixed_width: True if every value form is a few bytes long, so that no value can be too long to store.
+        python_equality: True if keys with equal bytes are equal in Python, too (some datetimes of two zones are not).
+        mutable: True if a decoded value can be changed in place.
         exact: type of values that are unchanged after encoding and decoding, subclasses excluded; None: a decoded value
             may differ (another time zone, a list for a subclass of list).
         exact_key: the same for the key form.
@@ -99,7 +99,7 @@ class Coder(ABC, Generic[T]):
         return None
 
     def lifted(self, plain: Any) -> T:
-        """Returns the value for plain data in which records are dicts of their fields."""
+        """Converts plain data, in which records are dicts of their fields, to a value."""
         value: T = plain
         return value
 
@@ -136,7 +136,9 @@ def _equal_number(convert: Callable[[Any], T], value: object) -> T | None:
 
 
 class Int64(_Scalar[int]):
-    """8 bytes, big-endian, sign bit flipped. Raises EncodeError for integers beyond 64 bits, bool and float.
+    """Coder for int: 8 bytes, big-endian, with the sign bit flipped.
+
+    Raises EncodeError for ints beyond 64 bits, bool and float.
 
     >>> Int64().encode(1).hex()
     '8000000000000001'
@@ -172,7 +174,9 @@ class Int64(_Scalar[int]):
 
 
 class Float64(_Scalar[float]):
-    """8 bytes IEEE 754. An int becomes a float if that is exact. As a key NaN is refused and -0.0 becomes 0.0.
+    """Coder for float: 8 bytes, IEEE 754. An int becomes a float if that is exact.
+
+    In a key, NaN is refused, and -0.0 becomes 0.0.
 
     >>> Float64().decode(Float64().encode(3))
     3.0
@@ -214,7 +218,7 @@ class Float64(_Scalar[float]):
 
 
 class Bool(_Scalar[bool]):
-    """1 byte.
+    """Coder for bool: 1 byte.
 
     >>> Bool().decode(Bool().encode(True))
     True
@@ -243,7 +247,7 @@ class Bool(_Scalar[bool]):
 
 
 class Utf8(_Scalar[str]):
-    """UTF-8, without a length.
+    """Coder for str: UTF-8, without a length.
 
     >>> Utf8().encode("ü").hex()
     'c3bc'
@@ -268,7 +272,7 @@ class Utf8(_Scalar[str]):
 
 
 class Bytes(_Scalar[bytes]):
-    """Bytes, stored unchanged; bytearray and memoryview are decoded as bytes.
+    """Coder for bytes, which are stored unchanged; a bytearray or memoryview is decoded as bytes.
 
     >>> Bytes().decode(Bytes().encode(bytearray(b"ab")))
     b'ab'
@@ -287,7 +291,7 @@ class Bytes(_Scalar[bytes]):
 
 
 class Timestamp(_Scalar[datetime]):
-    """Aware datetimes as microseconds since 1970 (8 bytes, ordered); they are decoded in UTC.
+    """Coder for aware datetimes: microseconds since 1970 (8 bytes, ordered). Datetimes are decoded in UTC.
 
     >>> Timestamp().decode(Timestamp().encode(datetime.fromisoformat("2013-01-01T00:00Z"))).year
     2013
@@ -316,7 +320,7 @@ class Timestamp(_Scalar[datetime]):
 
 
 class Date(_Scalar[date]):
-    """4 bytes, the proleptic ordinal. A datetime is refused rather than truncated.
+    """Coder for date: 4 bytes, the proleptic ordinal. A datetime is refused rather than truncated.
 
     >>> Date().decode(Date().encode(date(2013, 1, 1)))
     datetime.date(2013, 1, 1)
@@ -339,7 +343,7 @@ class Date(_Scalar[date]):
 
 
 class Decimal(_Scalar[decimal.Decimal]):
-    """Text of a decimal. The value form keeps trailing zeros and NaN, the key form is canonical and finite.
+    """Coder for Decimal: its text. The value form keeps trailing zeros and NaN; the key form is canonical and finite.
 
     >>> Decimal().decode(Decimal().encode(decimal.Decimal("1.50")))
     Decimal('1.50')
@@ -377,7 +381,7 @@ class Decimal(_Scalar[decimal.Decimal]):
 
 
 class UUID(_Scalar[uuid.UUID]):
-    """16 bytes.
+    """Coder for UUID: 16 bytes.
 
     >>> len(UUID().encode(uuid.UUID(int=7)))
     16
@@ -415,8 +419,10 @@ def _lift(coder: Coder[Any], lift: Callable[[Any], Any], value: Any, data: bytes
 
 
 class Msgpack(Coder[Any]):
-    """Any nesting of None, bool, int, float, str, bytes, list, dict, tuple, set, frozenset, date, datetime,
-    Decimal, UUID and bytearray. Subclasses of these are decoded as the plain type, a memoryview as bytes.
+    """Coder for plain data as msgpack.
+
+    Plain data is any nesting of None, bool, int, float, str, bytes, list, dict, tuple, set, frozenset, date, datetime,
+    Decimal, UUID and bytearray. Subclasses of these types are decoded as the plain type, a memoryview as bytes.
 
     Args:
         type_: declared type of the values. Encoding a value of another type raises EncodeError; an int becomes the
@@ -450,7 +456,7 @@ class Msgpack(Coder[Any]):
 
 
 class Struct(Coder[T]):
-    """A dataclass, msgspec.Struct or pydantic model as a msgpack map of its fields by name.
+    """Coder for a dataclass, msgspec.Struct or pydantic model: a msgpack map of its fields by name.
 
     Encoding raises EncodeError for a field that does not hold its declared type; an int becomes the declared float or
     Decimal if that is exact. Decoding ignores stored fields that the class no longer has, gives defaults to fields that
@@ -496,10 +502,11 @@ _PACKED = {Int64: "q", Float64: "d"}
 
 
 class Tuple(Coder[tuple[Any, ...]]):
-    """Tuples of declared item types: ``tuple[str, int]``, or ``tuple[str, ...]`` for any length.
+    """Coder for tuples of declared item types: ``tuple[str, int]``, or ``tuple[str, ...]`` for any length.
 
     The value form of a fixed tuple of int and float is packed, eight bytes an item. Any other value form is the
-    sequence of the items' value forms, and the key form that of their key forms; both are self-delimiting.
+    sequence of the items' value forms. The key form is the sequence of the items' key forms. Both sequences are
+    self-delimiting.
 
     >>> Tuple((Utf8(), Int64())).decode(Tuple((Utf8(), Int64())).encode(("a", 1)))
     ('a', 1)

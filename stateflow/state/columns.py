@@ -129,7 +129,7 @@ class ValueObjects(TrackedColumn):
     """A value state with a ttl, or of a type that can change in place."""
 
     def get_many(self, keys: Any) -> pa.Array:
-        """Returns values in the order of ``keys``; the default, or null, if none is stored or the value has expired.
+        """Returns values in the order of ``keys``; for a value that is not stored or has expired, the default or null.
 
         The values are copies, so a changed value must be put to be stored. Raises NullKey.
         """
@@ -180,7 +180,7 @@ class _Collected(TrackedColumn):
         self._entry = typed_of(self._entry_coder)
 
     def contains_many(self, keys: Any, entries: Any) -> pa.Array:
-        """Returns for each key, as bool, whether its map contains the entry, or its set the member. Raises NullKey."""
+        """Returns, as bool for each key, whether its map contains the entry, or its set the member. Raises NullKey."""
         objects = self.each(keys)
         pairs = zip(objects, self._entries(entries, len(objects)), strict=True)
         return pa.array([entry in tracked for tracked, entry in pairs], pa.bool_())
@@ -324,7 +324,7 @@ class ValueColumn:
         self._before: list[tuple[Array, Array, list[Array]]] = []
 
     def get_many(self, keys: pa.Array) -> pa.Array:
-        """Returns values in the order of ``keys``; the default, or null, if none is stored. Raises NullKey.
+        """Returns values in the order of ``keys``; for a value that is not stored, the default or null. Raises NullKey.
 
         A tuple is returned as a struct with the fields ``_0``, ``_1``, …
         """

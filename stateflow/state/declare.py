@@ -246,7 +246,7 @@ def value(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedValue[T]:
-    """One variable per key. Each key gets its own copy of a mutable default.
+    """Declares one variable for each key. Each key gets its own copy of a mutable default.
 
     Raises DeclarationError for a type without a coder and for a default that the coder cannot encode.
 
@@ -267,7 +267,7 @@ def map(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedMap[K, V]:
-    """A dict per key. ``coder`` is for the values.
+    """Declares a dict for each key. ``coder`` is for the values.
 
     Raises DeclarationError for a type without a coder, and for a key type without a deterministic coder.
 
@@ -287,7 +287,7 @@ def set(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedSet[T]:
-    """A set per key. Raises DeclarationError for a member type without a deterministic coder.
+    """Declares a set for each key. Raises DeclarationError for a member type without a deterministic coder.
 
     Example: ``carriers = state.set(str)``, then ``self.carriers.add("UA")``.
     """
@@ -304,7 +304,7 @@ def list(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedList[T]:
-    """A list per key, of elements of ``type_``.
+    """Declares a list for each key, of elements of ``type_``.
 
     Example: ``recent = state.list(float)``, then ``self.recent.append(21.5)``.
     """
@@ -322,7 +322,7 @@ def reducing(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedReducing[T]:
-    """One value per key, reduced from everything added by ``fn(so far, new)``, such as ``max`` and ``operator.add``.
+    """Declares one value for each key: all added values, reduced by ``fn(so far, new)``, such as ``max``.
 
     Example: ``highest = state.reducing(float, max)``, then ``self.highest.add(21.5)``.
     """
@@ -340,7 +340,7 @@ def counter(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedCounter:
-    """A 64-bit whole number per key, 0 at first.
+    """Declares a 64-bit whole number for each key, which is 0 at first.
 
     Example: ``readings = state.counter()``, then ``self.readings.add(1)``.
     """

@@ -2,8 +2,8 @@
 
 *Exact conversions* convert a number to another type of number, or raise an error if the result would not be equal.
 
-*Ordered byte forms* compare, byte by byte, in the order of their values. All their functions are total on
-their stated input and reversible.
+*Ordered byte forms* compare, byte by byte, in the order of their values. Their functions accept every value of their
+stated input, and can be reversed.
 
 *Plain data* is stored as msgpack. msgpack lacks tuple, set, date, datetime, Decimal, UUID, bytearray, numpy arrays and
 ints beyond 64 bits. They are stored as extension types, with numbers that never change their meaning. A decoded array
@@ -103,7 +103,7 @@ def exact_decimal(value: Any) -> Decimal:
 
 
 def order_int(value: int) -> bytes:
-    """8 bytes, sign bit flipped. Raises struct.error outside the 64-bit range."""
+    """Encodes an int as 8 bytes with the sign bit flipped. Raises struct.error outside the 64-bit range."""
     return _U64.pack(value + _BIAS)
 
 
@@ -113,7 +113,7 @@ def unorder_int(data: bytes) -> int:
 
 
 def order_float(value: float) -> bytes:
-    """8 bytes; -0.0 becomes 0.0. Raises EncodeError for NaN, which has no place in an order."""
+    """Encodes a float as 8 bytes; -0.0 becomes 0.0. Raises EncodeError for NaN, which has no place in an order."""
     if math.isnan(value):
         raise EncodeError("NaN cannot be a key", remedy="drop or replace NaN keys before they reach the operator")
     bits: int = _U64.unpack(_F64.pack(value + 0.0))[0]
@@ -127,7 +127,7 @@ def unorder_float(data: bytes) -> float:
 
 
 def micros_of(value: datetime) -> int:
-    """Microseconds since 1970-01-01, in UTC for an aware datetime and in wall time for a naive one.
+    """Returns microseconds since 1970-01-01, in UTC for an aware datetime and in wall time for a naive one.
 
     Raises EncodeError for a pandas time that has nanoseconds.
     """
@@ -148,8 +148,10 @@ def datetime_of(micros: int, *, aware: bool) -> datetime:
 
 
 def order_decimal(value: Decimal) -> bytes:
-    """Sign byte, exponent and digits, the same for equal decimals such as 1.0 and 1.00. Raises EncodeError for NaN and
-    infinity."""
+    """Encodes a Decimal as sign byte, exponent and digits, which are the same for equal decimals such as 1.0 and 1.00.
+
+    Raises EncodeError for NaN and infinity.
+    """
     if not value.is_finite():
         raise EncodeError(
             f"{value} cannot be a key", remedy="use finite decimals: only these have a place in the key order"
@@ -163,8 +165,10 @@ def order_decimal(value: Decimal) -> bytes:
 
 
 def unorder_decimal(data: bytes) -> Decimal:
-    """Inverse of :func:`order_decimal`, in a canonical form without trailing zeros after the point, and with up to 20
-    zeros in place of a positive exponent."""
+    """Inverse of :func:`order_decimal`. The result is in a canonical form.
+
+    In this form there are no trailing zeros after the point, and an exponent from 1 to 20 is written as zeros.
+    """
     if data == b"\x01":
         return Decimal(0)
     body = data[1:] if data[0] == 2 else data[1:-1].translate(_INVERT)
@@ -176,7 +180,7 @@ def unorder_decimal(data: bytes) -> Decimal:
 
 
 def join_ordered(parts: Iterable[bytes]) -> bytes:
-    """Self-delimiting concatenation; the results compare byte by byte as the sequences of parts do.
+    """Concatenates parts in a form that can be split again, and that sorts byte by byte as the sequences of parts do.
 
     A zero byte inside a part is written ``00 FF``; ``00 00`` ends a part.
     """
@@ -230,8 +234,10 @@ def loads(data: bytes) -> Any:
 
 
 def _has_bytearray(value: Any) -> bool:
-    """Returns whether the value is, or contains in lists and dicts, a bytearray, for which msgpack would not call
-    ``_extend``."""
+    """Returns whether the value is a bytearray, or contains one in lists and dicts.
+
+    msgpack does not call ``_extend`` for a bytearray.
+    """
     cls = value.__class__
     if cls is list:
         return any(map(_has_bytearray, value))
@@ -309,7 +315,7 @@ def _is_generic(cls: type) -> bool:
 
 
 def has_items(array: Any, item: type) -> bool:
-    """Returns whether the items of ``array`` are of ``item``, a class of numpy's.
+    """Returns whether the items of ``array`` are of the numpy class ``item``.
 
     Two integer types that differ in name only, as C's ``long long`` and ``long`` may, count as one, because the stored
     form of one may be decoded as the other.
@@ -449,7 +455,8 @@ def defaults(cls: Any) -> dict[str, Any]:
 def builder(cls: Any) -> Callable[[dict[str, Any]], Any]:
     """Returns a function that makes an instance from field values.
 
-    It does not run ``__init__`` or validation of dataclasses and models, because stored values were accepted before.
+    The function does not run ``__init__`` or validation of dataclasses and models, because stored values were accepted
+    before.
     """
     if _is_pydantic(cls):
         return lambda values: cls.model_construct(**values)

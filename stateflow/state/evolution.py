@@ -207,8 +207,8 @@ class DeployedStates:
     Attributes:
         states: names of the deployed states. Code that lacks one of them does not drop it: only a deployment drops a
             state.
-        dropped: by name, how often a state was dropped. Data that was stored before the last drop is gone, even if the
-            state is declared again.
+        dropped: name of a state → how often it was dropped. Data that was stored before the last drop is gone, even if
+            the state is declared again.
 
     >>> DeployedStates(frozenset({"n"})).states
     frozenset({'n'})
@@ -243,10 +243,11 @@ class Evolution:
     Args:
         stored: :meth:`KeyedState.schema` of the stored states.
         stored_version: the operator's ``state_version`` when the states were stored.
-        migrates: whether the operator has a ``migrate_state``, which is called if its version is greater than that.
+        migrates: whether the operator has a ``migrate_state``, which is called if ``version`` exceeds
+            ``stored_version``.
 
-    Raises SchemaMismatch if the stored states are newer, or differ in a way that neither widening nor
-    ``migrate_state`` handles.
+    Raises SchemaMismatch if the stored states are newer, or differ in a way that neither widening nor ``migrate_state``
+    handles.
 
     Example: ``Evolution("Count", stored, 1, declarations_of(Count), 2, migrates=True)``
     """
@@ -303,7 +304,10 @@ class Evolution:
         return Verdict.WIDER if old is not None and _is_wider(old, now.coder) else Verdict.CHANGED
 
     def evolved(self, reader: CellReader) -> Evolved:
-        """Returns the stored cells without those of replaced states, but with those of widened states in new form."""
+        """Returns a reader of the cells as they are after the evolution, without the changes by ``migrate_state``.
+
+        Cells of replaced states are left out, and cells of widened states have their new form.
+        """
         puts: dict[bytes, bytes] = {}
         for was in self._replaced:
             if was["name"] in self._widened:
@@ -427,7 +431,7 @@ def declared_as(described: dict[str, Any], custom: Mapping[str, Coder[Any]]) -> 
         described: the state's :meth:`Declaration.describe`.
         custom: coders of the user's own, by name.
 
-    Returns None for a custom coder that is not among them.
+    Returns None if ``custom`` lacks a coder of the state.
     """
     found: list[Coder[Any] | None] = []
     for coder_name, types in itertools.zip_longest(described["coders"], described.get("types", ())):

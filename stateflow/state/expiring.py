@@ -1,7 +1,7 @@
 """Tracked objects of states with a ttl, and the sweep that finds their expired cells in the store.
 
 Time is fixed within a batch. An expired value, entry or element is *dropped by the first access that meets it*, and
-counts as removed in that batch, so that all other code (net change, count, rollback, putting it again) can ignore time.
+counts as removed in that batch. So all other code (net change, count, rollback, putting it again) can ignore time.
 Expired entries that were not accessed stay in the store and in the stored count, but are invisible, until the
 :class:`Sweep` finds them.
 """
@@ -251,7 +251,7 @@ class ExpiringMap(Expiring[K], TrackedMap[K, V]):
 
 
 class CanonicalExpiringMap(CanonicalTrackedMap[K, V], ExpiringMap[K, V]):
-    """An ExpiringMap for types of keys that may be stored as one key although Python does not find them equal."""
+    """An ExpiringMap for types in which keys that are not equal in Python may have the same stored form."""
 
     __slots__ = ()
 
@@ -272,7 +272,7 @@ class ExpiringSet(Expiring[T], TrackedSet[T]):
 
 
 class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
-    """An ExpiringSet for types of members that may be stored as one although Python does not find them equal."""
+    """An ExpiringSet for types in which members that are not equal in Python may have the same stored form."""
 
     __slots__ = ()
 
@@ -280,8 +280,8 @@ class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
 class ExpiringList(Expiring[int], TrackedList[T]):
     """A TrackedList whose elements expire one by one; the elements after an expired one move up.
 
-    Only ``append`` and ``clear`` do not read the whole list; all else does, because every index depends on the expired
-    elements. An element that moves because another one is inserted counts as written.
+    All operations except ``append`` and ``clear`` read the whole list, because every index depends on which elements
+    have expired. An element that moves because another one is inserted counts as written.
     """
 
     __slots__ = ()

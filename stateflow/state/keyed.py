@@ -56,7 +56,7 @@ _IN_TUPLE: Final = frozenset({str, int})
 #: kinds of states that have one cell per key
 _SINGLE_VALUES: Final = frozenset({"value", "counter", "reducing"})
 
-#: maximum of keys evicted beyond those over the limit
+#: maximum number of keys that are evicted in addition to those over the limit
 EVICTED_BEYOND: Final = 1024
 
 #: for fewer values, encoding them together saves nothing
@@ -66,12 +66,12 @@ _MANY: Final = 4
 
 
 class PendingWrites:
-    """The writes of one ``collect``, up to its ``mark_clean``; it encodes values of one state together if possible.
+    """Writes of one ``collect``, until its ``mark_clean``. Encodes the values of a state together if possible.
 
     Encoding a value by itself costs a call, an exception handler and a check of its type. If all values of a state have
     exactly the types that its coder stores, they are encoded together, and stay unchanged once they are on disk. An
     object that needs more care (it was cleared, never read, or its value is of another type) is encoded by itself, in
-    the order in which the objects were written, so that its errors are the same as without grouping.
+    the order in which the objects were written. So errors are the same as without grouping.
 
     Args:
         written: tracked objects, in the order in which they were written; it must not change until ``saved``.
@@ -146,7 +146,7 @@ class Tag:
     """One state of a partition.
 
     Attributes:
-        attribute: its name in the operator; None: the operator does not declare the state.
+        attribute: the state's name in the operator; None: the operator does not declare the state.
     """
 
     declaration: Declaration
@@ -186,8 +186,9 @@ class Opaque(Coder[bytes]):
 
 
 def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
-    """Returns a declaration for a state that another process made at run time and this one does not know yet. It
-    suffices to empty the state and to sweep it.
+    """Returns a declaration for a state that another process made at run time, and that this process does not know yet.
+
+    The declaration suffices to empty the state and to sweep it.
 
     Args:
         described: the state's :meth:`Declaration.describe`.
@@ -263,7 +264,7 @@ class TagRegister:
         self._recording = []
 
     def invalidate(self) -> None:
-        """Compares all tags with the store again, because the store was changed underneath."""
+        """Compares all tags with the store again. Call it when others have changed the store."""
         self._recording = []
         self._unrecorded = {}
         for declaration in self._made.values():
@@ -274,11 +275,11 @@ class TagRegister:
 
 
 class _ByRowKey:
-    """Marks the cache of keys that may be equal although their row keys differ, or the reverse: it is by row key."""
+    """Marks the cache, indexed by row key, of keys that may be equal although their row keys differ, or the reverse."""
 
 
 class _ByPlace:
-    """Marks the cache of run-time states, which is by key and namespace, as in an address, and then by tag."""
+    """Marks the cache of run-time states, indexed by key and namespace as in an address, and then by tag."""
 
 
 class KeyedState:
@@ -334,7 +335,8 @@ class KeyedState:
         self._specs: list[StateSpec] = []
         self._expiring: list[StateSpec] = []
         self._sweep = Sweep(reader, ())
-        #: the last sweep changed at least half of the cells that it was allowed to check, so more wait for the next one
+        #: the last sweep changed at least half of the cells that it was allowed to check, so more cells wait for the
+        #: next sweep
         self.sweep_is_behind = False
         self._register = TagRegister(reader)
         #: tags of states made at run time whose declarations are not known yet; stand-ins are in their place
@@ -468,10 +470,10 @@ class KeyedState:
         self._bound = self._target = None
 
     def bundles(self, keys: Sequence[Any]) -> list[Bundle | None]:
-        """Returns, for each key, the objects that ``bind`` would set, if they are cached; otherwise None. Then call
-        ``bundle_of`` when the key is processed, which raises an error for an invalid key.
+        """Returns, for each key, the objects that ``bind`` would set, if they are cached; otherwise None.
 
-        Call it at the begin of a batch.
+        For a key with None, call ``bundle_of`` when the key is processed; it raises an error for an invalid key. Call
+        ``bundles`` at the beginning of a batch.
         """
         kinds = set(map(type, keys))
         cls = kinds.pop() if len(kinds) == 1 else None

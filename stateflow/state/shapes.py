@@ -48,7 +48,7 @@ Signature = Any
 
 
 class Verdict(IntEnum):
-    """The relation of values stored with one type to another type."""
+    """Result of comparing the type of stored values with another type."""
 
     #: the values are values of the other type
     KEPT = 0
@@ -506,7 +506,9 @@ class RecordShape:
 
     @classmethod
     def of(cls, record: type) -> RecordShape:
-        """Returns the only shape of a class. Raises DeclarationError if it is not a record, or a field has no coder.
+        """Returns the shape of a class, the same one at each call.
+
+        Raises DeclarationError if the class is not a record, or a field has no coder.
 
         The class may contain itself, so it is registered before its fields are read.
         """

@@ -234,7 +234,7 @@ class StateSpec:
         return self.default
 
     def admit(self, key: Any) -> Any:
-        """Returns the key as the store returns it. Raises EncodeError if the key has no key form."""
+        """Returns the key in the form in which the store returns it. Raises EncodeError if the key has no key form."""
         if self.standalone:
             return key
         code = self.key_coder.encode_key(key)
@@ -253,7 +253,7 @@ class StateSpec:
             return found
 
     def canonical(self, key: Any) -> Any:
-        """Returns the key as the store returns it, or unchanged if it has no key form."""
+        """Returns the key in the form in which the store returns it, or unchanged if it has no key form."""
         try:
             return self.admit(key)
         except ENCODE_FAILURES:
@@ -378,9 +378,10 @@ class _Same:
 
 
 def fingerprint(value: Any) -> Any:
-    """Returns an object that differs from the fingerprint of ``value`` after it is replaced or changed in place.
+    """Returns an object that tells whether ``value`` is later replaced or changed in place.
 
-    For a value without a stored form, only a replacement is noticed.
+    The fingerprint of the replaced or changed value differs from this fingerprint. For a value without a stored form,
+    only a replacement is noticed.
     """
     if type(value) in encoding.IMMUTABLE:
         return (type(value), value)
@@ -404,9 +405,9 @@ STANDALONE: Final = StateSpec("", "", STANDALONE_VALUES)
 class TrackedValue(Generic[T]):
     """A variable, which is read and assigned as ``.value``. ``clear()`` restores the declared default.
 
-    On an operator an object belongs to one key for good, even if it is kept while other keys are processed. A mutable
-    value (list, dict, …) may be changed in place in the batch that read it. A value kept from an earlier batch is a
-    copy: changing it does not change the state. ``TrackedValue(0)`` is a variable in memory without an operator.
+    In an operator, an object always belongs to the same key, even if it is kept while other keys are processed. A
+    mutable value (list, dict, …) may be changed in place in the batch that read it. A value kept from an earlier batch
+    is a copy: changing it does not change the state. ``TrackedValue(0)`` is a variable in memory without an operator.
 
     >>> flights = TrackedValue(0)
     >>> flights.value += 1
@@ -668,7 +669,7 @@ class TrackedCounter(TrackedValue[int]):
 
 
 class _Zero(Coder[Any]):
-    """The default of a standalone counter."""
+    """Coder that decodes 0, the default of a standalone counter."""
 
     name = "zero"
     mutable = False

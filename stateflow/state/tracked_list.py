@@ -27,9 +27,9 @@ _LOOKUPS_MAX = 16
 class TrackedList(Collection[int], MutableSequence[T]):
     """A list with one stored cell per element.
 
-    On an operator an object belongs to one key for good. ``append``, ``pop()``, ``pop(0)``, and reading or assigning
-    one element access one element, however long the list is; inserting or deleting elsewhere moves the elements on the
-    shorter side. Slices, ``+``, ``*`` and ``copy()`` return plain lists.
+    In an operator, an object always belongs to the same key. ``append``, ``pop()``, ``pop(0)``, and reading or
+    assigning one element access one element, however long the list is; inserting or deleting elsewhere moves the
+    elements on the shorter side. Slices, ``+``, ``*`` and ``copy()`` return plain lists.
 
     Mutable elements may be changed in place in the batch that read them. An element kept from an earlier batch is a
     copy: changing it does not change the state. ``TrackedList([1])`` makes a list in memory, which belongs to no
@@ -170,7 +170,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         self._count -= 1
 
     def _replace(self, old: Sequence[int], new: Sequence[int], values: Iterable[T]) -> None:
-        """Empties the live places ``old`` and puts ``values`` at the places ``new``, which are in ``old`` or empty."""
+        """Empties the live places ``old``, and puts ``values`` at the places ``new``, which are empty or in ``old``."""
         self._bring(old)
         for place, value in zip(new, values, strict=True):
             if place in self._items:

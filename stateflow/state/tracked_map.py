@@ -19,10 +19,10 @@ V = TypeVar("V")
 class TrackedMap(Collection[K], MutableMapping[K, V]):
     """A dict that iterates in encoded-key order, which for ordinary keys is sorted order.
 
-    On an operator an object belongs to one key for good. Reading one entry reads one cell; iterating reads all. Mutable
-    values may be changed in place in the batch that read them. A value kept from an earlier batch is a copy: changing
-    it does not change the state. A new key without a stored form (the wrong type, NaN) raises EncodeError at once, a
-    value without a stored form raises it when the batch is collected.
+    In an operator, an object always belongs to the same key. Reading one entry reads one cell; iterating reads all.
+    Mutable values may be changed in place in the batch that read them. A value kept from an earlier batch is a copy:
+    changing it does not change the state. A new key without a stored form (the wrong type, NaN) raises EncodeError at
+    once, a value without a stored form raises it when the batch is collected.
 
     ``|``, ``copy()`` and the view operations return plain dicts and sets. ``TrackedMap({"a": 1})``, with the arguments
     of dict, makes a map in memory that belongs to no operator.
@@ -183,9 +183,9 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
 
 class CanonicalTrackedMap(TrackedMap[K, V]):
-    """A TrackedMap for types of keys that may be stored as one key although Python does not find them equal.
+    """A TrackedMap for types in which keys that are not equal in Python may have the same stored form.
 
-    It looks up keys in their stored form.
+    The map looks up keys in their stored form.
     """
 
     __slots__ = ()
@@ -268,9 +268,9 @@ T = TypeVar("T")
 class TrackedSet(Collection[T], MutableSet[T]):
     """A set that iterates in encoded order, which for ordinary members is sorted order.
 
-    On an operator an object belongs to one key for good. Looking up one member reads one cell; iterating reads all. A
-    member without a stored form raises EncodeError when it is added. Operators and methods that return a new set return
-    a plain set. ``TrackedSet([1, 2])`` makes a set in memory that belongs to no operator.
+    In an operator, an object always belongs to the same key. Looking up one member reads one cell; iterating reads all.
+    A member without a stored form raises EncodeError when it is added. Operators and methods that return a new set
+    return a plain set. ``TrackedSet([1, 2])`` makes a set in memory that belongs to no operator.
 
     >>> carriers = TrackedSet(["UA"])
     >>> carriers.add("AA")
@@ -474,9 +474,9 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
 
 class CanonicalTrackedSet(TrackedSet[T]):
-    """A TrackedSet for types of members that may be stored as one although Python does not find them equal.
+    """A TrackedSet for types in which members that are not equal in Python may have the same stored form.
 
-    It looks up members in their stored form.
+    The set looks up members in their stored form.
     """
 
     __slots__ = ()
@@ -492,7 +492,7 @@ class CanonicalTrackedSet(TrackedSet[T]):
 
 
 def _frozen(member: object) -> Any:
-    """Returns a set as a frozenset, for lookups like the builtin's. Raises TypeError for other unhashable objects."""
+    """Returns a set as a frozenset, as which Python's sets look it up. Raises TypeError for any other object."""
     if isinstance(member, set | TrackedSet):
         return frozenset(member)
     raise TypeError(f"unhashable type: {type(member).__name__!r}")

@@ -133,7 +133,7 @@ def test_of_a_batch_that_has_no_room_nothing_is_kept(directory: Path) -> None:
     log(small, 0, 0, attempted=(0,))
     before = (small.parts(), small.size)
     for _ in range(2):
-        with pytest.raises(OutboxFull, match="0 of them wait to be taken"):
+        with pytest.raises(OutboxFull, match="0 of them have not been retrieved"):
             small.log(1, words(dict.fromkeys(range(50), b"x" * 20)), [], None, [(0, 0)])
         assert (small.parts(), small.size) == before
         assert small.newest == 0
