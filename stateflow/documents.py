@@ -15,7 +15,7 @@ from stateflow.errors import InvalidArgument
 BYTES_MAX = 1 << 20
 #: limit of nested sections
 DEPTH_MAX = 50
-#: limit of values; a value that aliases repeat counts each time
+#: limit of values in a document; a value counts once more for each alias that repeats it
 VALUES_MAX = 100_000
 
 
@@ -127,7 +127,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _measure(node: Node, known: dict[int, int], depth: int) -> int:
-    """Counts the values of a node, including those for which its aliases stand.
+    """Counts the values of a node. An alias counts as many values as the node to which it refers.
 
     Raises MarkedYAMLError for too many values, too deep nesting, a node that contains itself, or a duplicate name.
     """

@@ -89,7 +89,7 @@ def from_wire(wire: dict[str, Any]) -> StateflowError:
     return error
 
 
-#: environment variable; if it is "1", tracebacks include causes and the frames within stateflow and Spark
+#: environment variable; unless it is unset, empty or "0", tracebacks include causes and frames of stateflow and Spark
 TRACEBACKS = "STATEFLOW_TRACEBACKS"
 
 
@@ -98,7 +98,10 @@ def tracebacks_wanted() -> bool:
 
 
 def brief(cls: T) -> T:
-    """Decorates a class: a public method's traceback ends where the method was called, unless TRACEBACKS is set."""
+    """Decorates a class so that tracebacks of StateflowErrors end at the call of its public method.
+
+    The frames below that call are left out, unless TRACEBACKS is set.
+    """
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _brief(method))
@@ -367,7 +370,7 @@ class SourceTaken(RemoteCondition):
 
 
 class SourceRetired(RemoteCondition):
-    """The requested data was deleted when its source was retired, or may have been: the source's records are gone."""
+    """The request needs records of a source that were deleted when the source was retired."""
 
     code = "source_retired"
 
@@ -568,7 +571,8 @@ class CheckpointMissing(RemoteCondition):
 
 
 class CheckpointStoreMissing(Unavailable):
-    """The expected checkpoint store is not at its URL: the marker is missing, or belongs to another store."""
+    """The expected checkpoint store is not at its URL: the store's marker file is missing, or is that of another
+    store."""
 
     code = "checkpoint_store_missing"
     retryable = False

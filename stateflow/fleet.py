@@ -67,7 +67,7 @@ class Child:
     """The state of a replica at its agent.
 
     Attributes:
-        spawned: order by which the replica's process was started.
+        spawned: the desired replica by which the process was started, with its limits.
         deaths: number of consecutive failures.
         fault: reason for which the process last ended.
         address: address of the replica; empty: not known yet.
@@ -114,7 +114,8 @@ class DesiredState:
         wanted: all replicas that the agent should have.
         ledger: id of the replying controller's ledger.
         term: term of the replying controller.
-        adopted: id of the agent's ledger, if the controller's ledger has adopted its contents; otherwise empty.
+        adopted: id of the ledger that the agent named in its heartbeat, if the controller's ledger has adopted that
+            ledger's contents; otherwise empty.
     """
 
     lease_s: float
@@ -148,7 +149,7 @@ class Request:
 
 
 class Launcher(Protocol):
-    """Starts and ends processes, either on this machine or forked from another process."""
+    """Starts and ends processes on this machine, either by running a new Python or by forking a prepared process."""
 
     def start(self, spec: Command) -> Started:
         """Starts a process, without waiting until it is ready."""
