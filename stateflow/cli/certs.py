@@ -87,7 +87,7 @@ def renew(
     name: Annotated[
         str,
         typer.Argument(
-            help="Directory ./NAME is renewed, as `certs issue NAME` wrote it; with --out, that directory instead."
+            help="Renew the certificate in ./NAME, where `certs issue NAME` wrote it, or in the directory of --out."
         ),
     ],
     out: Out = None,
@@ -121,7 +121,7 @@ def revoke(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Put certificates on the list that servers refuse. Copy the list to every server."""
+    """Add certificates to the list of those that servers refuse. Copy the list to every server."""
     from stateflow.security.authority import Authority
 
     authority = Authority(authority_directory(directory))
@@ -191,7 +191,7 @@ def issue_token(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Print a token, or write it to a file; it is stored nowhere else. Keep it as secret as a key."""
+    """Print a token, or write it to a file. The token is stored nowhere else. Keep it as secret as a key."""
     from stateflow.security.authority import Authority, write_private
     from stateflow.security.roles import Identity
 
