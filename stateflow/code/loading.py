@@ -51,7 +51,7 @@ _REMEDY = (
 )
 #: name of a module made from text: this prefix and the text's digest
 _MODULE = "stateflow code "
-#: line by which an excerpt imports a name from a module of stateflow
+#: line by which an excerpt imports a name of stateflow that the program got by ``import *``
 _FORMER = re.compile(r"^from (stateflow\.[\w.]+) import (?=(\w+) as )", re.MULTILINE)
 #: words that name the operator that is being loaded in this context; empty: none
 _inside: ContextVar[str] = ContextVar("inside", default="")
