@@ -1,8 +1,8 @@
 """TAKEOVER: time until the next decision when the leading controller is killed, at each stage of a move.
 
 Two controllers share one ledger while rows stream. Right after the kill, a second move is requested, and requested
-again until a controller has decided it. There are two ways. In the way ``apart``, the controllers cannot see each
-other's process, as on two machines; in the way ``together``, they can.
+again until a controller has decided it. The experiment runs twice: ``apart``, with controllers that cannot see each
+other's process, as on two machines, and ``together``, with controllers that can.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ PAUSE_MS = 1000.0
 
 
 class Sites(LocalCluster):
-    """A cluster with one replica to which agents can be added. Replicas of agents get partitions by themselves."""
+    """A cluster that starts with one replica. Agents can be added, and their replicas get partitions automatically."""
 
     def _process(self, name: str, arguments: list[str]) -> Process:
         if name == "controller":

@@ -138,7 +138,8 @@ def room(data_dir: Path) -> Finding:
 
 
 def syncs(data_dir: Path) -> Finding:
-    """Measures small synced writes, as needed for each batch with ``acknowledge=fsync`` and for a takeover."""
+    """Measures the duration of small synced writes. Batches with ``acknowledge=fsync`` and takeovers need such
+    writes."""
     try:
         with tempfile.NamedTemporaryFile(dir=_existing(data_dir), prefix=".stateflow-doctor-") as file:
             took = []

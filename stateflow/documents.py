@@ -29,8 +29,8 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
 
     Args:
         may_be_text: tells whether the value at a place may be meant as text. Such a value is refused if YAML reads it
-            as another type and would write it differently, such as ``no`` or ``1.10``: its intended type is not known.
-            None: no value is refused for that reason.
+            as another type and would write it differently, because its intended type is not known. Examples are ``no``
+            and ``1.10``. None: no value is refused for that reason.
     """
     try:
         with path.open("rb") as file:

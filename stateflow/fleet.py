@@ -86,7 +86,7 @@ class Directory:
 
     Attributes:
         place: path of the directory.
-        ledger: id of the ledger to which the directory belongs; empty: to none yet.
+        ledger: id of the ledger to which the directory belongs; empty: it belongs to no ledger yet.
     """
 
     id: str
@@ -160,7 +160,7 @@ class Launcher(Protocol):
         ...
 
     def kill(self, handle: Started) -> None:
-        """Ends a process at once; it flushes nothing."""
+        """Ends a process at once, so that the process cannot flush data."""
         ...
 
     def is_running(self, handle: Started) -> bool: ...

@@ -24,7 +24,7 @@ class Report:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data. An error becomes its one line; no error becomes empty text."""
+        """Returns the report as plain data. An error becomes text of one line; empty: there is no error."""
         return asdict(self, dict_factory=_plain)
 
 
@@ -270,7 +270,7 @@ class LeftPartition(Report):
 
 @dataclass(frozen=True, slots=True)
 class LackOfRoom(Report):
-    """A replica that would receive more bytes than it has room for, or several replicas that share one disk.
+    """A lack of room: one replica, or several that share a disk, would receive more bytes than they have room for.
 
     Example: ``cluster.would_drain("edge-1-gw7").lacking``
     """
@@ -436,7 +436,7 @@ class Rolling(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFault(Report):
-    """A fault of a partition on ``replica``; or, if ``undone``, the reason why the partition was not processed there.
+    """A fault of a partition on ``replica``. If ``undone``, ``error`` says why the partition was not processed there.
 
     Example: ``[(each.partition, each.error) for each in cluster.status().damaged]``
     """
@@ -454,7 +454,7 @@ class SweepNode(Report):
 
     Attributes:
         status: status of the node's entity in the sweep's batch.
-        partitions: number of partitions done.
+        partitions: number of partitions that the node has processed.
         bytes_new: for checkpoints, bytes that were not in the store before.
         bytes_total: for checkpoints, bytes of all files of the checkpoints.
         bytes_read: for verifications, bytes read.

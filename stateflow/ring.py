@@ -122,9 +122,9 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 def by_sites(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites
 ) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
-    """Yields (allowed sites, owners, replicas there) for each group of operators with the same allowed sites.
+    """Yields (allowed sites, partition → owner, replicas there) for each group of operators with the same sites.
 
-    No sites: the group is allowed at all sites.
+    An empty set of allowed sites stands for all sites.
     """
     sites = {operator: frozenset(where) for operator, where in allowed.items()}
     groups: dict[frozenset[str], dict[PartitionId, str]] = {}
@@ -138,7 +138,10 @@ def by_sites(
 def rebalance(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> dict[PartitionId, str]:
-    """Applies :func:`share_out` to each group of operators with the same allowed sites and the replicas there."""
+    """Returns partition → new owner, for the moves that give every node its share of the partitions of all operators.
+
+    :func:`share_out` is applied to each group of operators with the same allowed sites, with the replicas there.
+    """
     moves: dict[PartitionId, str] = {}
     for _, theirs, able in by_sites(owners, replicas, allowed):
         moves |= share_out(theirs, able)
@@ -225,7 +228,7 @@ def _places(owners: Iterable[str], workers: Mapping[str, int]) -> dict[str, str]
 def _at_workers(nodes: Mapping[K, str], workers: Mapping[str, int], counts: Mapping[str, int]) -> dict[K, str]:
     """Returns item → worker for the items of ``nodes``, item → node.
 
-    For each item in turn, the worker of its node with the fewest partitions for its weight is chosen.
+    Each item in turn gets the worker of the item's node that has the fewest partitions relative to the worker's weight.
 
     Args:
         workers: worker → weight.

@@ -141,8 +141,11 @@ class Made:
 
     @contextmanager
     def current(self) -> Iterator[Made]:
-        """Makes the span current: spans begun within the block, also by tasks started in it, are its children. Does not
-        end the span."""
+        """Makes the span the current one while the block runs.
+
+        Spans that are begun in the block, or by tasks that are started in it, become children of this span. The block
+        does not end the span.
+        """
         from opentelemetry import trace
 
         with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):

@@ -165,8 +165,10 @@ class Table(Generic[P, M, A]):
         raise self.impossible(machine, event)
 
     def handle(self, machine: M, phase: P, event: object) -> tuple[P, A]:
-        """Applies the row's effect, and returns (phase afterwards, answer). Raises the errors of ``decide``, which
-        change nothing."""
+        """Applies the effect of the row for this event. Returns (phase afterwards, answer).
+
+        Raises the errors of ``decide``; then nothing is changed.
+        """
         row = self.decide(machine, phase, event)
         if isinstance(row, Ignored):
             return phase, row.answer
@@ -175,7 +177,7 @@ class Table(Generic[P, M, A]):
         return phase if row.to is None else row.to, row.answer
 
     def broken(self, machine: M) -> Iterator[str]:
-        """Returns the invariants that do not hold."""
+        """Yields a description of each invariant that does not hold."""
         return (invariant.words for invariant in self.invariants if not invariant.holds(machine, None))
 
 

@@ -250,7 +250,7 @@ class OperatorSpec:
         return replace(self, dropped=dropped, recorded_us=deployed.recorded_us)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the form that data directories and the ledger keep."""
+        """Returns the spec as JSON-able data, in the form that data directories and the ledger store."""
         return {
             **asdict(self),
             "key": list(self.key),

@@ -66,8 +66,8 @@ class Rlimits:
     """Limits by process limits (``RLIMIT_DATA``): each process gets its share of the replica's limit.
 
     An allocation beyond the limit fails, whether or not the memory is used. Before its first row, a replica allocates
-    1.4 GiB that it never uses, so ``OVERHEAD_BYTES`` are added. So a replica cannot fill the machine's memory, but it
-    can use more memory than was ordered.
+    1.4 GiB that it never uses, so ``OVERHEAD_BYTES`` are added to the limit. Therefore a replica can use more memory
+    than was ordered, but it cannot fill the machine's memory.
     """
 
     kind = RLIMIT if sys.platform == "linux" else NONE

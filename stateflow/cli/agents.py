@@ -277,7 +277,7 @@ def stop(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Stop a replica through its agent. Its state stays on its disk, and `stateflow restart` starts the replica
+    """Stop a replica through its agent. The replica's state stays on disk, and `stateflow restart` starts the replica
     again."""
     _follow(Cluster(controller).stop_replica(replica, drain=drain, force=force), as_json)
 

@@ -46,7 +46,8 @@ def init(
     name: Annotated[str, typer.Option(help="Common name of the authority.")] = "stateflow",
     as_json: Json = False,
 ) -> None:
-    """Create an authority. Its key stays here; every process and person gets its certificate."""
+    """Create an authority. The authority's key stays here; every process and person gets the authority's
+    certificate."""
     from stateflow.security.authority import Authority
     from stateflow.security.plain import CA
 
@@ -95,7 +96,7 @@ def renew(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a new certificate and key for the same name, role and hosts. Running processes load it by themselves."""
+    """Write a new certificate and key for the same name, role and hosts. Running processes load both by themselves."""
     from stateflow.security.authority import Authority
 
     where = out or Path(name)

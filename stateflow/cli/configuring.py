@@ -64,7 +64,7 @@ HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A settings model, and the values among its own that came from flags."""
+    """A settings model with its values, and those of the values that flags have set."""
 
     model: Settings
     given: Mapping[str, Any]

@@ -130,7 +130,7 @@ class Plan:
         """Returns the arguments of ``stateflow`` for this process.
 
         Args:
-            advertise: address that others use; empty: ``listen``.
+            advertise: host:port at which others reach the process; empty: ``listen``.
         """
         if self.role == "controller":
             return ["controller", "--listen", listen, *(["--advertise", advertise] if advertise else [])]

@@ -235,7 +235,7 @@ class Statement:
 
 @dataclass(slots=True)
 class Program:
-    """A program, as its statements."""
+    """The statements of a program, and what else an excerpt needs to know about it."""
 
     statements: list[Statement]
     elsewhere: dict[str, int] = field(default_factory=dict)  # name made by a statement that no excerpt contains → line

@@ -44,17 +44,21 @@ Partition = tuple[str, int]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Returns the smallest value that at least ``share`` of the values do not exceed; None without values.
+    """Returns a percentile by nearest rank, which is one of the values; None without values.
 
     Args:
-        values: in ascending order.
+        values: values in ascending order.
+        share: rank as a fraction, such as 0.99.
     """
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The latency of ``count`` requests, from the first message to the last output; None: there were no requests."""
+    """The latency of ``count`` requests, from the first message to the last output of each.
+
+    The percentiles are None if there were no requests.
+    """
 
     p50_ms: float | None
     p99_ms: float | None

@@ -79,7 +79,7 @@ class Stretch:
     Attributes:
         slices: number of all slices.
         until_s: time at which the stream is closed.
-        began_s: time at which the first slice had been processed; None: it has not, and nothing can be moved yet.
+        began_s: time at which the first slice had been processed; None: no slice yet, so nothing can be moved.
     """
 
     slices: int

@@ -77,7 +77,13 @@ class Convoy:
 
 
 class Fleet:
-    """A fleet of ``convoys`` of ``vehicles`` each, which drive for ``seconds``."""
+    """A fleet of convoys, and all rows that its vehicles send.
+
+    Args:
+        convoys: number of convoys.
+        vehicles: number of vehicles in each convoy.
+        seconds: duration of the drive.
+    """
 
     def __init__(self, chance: Random, convoys: int, vehicles: int, seconds: float) -> None:
         self._chance = chance
