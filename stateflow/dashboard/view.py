@@ -106,7 +106,7 @@ class _Count:
 
 @dataclass(slots=True)
 class _Counted:
-    """A replica's last report, and its counts of the last seconds, oldest first."""
+    """A replica's last report, and the counts of its reports of about the last ``WINDOW_S`` seconds, oldest first."""
 
     rows: int
     partitions: dict[Partition, int]

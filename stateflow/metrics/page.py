@@ -52,7 +52,7 @@ _CONNECTION = "stateflow.connection"
 
 
 def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
-    """Returns the result of ``made``, which the event loop runs. Raises TimeoutError. Call it in another thread."""
+    """Returns the result of ``made``, which the event loop runs. Raises TimeoutError. Blocks the calling thread."""
 
     async def make() -> T:
         return await made()
