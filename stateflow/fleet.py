@@ -178,7 +178,7 @@ class Command:
         log: file that receives the process's standard error.
         within: prefix of the command, such as ``ip netns exec NAME``.
 
-    If its arguments say so, the process ends when its standard input is closed.
+    With the argument ``--stop-with-parent``, the process ends when its standard input is closed.
     """
 
     name: str

@@ -556,7 +556,7 @@ def retry(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Retry the moves that failed, with the same options."""
+    """Retry the failed moves of a reconfiguration, with the same options."""
     wait_for([Cluster(controller).retry(id, cancelled=cancelled)], as_json)
 
 
