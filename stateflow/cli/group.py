@@ -102,6 +102,7 @@ BRIEFLY: dict[str, str] = {
     "reconfig summary": "Sum up reconfigurations: states, moves, bytes, pauses.",
     "reconfig pause": "Pause a reconfiguration; moves under way complete.",
     "reconfig cancel": "Cancel a reconfiguration: roll back unfenced moves.",
+    "reconfig retry": "Retry the failed moves of a reconfiguration.",
     "reconfig edit": "Limit the concurrent moves of a reconfiguration.",
     "reconfig resolve": "Give up fenced moves that cannot complete.",
     "job create": "Create a job, which runs once or on a schedule.",
