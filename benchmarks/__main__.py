@@ -1,7 +1,7 @@
 """Runs one experiment: ``python -m benchmarks NAME [--experiment ID] [--quick] [--keep] --json``.
 
-The JSON object goes to standard output, progress to standard error. The exit status is 0 only when everything was
-measured and every result was correct; a missed target does not change it.
+The JSON object is written to standard output, and progress to standard error. The exit status is 0 if everything was
+measured and every result was correct, otherwise 1; a missed target does not change it.
 
 ``suite`` runs one experiment after another, ``report`` makes a page of the results that were kept, ``compare`` compares
 two files of results.
@@ -28,10 +28,11 @@ class Benchmark:
     """One benchmark and its experiments.
 
     Attributes:
-        module: defines ``run(experiment, quick=, seed=, only=) -> Record``.
-        experiments: the first is the default.
+        module: module that defines ``run(experiment, quick=, seed=, only=) -> Record``.
+        experiments: names of the experiments; the first one is the default.
+        question: question that the benchmark answers.
         full_only: experiments without a quick size, which the quick suite leaves out.
-        questions: by experiment, if its question differs from the benchmark's.
+        questions: experiment → its question, if that differs from the benchmark's.
     """
 
     module: str
@@ -56,7 +57,7 @@ REGISTRY = {
         "how long are partitions unserved?",
         questions={
             "M1": "how long is a partition unserved, by its size?",
-            "M2": "how long is it unserved, by the share of its keys that change during the move?",
+            "M2": "how long is a partition unserved, by the share of its keys that change during the move?",
             "M3": "how much latency do batches gain while a quarter of many partitions moves?",
             "M6": "what does moving back cost?",
             "M7": "do moves slow down partitions that stay?",
@@ -75,20 +76,20 @@ REGISTRY = {
         },
     ),
     "soak": Benchmark(
-        "benchmarks.soak", ("SOAK",), "is anything lost under random moves, kills and stops?", full_only=("SOAK",)
+        "benchmarks.soak", ("SOAK",), "are rows lost under random moves, kills and stops?", full_only=("SOAK",)
     ),
     "spark": Benchmark(
         "benchmarks.spark",
         ("T1", "T1-small", "T4"),
-        "is it faster than Spark's Python state API and its own aggregation?",
+        "is stateflow faster than Spark's Python state API and Spark's own aggregation?",
         questions={
-            "T1-small": "what does a small micro-batch cost, compared with the least Spark needs?",
+            "T1-small": "what does a small micro-batch cost, compared with the least that Spark needs?",
             "T4": "what does a small micro-batch cost, by the number of partitions?",
         },
     ),
     "backfill": Benchmark("benchmarks.backfill", ("T5",), "does memory grow with a batch DataFrame?"),
     "direct": Benchmark("benchmarks.direct", ("T2",), "what does a record cost without Spark?"),
-    "scale": Benchmark("benchmarks.scale", ("T3",), "does it scale with replicas, keys and state?"),
+    "scale": Benchmark("benchmarks.scale", ("T3",), "does a cluster scale with replicas, keys and state?"),
     "plan": Benchmark(
         "benchmarks.plan",
         ("S1", "S2"),

@@ -1,6 +1,7 @@
-"""ALONE: a site cut off from its controller and from the other sites' replicas serves its rows under load, and rejoins.
+"""ALONE: a site that is cut off from the controller and from the other sites serves its rows under load, and rejoins.
 
-Takeovers of its operator are manual. A second operator, with automatic takeovers, goes to its standbys during the cut.
+The site's operator has manual failover. A second operator has automatic failover, so its standbys at another site take
+over during the cut.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ TIMEOUT_S = 60.0
 
 
 class Sites(LocalCluster):
-    """Two sites whose links can be cut: the edge to the controller, and controller and cloud to the edge.
+    """A cluster of two sites, cloud and edge, between which the links can be cut.
 
-    The load is at the edge.
+    :meth:`cut` cuts the link from the edge to the controller, and the links from the controller and the cloud to the
+    edge. The load is at the edge.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,9 +66,12 @@ class Sites(LocalCluster):
         return next(each for each in self.cluster.status().operators if each.name == operator)
 
     def until(self, load: Load, what: str, holds: Any) -> float:
-        """Waits until ``holds()`` is true.
+        """Waits until ``holds()`` is true. Returns the duration of the wait in seconds.
 
-        Returns the seconds that it took. Raises TimeoutError, and the error of a sender that failed.
+        Raises TimeoutError, and the error of a sender that failed.
+
+        Args:
+            what: the expected event, for the error.
         """
         began = time.monotonic()
         while not holds():
@@ -100,7 +105,8 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _run(cut_s: float, seed: int, figures: dict[str, Any]) -> Correctness:
-    """Runs the experiment on one cluster. Raises StateflowError, TimeoutError."""
+    """Runs the experiment on one cluster, and adds its measurements to ``figures``. Raises StateflowError,
+    TimeoutError."""
     with tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder, Sites(Path(folder)) as local:
         cluster = local.cluster
         cluster.deploy(Ballast, PARTITIONS, failover="manual")

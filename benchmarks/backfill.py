@@ -1,11 +1,12 @@
 """T5: memory and rate of batch DataFrames of growing size, and exactly-once results after kills.
 
-Does memory grow with the DataFrame, and does the rate hold? When a replica, a Python worker or the driver is killed in
-the middle, do state and outputs hold every row once?
+The experiment shows whether memory grows with the DataFrame, and whether the rate stays the same. It also kills a
+replica, a Python worker or the driver in the middle of a run, and then checks that state and outputs contain every row
+once.
 
-The rows come from ``spark.range``: a key, a number and a text, 110 bytes in Arrow. The operator keeps count and sum for
-each key and outputs a row for every row. Each size has replicas, a driver and a session of its own, and a small run
-before it that is not counted. Memory is each process's high-water mark, as the kernel reports it.
+The rows are made by ``spark.range``: a key, a number and a text, 110 bytes in Arrow. The operator keeps a count and a
+sum for each key, and outputs a row for every row. Each size has its own replica, driver and Spark session, and begins
+with a small run that is not counted. The memory of a process is its high-water mark, as the kernel reports it.
 
 The expected result is known by arithmetic: a key with c rows outputs the counts 1 to c, once each.
 """
@@ -110,7 +111,12 @@ class Found:
 
 
 class _Backfill:
-    """One run. ``killed``: the process killed once in its middle; None: none."""
+    """One run.
+
+    Args:
+        rows: number of rows of the DataFrame.
+        killed: process that is killed once in the middle of the run; None: no process is killed.
+    """
 
     def __init__(self, rows: int, killed: str | None = None) -> None:
         self._rows, self._killed = rows, killed
@@ -173,7 +179,7 @@ class _Backfill:
             )  # fmt: skip
 
     def _half_way(self, local: LocalCluster) -> bool:
-        """Tells whether the partitions contain half of the pieces that the run will send."""
+        """Tells whether the partitions have received half of the pieces that the run sends."""
         from stateflow.spark.task import PIECE_BYTES
 
         pieces = self._rows * ROW_BYTES / TASKS / PIECE_BYTES
@@ -215,7 +221,7 @@ class _Backfill:
                 for pid in pids:
                     self._peaks[name] = max(self._peaks.get(name, 0.0), _peak_mb(pid))
 
-    # -- what is right ------------------------------------------------------------------------------------
+    # -- correctness --------------------------------------------------------------------------------------
 
     def _checked(self, local: LocalCluster, came: dict[str, Any]) -> Correctness:
         counts = np.bincount(np.arange(self._rows, dtype=np.int64) % KEYS, minlength=KEYS).astype(object)
@@ -249,7 +255,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _workers(driver: int) -> list[int]:
-    """Returns the process ids of Spark's Python workers: driver → JVM → daemon → workers."""
+    """Returns the process ids of Spark's Python workers, which are grandchildren of the driver's JVM."""
     daemons = [daemon for jvm in _children(driver) for daemon in _children(jvm)]
     return [worker for daemon in daemons for worker in _children(daemon)]
 
@@ -264,7 +270,7 @@ def _peak_mb(pid: int) -> float:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills a driver's process group, which includes its JVM; the driver was started as the group's leader."""
+    """Kills a driver and its process group, in which the driver's JVM is."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

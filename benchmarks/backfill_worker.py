@@ -1,4 +1,4 @@
-"""Driver of T5, a process of its own: ``python -m benchmarks.backfill_worker ARGUMENTS-AS-JSON``."""
+"""The driver process of T5: ``python -m benchmarks.backfill_worker ARGUMENTS-AS-JSON``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from stateflow.spark import apply_operator, local_session
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
-    """Returns rows in 8 partitions, because files have many, too.
+    """Returns a DataFrame of ``count`` rows in 8 partitions.
 
-    Like any real input, they are shuffled on their way to the tasks.
+    Files have many partitions as well, so the rows are shuffled on their way to the tasks, as they are for real input.
     """
     number = sf.col("id")
     return spark.range(0, count, 1, 8).select(

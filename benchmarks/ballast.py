@@ -10,5 +10,5 @@ KEYS, ROWS, SIZE = 2000, 100, 100
 
 
 def rows(rng: random.Random) -> list[dict[str, Any]]:
-    """Makes a batch of ``ROWS`` rows."""
+    """Returns a batch of ``ROWS`` random rows."""
     return [{"k": rng.randrange(KEYS), "v": float(rng.randrange(100)), "size": SIZE} for _ in range(ROWS)]

@@ -1,4 +1,4 @@
-"""A receiver of batch outcomes, for replicas that run without their sockets."""
+"""A receiver of batch outcomes, for benchmarks that call a replica's code in their own process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stateflow.partition.processor import Applied
 
 
 class Came:
-    """Keeps the outcomes that a replica reports for the parts of one batch."""
+    """Collects the outcomes that a replica reports for the parts of one batch."""
 
     def __init__(self) -> None:
         self._outcomes: dict[int, Outcome] = {}
@@ -23,7 +23,7 @@ class Came:
         return True
 
     def applied(self) -> list[Applied]:
-        """Returns the results of all parts, in order. Raises the first outcome that is an error."""
+        """Returns the results of all parts, in the order of the parts. Raises the first outcome that is an error."""
         found: list[Applied] = []
         for _, outcome in sorted(self._outcomes.items(), key=lambda each: each[0]):
             if isinstance(outcome, BaseException):

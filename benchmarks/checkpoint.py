@@ -1,9 +1,14 @@
-"""C1: cost of durability, in latency during a checkpoint, bytes per increment, and restoring against copying.
+"""C1: cost of durability: latency during a checkpoint, bytes of an incremental checkpoint, and speed of restoring.
 
-Stall: records come open loop at 25 % of the measured saturation of one replica; the latency of a batch counts from the
-moment it was scheduled. First a baseline, then the same while a whole checkpoint runs: snapshot, hashes, state digest,
-upload. Increments: 1 % of the keys get a new payload, uniform or always the same 1 %, then a checkpoint; often enough
-to include compactions. Restoring: fetch, prove, open and own, against copying and syncing the same files.
+*Stall.* Batches are sent open loop, at 25 % of the measured saturation of one replica. The latency of a batch counts
+from the time at which the batch was scheduled. Latency is measured without a checkpoint, and then while a complete
+checkpoint runs (snapshot, hashes, state digest, upload).
+
+*Increments.* In each round, 1 % of the keys get a new payload, and then a checkpoint is taken. The keys are chosen
+anew in each round, or are always the same. There are enough rounds to include compactions.
+
+*Restoring.* Partitions are restored (fetched, proved, opened and owned). The speed is compared with that of copying and
+syncing the same files.
 """
 
 from __future__ import annotations
@@ -103,9 +108,9 @@ class _Bench:
         return self.cluster.cluster
 
     def rows(self, keys: Sequence[int]) -> list[dict[str, Any]]:
-        """Makes a row for each key.
+        """Returns a row with a new payload for each key.
 
-        Half of a payload is noise, half is text; ``compression`` measures how far it compresses.
+        Half of a payload is noise and half is text; :meth:`compression` measures how well the files compress.
         """
         rows = []
         for key in keys:
@@ -158,7 +163,12 @@ class _Bench:
         return rows / elapsed
 
     def _open_loop(self, rate: float, goes_on: Any) -> list[float]:
-        """Sends batches at this rate. Returns their latencies in ms, each from when the batch was due."""
+        """Sends batches at fixed times. Returns the latency of each batch in ms, from the time at which it was due.
+
+        Args:
+            rate: rows a second.
+            goes_on: gets the start of the loop, and returns whether to send another batch.
+        """
         interval = BATCH_ROWS / rate
         started = time.perf_counter()
         latencies: list[float] = []
@@ -247,7 +257,10 @@ class _Bench:
         return elapsed
 
     def compare(self) -> int:
-        """Counts the keys whose restored payload is missing, is not the last one sent, or should not be there."""
+        """Returns the number of keys whose restored payload is wrong.
+
+        A payload is wrong if it is missing, if it is not the last one that was sent, or if its key was never sent.
+        """
         state = getattr(self, "state", None)
         if state is None:
             self._restore_once(self.root / "compared", keep=True)
@@ -255,7 +268,7 @@ class _Bench:
         return sum(state.get(key) != value for key, value in self.expected.items()) + len(state.keys() - self.expected)
 
     def compression(self) -> dict[str, Any]:
-        """Measures what zstd gains on files that RocksDB has compressed already, and how fast."""
+        """Measures how far and how fast zstd compresses files that RocksDB has compressed already."""
         blobs = self.root / "cluster" / "checkpoints" / "blobs"
         plain = packed = 0
         started = time.perf_counter()

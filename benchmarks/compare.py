@@ -1,6 +1,7 @@
 """Compare two files of results, figure by figure.
 
-If the ranges of two figures overlap, nothing is claimed: "no difference shown". A figure measured once has no range.
+If the ranges of two figures overlap, the verdict is "no difference shown". A figure that was measured once has no
+range, so its noise is unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Difference:
 
 
 def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[Difference]:
-    """Yields the difference of every figure that has a range in both."""
+    """Yields the difference of each figure that has a range in both results."""
     for experiment in before.keys() & after.keys():
         old = {spread.path: spread for spread in spreads(before[experiment]["figures"])}
         for spread in spreads(after[experiment]["figures"]):
@@ -75,7 +76,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _unlike(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:
-    """Returns a line for each experiment whose settings differ, so that its two results measure different things."""
+    """Returns a line for each experiment whose settings differ. The two results of such an experiment are not
+    comparable."""
     lines = []
     for experiment in sorted(before.keys() & after.keys()):
         old, new = before[experiment]["settings"], after[experiment]["settings"]

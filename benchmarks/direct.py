@@ -1,8 +1,8 @@
-"""T2: cost of a record without Spark: keyed count and sum in one process, by each contestant.
+"""T2: cost of a record without Spark. Each contestant counts and sums values by key in one process.
 
-Every contestant runs in a process of its own, over the same numbers. The figure of a run is rows over seconds from the
-end of the warm-up to the end of the run, so that a rival's last snapshot counts. stateflow commits every batch to
-RocksDB; the plain loop keeps nothing and is the limit of what Python can do.
+Every contestant runs in a process of its own, over the same numbers. The figure of a run is rows a second, from the end
+of the warm-up to the end of the run, so that a rival's last snapshot counts. stateflow commits every batch to RocksDB.
+The plain loop stores nothing, and shows the limit of Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.record import REPOSITORY, Correctness, Record, Target, ratio, sp
 
 CONTESTANTS = (PLAIN, ROWS, COLUMNS, BYTEWAX, RECOVERY, RECOVERY_1S, QUIX)
 KEY_COUNTS = (1_000, 100_000)
-#: made by ``make .venv/.quix``
+#: Python of the environment that ``make .venv/.quix`` creates
 QUIX_PYTHON = REPOSITORY / ".venv" / "quix" / "bin" / "python"
 _TIMEOUT_S = 600
 
@@ -47,7 +47,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
     parts: list[Correctness] = []
     failures: list[str] = []
     for keys in KEY_COUNTS:
-        for number in range(runs):  # alternating, so that a slow minute hits all alike
+        for number in range(runs):  # contestants alternate, so that a slow minute affects all of them
             for name in contestants:
                 with tempfile.TemporaryDirectory(prefix="stateflow-t2-") as directory:
                     found = run_worker(Job(name, keys, seed + number, warm_up, batches, directory))
@@ -78,7 +78,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 
 def how_to_install(contestant: str) -> str:
-    """Returns how to install a rival that is missing; empty: nothing is missing."""
+    """Returns the command that installs a contestant's missing package; empty: no package is missing."""
     if contestant == QUIX and not QUIX_PYTHON.exists():
         return "make .venv/.quix"
     if contestant.startswith(BYTEWAX) and importlib.util.find_spec("bytewax") is None:

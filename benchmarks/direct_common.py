@@ -1,7 +1,7 @@
-"""Job, numbers, reference and clock that T2's contestants share.
+"""The job, the input numbers and the reference that T2's contestants share.
 
-The module needs NumPy and nothing of stateflow's, so that a rival with conflicting requirements can run it in its own
-environment.
+The module needs only NumPy, and nothing of stateflow. So a rival whose requirements conflict with stateflow's can run
+it in an environment of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ State = dict[int, tuple[int, float]]
 
 @dataclass(frozen=True)
 class Job:
-    """One worker process's job; the worker gets it as JSON."""
+    """The job of one worker process, which gets it as JSON."""
 
     contestant: str
     keys: int
@@ -39,12 +39,13 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of one contestant.
+    """The result of one contestant.
 
     Attributes:
-        began_s: end of the warm-up.
-        outputs: (key, count, sum) in any order.
-        state: None if it cannot be read.
+        began_s: time at which the warm-up ended.
+        ended_s: time at which the run ended.
+        outputs: (key, count, sum) of each output, in any order.
+        state: key → (count, sum); None: the contestant's state cannot be read.
     """
 
     began_s: float = 0.0
@@ -54,19 +55,21 @@ class Outcome:
 
 
 def columns_of(seed: int, keys: int, rows: int, batches: int) -> Columns:
-    """Makes keys and values, batch by batch. Values are quarters, so that their sums are exact in any order."""
+    """Returns (keys, values) for each batch. Values are multiples of a quarter, so their sums are exact in any
+    order."""
     numbers = np.random.default_rng(seed)
     return [(numbers.integers(0, keys, rows), numbers.integers(-4_000, 4_000, rows) / 4) for _ in range(batches)]
 
 
-#: arguments: batches, how many of them warm up, a directory of its own, whether to keep the outputs
+#: runs a contestant; arguments: batches, number of batches for the warm-up, directory, whether to keep the outputs
 Contest = Callable[[Columns, int, Path, bool], Outcome]
 
 
 def main(contests: Mapping[str, Contest]) -> None:
-    """Runs the contestant twice: for the time, then on a small job.
+    """Runs the contestant of the job twice: first a timed run, then a small run that is verified.
 
-    Every output row of the small job is compared with the reference.
+    Every output row of the small run is compared with the reference. The final states of both runs are compared as
+    well, if they can be read.
     """
     job = Job(**json.loads(sys.argv[1]))
     directory = Path(job.directory)

@@ -1,7 +1,8 @@
-"""Quix Streams' state, as one of its applications uses it: ``.venv/quix/bin/python -m benchmarks.direct_quix JOB``.
+"""Runs Quix Streams as a contestant of T2: ``.venv/quix/bin/python -m benchmarks.direct_quix JOB``.
 
-Each batch is a state transaction over a RocksDB partition, without Kafka and without the changelog topic that makes it
-durable there. Quix needs another pydantic than stateflow, so it has an environment of its own: ``make .venv/.quix``.
+State is used as in a Quix application: each batch is a transaction over a RocksDB partition. There is no Kafka, and no
+changelog topic, which would make the state durable. Quix needs another version of pydantic than stateflow, so it has an
+environment of its own: ``make .venv/.quix``.
 """
 
 from __future__ import annotations

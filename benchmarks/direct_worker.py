@@ -1,6 +1,6 @@
-"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``.
+"""Runs one contestant of T2 in this process: ``python -m benchmarks.direct_worker JOB``.
 
-Job and result are JSON objects.
+The job and the result are JSON objects.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def plain(batches: Columns, warm_up: int, _: Path, keep: bool) -> Outcome:
 
 
 def replica(operator: type[Operator]) -> Contest:
-    """Runs a replica without its sockets. Rows come as one Arrow message, ordered by partition."""
+    """Returns a contest of a replica in this process, without sockets.
+
+    The rows of a batch are one Arrow message, ordered by partition.
+    """
 
     def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
         name = operator.__name__
@@ -100,7 +103,7 @@ def replica(operator: type[Operator]) -> Contest:
 
 
 def _messages(k: Any, v: Any) -> tuple[bytes, bytes, list[Part]]:
-    """Returns the schema, the rows ordered by partition, and the range of each partition's rows."""
+    """Returns (schema, rows ordered by partition, range of each partition's rows) for one batch."""
     kinds, places = np.unique(k, return_inverse=True)
     partition = np.array([partition_of(key, PARTITIONS) for key in kinds.tolist()])[places]
     order = np.argsort(partition, kind="stable")
@@ -111,7 +114,7 @@ def _messages(k: Any, v: Any) -> tuple[bytes, bytes, list[Part]]:
 
 
 def bytewax(epoch_s: float | None) -> Contest:
-    """Runs a Bytewax dataflow. ``epoch_s``: seconds between snapshots; None: no recovery."""
+    """Returns a contest of a Bytewax dataflow. ``epoch_s`` are the seconds between snapshots; None: no recovery."""
 
     def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
         import bytewax.operators as op

@@ -18,18 +18,21 @@ import psutil
 
 from stateflow.testing import LocalCluster
 
-#: the number of pairs grows with the square of the number of samples
+#: maximum number of samples in the computation of a slope, whose cost grows with the square of this number
 SAMPLES_MAX = 240
-#: share of a run that is left out: caches fill at its beginning
+#: share of a run that is left out at its beginning, because caches fill then
 WARM_SHARE = 0.2
-#: the disks of all replicas together: partitions move between them
+#: name of the series for the disks of all replicas together, between which partitions move
 REPLICAS_DISK = "replicas' disk MB"
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Returns the growth per second.
+    """Returns the growth of a series per second.
 
-    The growth is the median of the slopes between any two points, which outliers hardly move (Sen, 1968).
+    The growth is the median of the slopes between any two points, on which outliers have little effect (Sen, 1968).
+
+    Args:
+        points: (seconds, value) in order of time.
     """
     step = max(1, len(points) // SAMPLES_MAX)
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points[::step], 2) if b[0] > a[0]]
@@ -37,9 +40,11 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 class Drift:
-    """A context manager that samples in a thread of its own.
+    """A context manager that samples a cluster in a thread of its own.
 
-    ``series``: name → (seconds, value). ``failed``: the error that ended the sampling; None: there was none.
+    Attributes:
+        series: name → list of (seconds, value).
+        failed: error that ended the sampling; None: there was none.
     """
 
     def __init__(self, local: LocalCluster, every_s: float = 2.0) -> None:
@@ -86,9 +91,10 @@ class Drift:
         self.series[name].append((at, value))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Returns for each series its median, its growth per hour and over the run, and the medians of its sixths.
+        """Returns figures for each series with enough samples.
 
-        The growth over the run is a share of the median. The sixths tell what settles from what grows for ever.
+        The figures are the median, the growth per hour, the growth over the run as a share of the median, and the
+        median of each sixth of the run. The sixths show whether a series settles or keeps growing.
         """
         found = {}
         for name, points in sorted(self.series.items()):
@@ -112,7 +118,7 @@ def _sixths(points: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float,
 
 
 def _bytes(place: Path) -> int:
-    """Adds up the sizes of a file or a folder. A file that vanishes counts as 0."""
+    """Returns the size of a file, or of all files in a folder. A file that vanishes meanwhile counts as 0."""
     files = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
     size = 0
     for path in [place] if place.is_file() else files:

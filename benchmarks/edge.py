@@ -1,8 +1,8 @@
-"""M5: pauses of moves over a real link. Vehicles drive between edge sites, and their regions' state follows them.
+"""M5: pauses of moves over shaped links. Vehicles drive between edge sites, and the state of their regions follows.
 
-The sites are network namespaces with a shaped link each; controller and senders are outside, so that they are half a
-round trip away from every site. Where the machine cannot shape links, only the plain link is measured, and the record
-says why. A region's pause is compared with ½·RTT + bytes sent in the pause / bandwidth + 10 ms.
+Each site is a network namespace with a shaped link. The controller and the senders are outside of the namespaces, half
+a round trip away from every site. If the machine cannot shape links, only the plain link is measured, and the record
+says why. The pause of a move is compared with ½·RTT + bytes sent in the pause / bandwidth + 10 ms.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ PLAIN = Link()
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a run.
+    """The size of a run.
 
     Attributes:
-        vehicles: number of vehicles of each region.
-        message: bytes in the state of each vehicle.
-        seconds: time for which each link is measured.
+        vehicles: number of vehicles in each region.
+        message: bytes of state for each vehicle.
+        seconds: duration of the measurement of each link.
     """
 
     vehicles: int
@@ -134,7 +134,10 @@ def measure(link: Link, size: Size, seed: int) -> tuple[dict[str, Any], Correctn
 
 
 def model_ms(move: MoveReport, link: Link) -> float:
-    """Predicts a pause, in ms: what crosses in the pause is what the target still lacked when the source was fenced."""
+    """Returns the predicted pause of a move, in ms.
+
+    The bytes sent in the pause are those that the target still lacked when the source was fenced.
+    """
     crossing_ms = move.lag_bytes * 8 / (link.mbit * 1e3) if link.mbit else 0.0
     return link.rtt_ms / 2 + crossing_ms + FIXED_MS
 
@@ -151,7 +154,10 @@ def rig(link: Link) -> Iterator[SpacedCluster]:
 
 
 def _follow(fleet: Fleet, load: Load, local: SpacedCluster, seconds: float) -> Iterator[MoveReport]:
-    """Drives the fleet and moves a region's state to its nearest site when that has changed. Yields each move."""
+    """Drives the fleet for ``seconds``. When another site is nearest to a region, moves the region's state there.
+
+    Yields the report of each move. Raises RuntimeError if a move does not complete.
+    """
     at = {number: owner.rpartition("-")[0] for number, owner in enumerate(local.cluster.status().operators[0].owners)}
     for _ in range(round(seconds)):
         load.wait(1.0)
@@ -167,7 +173,8 @@ def _follow(fleet: Fleet, load: Load, local: SpacedCluster, seconds: float) -> I
 
 
 def _reporter(fleet: Fleet, number: int, size: Size) -> Callable[[random.Random], list[dict[str, Any]]]:
-    """Makes a function that picks some of the region's vehicles, the first of them with a new message."""
+    """Returns a function that returns the readings of some vehicles of a region. The first of them has a new
+    message."""
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:
         first = rng.randrange(max(1, size.vehicles - REPORTING))
@@ -179,7 +186,7 @@ def _reporter(fleet: Fleet, number: int, size: Size) -> Callable[[random.Random]
 
 
 class Truth:
-    """Expected outputs and state of the operator, computed independently."""
+    """The expected outputs and state of the operator, computed without the framework."""
 
     def __init__(self) -> None:
         self.last: dict[int, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""F1: time until a killed replica's partitions answer again, with a standby and from a checkpoint."""
+"""F1: time until the partitions of a killed replica answer again, from a standby and from a checkpoint."""
 
 from __future__ import annotations
 

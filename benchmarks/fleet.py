@@ -1,7 +1,8 @@
 """TAKEOVER: time until the next decision when the leading controller is killed, at each stage of a move.
 
-Two controllers share one ledger while rows stream. A second move is requested at once after the kill, and again until
-it is decided. ``apart``: the controllers cannot see each other's process, as on two machines; ``together``: they can.
+Two controllers share one ledger while rows stream. Right after the kill, a second move is requested, and requested
+again until a controller has decided it. The experiment runs twice: ``apart``, with controllers that cannot see each
+other's process, as on two machines, and ``together``, with controllers that can.
 """
 
 from __future__ import annotations
@@ -44,9 +45,14 @@ WAYS = ("apart", "together")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a move, recognised by an RPC at the move's source or target.
+    """A stage of a move, which is recognised by a call to the move's source or target.
 
-    From ``sealed`` on, the source no longer serves the partition.
+    From the stage ``sealed`` on, the source no longer serves the partition.
+
+    Attributes:
+        method: name of the call.
+        at_source: the call goes to the source; otherwise to the target.
+        moment: moment of the call at which the stage is reached.
     """
 
     name: str
@@ -67,12 +73,14 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Seconds from a kill to three later events.
+    """One kill of the leader, and the seconds from the kill to three later events.
 
     Attributes:
-        held_s: another controller holds the leader lease.
-        decided_s: the move requested after the kill is decided.
-        ended_s: the move under way has ended.
+        stage: stage of the move at which the leader was killed.
+        held_s: seconds until another controller held the leader lease.
+        decided_s: seconds until the move requested after the kill was decided.
+        ended_s: seconds until the move under way had ended.
+        move: final state of the move under way.
     """
 
     stage: str
@@ -83,7 +91,7 @@ class Kill:
 
 
 class Fleet(LocalCluster):
-    """Two controllers, and replicas each behind a proxy."""
+    """A cluster of two controllers and two replicas. A proxy is in front of each replica."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(
@@ -203,7 +211,8 @@ def _settings(way: str) -> AbstractContextManager[None]:
 
 
 def _run(way: str, count: int, seed: int, kills: list[Kill], latencies: list[float]) -> Correctness:
-    """Runs all kills of one way on one cluster. Raises StateflowError, TimeoutError."""
+    """Runs ``count`` kills of one way on one cluster, and adds them to ``kills``. Raises StateflowError,
+    TimeoutError."""
     with _settings(way), tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder, Fleet(folder) as fleet:
         cluster = Cluster(fleet.address)
         source = Source(cluster.stream(OPERATOR, "s"), rows, INTERVAL_S)
@@ -224,7 +233,7 @@ def _run(way: str, count: int, seed: int, kills: list[Kill], latencies: list[flo
 
 
 def _kill(fleet: Fleet, stage: Stage, number: int) -> Kill:
-    """Kills the leader at ``stage`` of one move, and requests another move from then on. Raises TimeoutError."""
+    """Kills the leader at a stage of a move, and requests another move until it is decided. Raises TimeoutError."""
     cluster, leader, term = Cluster(fleet.address), fleet.leader(), fleet.hold().term
     moved, asked = number % PARTITIONS, (number + PARTITIONS // 2) % PARTITIONS
     owners = next(each.owners for each in cluster.status().operators if each.name == OPERATOR)
@@ -265,7 +274,7 @@ def _other(replica: str) -> str:
 
 
 def _move(cluster: Cluster, partition: int, to: str) -> None:
-    """Requests a move until the controller has decided it, or had already."""
+    """Requests a move again and again until a controller has decided it."""
     while True:
         try:
             cluster.migrate(OPERATOR, [partition], to)
@@ -283,9 +292,9 @@ def _watch_the_hold(fleet: Fleet, term: int, held: list[float]) -> None:
 
 
 def _ended(cluster: Cluster, partition: int) -> tuple[Reconfiguration, float]:
-    """Waits for the end of a partition's newest move.
+    """Waits for the end of a partition's newest move. Raises TimeoutError.
 
-    Returns it with the time when its end was seen. Raises TimeoutError.
+    Returns (reconfiguration, time at which its end was seen).
     """
     until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until:

@@ -1,13 +1,13 @@
 """INSIDE: cost of replicas that run in Spark's own tasks, and the outage after an executor is killed.
 
-Pace: one session, in which two tasks run replicas all the time, and as many replicas beside it, in processes of this
-machine. The same files go through the same operator, in as many Spark tasks and over as many partitions, by alternating
-queries: the first one changes from round to round. Figures are rows of a micro-batch over its trigger's time; the first
-batches of a query, and the first round, are not counted.
+*Pace.* Two clusters are compared: the replicas of one run in two tasks of the Spark session, those of the other run in
+two processes beside it. The same files are processed by the same operator, with as many Spark tasks and partitions. The
+queries of the two clusters alternate, and each round begins with another one. The figure is the number of rows of a
+micro-batch over the duration of its trigger. The first micro-batches of a query and the first round are not counted.
 
-Kill: executors as processes, each with one slot, three of them with a replica. A file comes every half second, and a
-standby has every batch that is acknowledged. One of these executors is killed with SIGKILL. "Until outputs flow" is
-from the kill until the outputs of the first micro-batch that began after it.
+*Kill.* Each executor is a process with one slot, and three executors run a replica. A file arrives every half second,
+and a batch is acknowledged only when a standby has it. One of these three executors is killed with SIGKILL. The figure
+"until outputs" is the time from the kill to the outputs of the first micro-batch that began after the kill.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stateflow.settings import ControllerSettings
 INSIDE, BESIDE = "inside", "beside"
 SIDES = (INSIDE, BESIDE)
 REPLICAS, PARTITIONS, TASKS, KEYS = 2, 8, 2, 1_000
-#: one is killed, one takes over, one is the new owner's standby: without it no batch is acknowledged
+#: one replica is killed, one takes over, and one is the new owner's standby, without which no batch is acknowledged
 KILL_REPLICAS = 3
 LEAST = 0.9
 LIMIT_S = 3_600.0
@@ -84,7 +84,10 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _driven(what: str, folder: Path, options: dict[str, Any], failures: list[str]) -> dict[str, Any]:
-    """Runs a driver process and returns its result. If it fails, returns {} and adds the reason to ``failures``."""
+    """Runs a driver process, and returns its result.
+
+    If the driver fails, returns {} and adds the reason to ``failures``.
+    """
     folder.mkdir()
     command = [sys.executable, "-m", "benchmarks.inside_worker", what, str(folder), json.dumps(options)]
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))

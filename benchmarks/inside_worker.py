@@ -1,6 +1,6 @@
-"""A driver of INSIDE: ``python -m benchmarks.inside_worker pace|kill FOLDER OPTIONS``, with the options as JSON.
+"""The driver process of INSIDE: ``python -m benchmarks.inside_worker pace|kill FOLDER OPTIONS``, with options as JSON.
 
-Writes ``result.json`` into the folder.
+The driver writes ``result.json`` into the folder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from stateflow.client import Cluster
 from stateflow.spark import SparkCluster, apply_operator, local_session, start_cluster
 from stateflow.testing import LocalCluster
 
-#: for replicas and for queries
+#: slots of the session, for replicas and for the tasks of queries
 SLOTS = REPLICAS + TASKS
-#: rounds that are not counted: the JVM compiles its code in them
+#: number of rounds that are not counted, because the JVM compiles its code in them
 WARM_ROUNDS = 1
 BEFORE_S, AFTER_S, WAIT_S, LOOK_S = 10.0, 10.0, 300.0, 0.1
 
@@ -41,7 +41,7 @@ BEFORE_S, AFTER_S, WAIT_S, LOOK_S = 10.0, 10.0, 300.0, 0.1
 
 def pace(folder: Path, *, seed: int, rounds: int, rows: int, files: int, warm_up: int) -> dict[str, Any]:
     given = write_input(folder / "in", seed, KEYS, rows, files)
-    # up to ten attempts for a task: tasks that run replicas may fail
+    # a task has up to ten attempts, because tasks that run replicas may fail
     spark = local_session("inside", f"local[{SLOTS},10]", spark__sql__streaming__numRecentProgressUpdates="1000")
     with (
         LocalCluster(
@@ -88,9 +88,9 @@ def _query_rates(
 
 
 def _counted(given: Path, times: int) -> dict[int, tuple[int, float]]:
-    """Counts and sums the values of each key, for input read ``times`` times.
+    """Returns key → (count, sum) of the values of all files, if the files are read ``times`` times.
 
-    Values are multiples of a quarter: sums are exact.
+    Values are multiples of a quarter, so the sums are exact.
     """
     counts: Counter[int] = Counter()
     sums: Counter[int] = Counter()
@@ -103,7 +103,8 @@ def _counted(given: Path, times: int) -> dict[int, tuple[int, float]]:
 
 
 def _held_against(wanted: dict[int, tuple[int, float]], cluster: Cluster) -> Correctness:
-    """Compares state with what is expected. Lost and duplicated rows follow from the count of each key."""
+    """Compares the state of a cluster with the expected state. The count of each key shows lost and duplicated
+    rows."""
     rows = cluster.read_state("CountSum", "figures").to_pylist()
     state = {row["key"]: tuple(row["value"].values()) for row in rows}
     counted = {key: int(figures[0]) for key, figures in state.items()}
@@ -155,7 +156,10 @@ def kill(folder: Path) -> dict[str, Any]:
 
 
 def _first_after(query: Query, killed: float) -> float:
-    """Returns when the outputs of the first micro-batch that began after the kill were taken; 0: not yet."""
+    """Returns the time at which the outputs of the first micro-batch after the kill were taken; 0: not taken yet.
+
+    Micro-batches that began before the kill do not count.
+    """
     began = {
         number: datetime.fromisoformat(each["timestamp"].replace("Z", "+00:00")).timestamp()
         for number, each in query.progress().items()
@@ -166,8 +170,9 @@ def _first_after(query: Query, killed: float) -> float:
 
 
 def _executor_of(replica: str) -> int:
-    """Finds the executor's process: the parent of Spark's Python daemon, whose worker is the replica's parent.
+    """Returns the process id of the executor in which a replica runs.
 
+    The replica's parent is a Python worker of Spark, whose parent is the Python daemon, whose parent is the executor.
     Raises LookupError if the replica is not in an executor.
     """
     found = next(pid for pid in _processes() if f" replica --name {replica} " in _command(pid))

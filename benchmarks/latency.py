@@ -1,12 +1,13 @@
-"""L1: latency of a StreamClient under steady load.
+"""L1: latency of a StreamClient under steady load. L2: latency by the number of partitions.
 
-Saturation is measured first: senders that send again as soon as they are answered. Then the same senders send at fixed
-times, at a share of it; latency counts from the time a batch was scheduled. The clients run in this process: their cost
-is part of the figures, and the record tells how long the process itself was held up.
+In L1, saturation is measured first: each sender sends its next batch as soon as the last one is answered. Then the same
+senders send at fixed times, at a share of the saturation. Latency counts from the time at which a batch was scheduled.
+The clients run in this process, so their cost is part of the figures. The record says for how long this process itself
+was stalled.
 
-L2: one sender that sends 200 rows again and again, over ever more partitions, which shows the cost of each partition.
-Making the rows and checking the answers is part of a batch's time. Beside the plain operator comes one that also writes
-a state with a ttl and sets a timer for each row.
+In L2, one sender sends batches of 200 rows without a pause. The number of partitions grows from run to run, which shows
+the cost of a partition. Making the rows and checking the answers is part of a batch's time. A second operator is
+measured as well, which also writes a state with a ttl and sets a timer for each row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ BOUNDS_MS = {"p50": 2.0, "p99": 5.0}
 SPREAD_ROWS = 200  # per batch of L2
 SPREAD_PARTITIONS = (16, 128, 1_024, 4_096)
 SPREAD_BOUND = 1.5
-#: most partitions of CountSumTimed in the quick size, whose two minutes allow for creating 4,096 partitions once
+#: maximum number of partitions of CountSumTimed in the quick size, whose two minutes suffice for creating 4,096
+#: partitions only once
 TIMED_QUICK_MAX = 128
 
 
@@ -135,14 +137,14 @@ def _run_spread(*, quick: bool, seed: int) -> Record:
 def _spread_over(
     operator: type[Operator], partitions: int, seconds: float, seed: int, found: dict[str, list[float]]
 ) -> Correctness:
-    """Measures an operator over so many partitions, and adds its figures to ``found``."""
+    """Measures an operator with this number of partitions, and adds the figures to ``found``."""
     name = operator.__name__
     # two replicas: many systems limit a process to fewer open files than 4,096 partitions may need
     with LocalCluster(operator, sites={"cloud": 2}, partitions=partitions, checkpoint_interval_s=0) as local:
         load = Load([Source(local.stream(name, source="spread"), picker(0, SPREAD_ROWS), 0.0)], seed)
         with load:
             load.wait(SETTLE_S + seconds)
-        # all batches are scheduled for the beginning: a batch takes from the previous answer to its own
+        # all batches are scheduled for the start of the load, so a batch takes the time since the previous answer
         ends = [end for end in load.sources[0].latencies.took_s if end >= SETTLE_S]
         each = summary([1e3 * (end - before) for before, end in pairwise(ends)])
         correctness = correctness_of(load, local.cluster, name)
@@ -154,7 +156,7 @@ def _spread_over(
 
 
 def _saturation(local: LocalCluster, truth: Ledger, seed: int, seconds: float) -> float:
-    """Returns the batches per second of all senders together, when each waits only for its last answer."""
+    """Returns the batches per second of all senders together, if each sends as soon as its last batch is answered."""
     load = _load(local, truth, "saturate", seed, 0.0)
     with load:
         load.wait(seconds / 2)
@@ -178,8 +180,10 @@ def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: 
 
 
 def picker(number: int, rows: int = ROWS) -> Callable[[random.Random], list[dict[str, Any]]]:
-    """Makes a function that picks rows. Each sender picks the keys whose remainder, divided by the number of senders,
-    is its number."""
+    """Returns a function that returns random rows for sender ``number``.
+
+    Sender n has the keys with remainder n after division by the number of senders, so no two senders share a key.
+    """
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:
         keys = [rng.randrange(KEYS // SENDERS) * SENDERS + number for _ in range(rows)]

@@ -1,6 +1,7 @@
-"""G1: batched appends per second on a durable SQLite ledger, and look-ups as it grows.
+"""G1: batched appends per second to a durable SQLite ledger, and the time of look-ups as the ledger grows.
 
-``G1`` looks up at 10⁴, 10⁵ and 10⁶ records, ``G1-1e7`` also at 10⁷ (allow half an hour and 10 GB of disk).
+``G1`` measures look-ups in ledgers of 10⁴, 10⁵ and 10⁶ records. ``G1-1e7`` also measures them in one of 10⁷ records; it
+takes half an hour and 10 GB of disk.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 
 def _batch(first: int) -> list[Entry]:
-    """Makes the records of the whole life of ``ITEMS_PER_BATCH`` items, for one transaction."""
+    """Returns all records of ``ITEMS_PER_BATCH`` items, from new to processed, for one transaction."""
     news = [Entry(f"item-{n:09}", APP, "NEW") for n in range(first, first + ITEMS_PER_BATCH)]
     locks = [Entry(new.item_id, APP, "PROCESSING", new) for new in news]
     ends = [Entry(lock.item_id, APP, "PROCESSED", lock, {"rows": 17}) for lock in locks]
@@ -67,7 +68,7 @@ def _batch(first: int) -> list[Entry]:
 
 
 def _appends(file: Path, seconds: float) -> tuple[dict[str, Any], Correctness]:
-    """Appends for so many seconds, as fast as one writer can. A record counts once its commit has returned."""
+    """Appends for ``seconds``, as fast as one writer can. A record counts as soon as its commit has returned."""
     _say(f"appends for {seconds:.0f} s")
     commits_ms: list[float] = []
     per_second: list[int] = []
@@ -97,7 +98,10 @@ def _appends(file: Path, seconds: float) -> tuple[dict[str, Any], Correctness]:
 
 
 def _lookups(file: Path, sizes: Sequence[int], rng: random.Random) -> tuple[dict[str, Any], Correctness]:
-    """Looks up random items, each with its records and its check, as the ledger grows to each size."""
+    """Measures look-ups of random items at each size of the ledger.
+
+    A look-up reads all records of an item and checks them.
+    """
     figures: dict[str, Any] = {}
     items = wrong = lost = 0
     for size in sizes:

@@ -1,7 +1,8 @@
-"""An open-loop load on StreamClients, with the fate of every record: latencies, losses, duplicates.
+"""An open-loop load of StreamClients, which measures latencies and counts lost and duplicated rows.
 
-Records carry the time at which they were *scheduled* to be sent. A generator that is held up sends late and the delay
-counts, so that a stalled system cannot hide it (coordinated omission; Tene, "How NOT to Measure Latency", 2015).
+The latency of a batch counts from the time at which the batch was *scheduled* to be sent. If the generator is stalled,
+it sends late, and the delay counts. So a stalled system cannot hide its delays (coordinated omission; Tene, "How NOT to
+Measure Latency", 2015).
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ PERCENTILES = {"p25": 25.0, "p50": 50.0, "p75": 75.0, "p99": 99.0, "p99_9": 99.9
 
 @dataclass(slots=True)
 class Latencies:
-    """Latencies of all batches of one source, in seconds on one clock.
+    """The latencies of all batches of one source.
 
-    ``at_s``: when a batch was scheduled. ``took_s``: how long after that it was acknowledged.
+    Attributes:
+        at_s: time for which each batch was scheduled, in monotonic seconds.
+        took_s: seconds from then until the batch was acknowledged.
     """
 
     at_s: list[float] = field(default_factory=list)
@@ -41,17 +44,18 @@ class Latencies:
         self.took_s.append(took_s)
 
     def _arrays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Copies the batches that are complete: another thread may be adding one."""
+        """Returns copies of (``at_s``, ``took_s``) of the same length, although another thread may be adding a
+        batch."""
         took = np.array(self.took_s)
         return np.array(self.at_s[: len(took)]), took
 
     def between(self, begin_s: float, end_s: float) -> np.ndarray[Any, Any]:
-        """Returns the latencies of the batches scheduled in this time, in milliseconds."""
+        """Returns the latencies of the batches that were scheduled between two times, in milliseconds."""
         at, took = self._arrays()
         return took[(at >= begin_s) & (at < end_s)] * 1e3
 
     def timeline(self, begin_s: float) -> list[dict[str, float]]:
-        """Returns percentiles and maximum for each ``BUCKET_S`` since ``begin_s``, in milliseconds."""
+        """Returns percentiles and maximum, in milliseconds, for each interval of ``BUCKET_S`` since ``begin_s``."""
         at, took = self._arrays()
         if not len(at):
             return []
@@ -64,7 +68,7 @@ class Latencies:
 
 
 def summary(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> dict[str, float]:
-    """Returns percentiles, maximum and mean, in milliseconds; empty without values."""
+    """Returns percentiles, maximum and mean of latencies, in milliseconds; empty without values."""
     values = np.asarray(milliseconds)
     if not len(values):
         return {}
@@ -73,14 +77,17 @@ def summary(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> dict[str, f
 
 
 def ccdf(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> list[tuple[float, float]]:
-    """Returns (latency in ms, share of requests that took longer), at fixed shares down to 1 in 10,000."""
+    """Returns (latency in ms, share of requests that took longer) for fixed shares from 1/2 down to 1 in 10,000."""
     values = np.sort(np.asarray(milliseconds))
     shares = [share for share in (0.5, 0.1, 0.05, 0.01, 0.001, 0.0001) if share * len(values) >= 1]
     return [(round(float(np.percentile(values, 100 * (1 - share))), 3), share) for share in shares]
 
 
 class Ledger:
-    """Reference result of an uninterrupted run: count and sum per key, and the outputs. One writer per key."""
+    """The reference result of an uninterrupted run: count and sum of each key, and the expected outputs.
+
+    Each key may have only one writer.
+    """
 
     def __init__(self) -> None:
         self.state: dict[int, tuple[int, float]] = {}
@@ -92,7 +99,11 @@ class Ledger:
             self.state[key] = n + 1, total + value
 
     def apply(self, rows: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]] | None) -> None:
-        """Applies a batch and compares its outputs. ``outputs``: None if they may have been returned before."""
+        """Applies a batch to the reference, and compares the outputs of the cluster with the expected outputs.
+
+        Args:
+            outputs: outputs of the batch; None: they are not compared, because earlier attempts may have returned some.
+        """
         expected: dict[tuple[int, int, float], int] = {}
         for row in rows:
             n, total = self.state.get(row["k"], (0, 0.0))
@@ -117,7 +128,11 @@ class Ledger:
 class Source:
     """One sender with keys of its own.
 
-    ``pick``: makes the rows of a batch. ``rewinds``: how often a restored partition asked for earlier batches.
+    Attributes:
+        pick: returns the rows of a batch.
+        interval_s: seconds between two batches.
+        sent: number → rows of recent batches, if they are kept.
+        rewinds: number of times that a restored partition requested earlier batches.
     """
 
     stream: StreamClient
@@ -128,18 +143,20 @@ class Source:
     rewinds: int = 0
 
 
-#: batches a source remembers: no restored checkpoint is older
+#: number of batches that a source keeps; a restored partition never needs older ones
 KEPT = 20_000
 
 
 class Load:
-    """A context manager that sends batches at fixed times from a thread per source.
+    """A context manager that sends batches at fixed times, from a thread for each source.
 
-    ``watch`` records where this process was held up itself. The garbage collector skips objects made before the start:
-    examining them would stop all senders.
+    The garbage collector skips objects that exist at the start, because examining them would stall all senders.
 
     Args:
-        keep_sent: remember batches, so that what a restored checkpoint lacks can be sent again.
+        keep_sent: keep batches, so that those that a restored checkpoint lacks can be sent again.
+
+    Attributes:
+        watch: records the stalls of this process itself.
     """
 
     def __init__(self, sources: Sequence[Source], seed: int, *, keep_sent: bool = False) -> None:
@@ -175,7 +192,7 @@ class Load:
             raise self.errors[0]
 
     def wait(self, seconds: float) -> None:
-        """Lets the load run for so many seconds. Raises the error of a sender that failed."""
+        """Lets the load run for ``seconds``. Raises the error of a sender that failed."""
         self._stop.wait(seconds)
         if self.errors:
             raise self.errors[0]
@@ -199,7 +216,10 @@ class Load:
             self._stop.set()
 
     def _send(self, source: Source, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """Sends one batch, after going back as far as a restored partition asks for. Returns None if it went back."""
+        """Sends one batch. If a restored partition needs earlier batches, sends them first.
+
+        Returns the outputs; None if earlier batches were sent, because some outputs may have been returned before.
+        """
         number = source.stream.position + 1
         if self._keep:
             source.sent[number] = rows

@@ -1,15 +1,19 @@
-"""Moving partitions under load.
+"""M1 to M8: moves of partitions under load.
 
-M1: pause against state size. M2: pause against access ratio. M3: key count (its own module). M6: the way back. M7:
-bystanders. M8: budgets.
+* M1: pause by the size of the state.
+* M2: pause by the share of keys that the load changes.
+* M3: latency by the number of keys, see :mod:`benchmarks.migrate_keys`.
+* M6: bytes of a move back.
+* M7: latency of bystanders, which are partitions that do not move.
+* M8: pause budgets.
 
-docs/moving-state.md says what the strategies do.
+docs/moving-state.md describes the strategies.
 
-Partitions 0 and 1 hold the state; 0 moves first and warms everything up, 1 moves second and is reported. Partitions 2
-and 3 are bystanders. Every run is a cluster of its own.
+Partitions 0 and 1 hold the state. Partition 0 moves first, as a warm-up; the move of partition 1 is measured.
+Partitions 2 and 3 are bystanders. Every run has a cluster of its own.
 
-With ``STATEFLOW_REPLICA_ACKNOWLEDGE=standby`` each partition has a standby, and every move goes to it. The latencies of
-M1 then include what callers wait for beyond the pause: until the new owner has a standby.
+With ``STATEFLOW_REPLICA_ACKNOWLEDGE=standby`` each partition has a standby, and every move goes to the standby. The
+latencies of M1 then also include the time until the new owner has a standby, which comes after the pause.
 """
 
 from __future__ import annotations
@@ -40,22 +44,24 @@ PRELOAD_ROWS = 4000
 ROWS = 20  # per batch
 INTERVAL_S = 0.02
 SETTLE_S = 2.0
-#: read from the variable that the replicas read too
+#: the replicas' setting, which they read from the same environment variable
 ACKNOWLEDGE = os.environ.get("STATEFLOW_REPLICA_ACKNOWLEDGE", "wal")
 STRATEGIES = ("stop-and-restart", "pause-and-copy", "fluid", "batched", "on-demand", "warm-up")
 MB = 1_000_000
-#: one result for each cluster of this run, in order
+#: correctness of each cluster of this run, in order
 _CHECKED: list[Correctness] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One run.
+    """The parameters of one run.
 
     Attributes:
         size: bytes of state in each moved partition.
-        hot: share of the moved partitions' keys that the load touches.
-        rewrites: rows bring a new payload, so that a changed key weighs as much as an unchanged one.
+        hot: share of the moved partitions' keys that the load changes.
+        rewrites: rows set a new payload, so that a changed key has as many bytes as an unchanged one.
+        interval_s: seconds between two batches of a source.
+        settle_s: seconds of load before and after each move.
     """
 
     size: int
@@ -77,9 +83,9 @@ def keys_of(partition: int, count: int) -> list[int]:
 
 @contextmanager
 def rig(shape: Shape, seed: int) -> Iterator[tuple[LocalCluster, Load]]:
-    """Starts a loaded cluster and a load on it.
+    """Runs a cluster with state, and a load on it, while the block runs.
 
-    Source ``moved`` writes to partitions 0 and 1, ``bystander`` to 2 and 3.
+    The source ``moved`` writes to partitions 0 and 1, the source ``bystander`` to partitions 2 and 3.
     """
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
@@ -139,7 +145,7 @@ def move(local: LocalCluster, partitions: Sequence[int], to: str, **options: Any
 
 
 def _one(shape: Shape, strategy: str, seed: int) -> dict[str, Any]:
-    """Runs two migrations and returns the figures of the second."""
+    """Moves partition 0 and then partition 1, and returns the figures of the second move."""
     with rig(shape, seed) as (local, load):
         move(local, [0], "edge", strategy=strategy)
         load.wait(shape.settle_s)
@@ -221,9 +227,10 @@ def _m2(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
 
 
 def _m6(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
-    """Moves A → B → A …, with up to one per cent of the keys written anew in between, many of them more than once.
+    """Measures the bytes of moves between two sites, to and fro.
 
-    A changed key counts with its share of the base's bytes; a key that changes once more while it moves counts again.
+    Between two moves, up to one per cent of the keys are written, many of them more than once. A changed key counts
+    with its share of the base's bytes. A key that changes once more during a move counts twice.
     """
     size = 20 * MB if quick else 200 * MB
     shape = Shape(size, hot=0.01, rewrites=True, interval_s=0.1 if quick else INTERVAL_S)
@@ -264,7 +271,7 @@ def _sent(trip: dict[str, Any]) -> int:
 
 
 def _note_keys(source: Source) -> set[int]:
-    """Returns a set to which the source adds the keys it writes from now on."""
+    """Returns a set to which the source adds the keys of all rows that it writes from now on."""
     written: set[int] = set()
     pick = source.pick
 
@@ -278,7 +285,7 @@ def _note_keys(source: Source) -> set[int]:
 
 
 def _m7(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
-    """Measures the latency of partitions that stay, before moves and during them."""
+    """Measures the latency of bystanders before and during moves of other partitions."""
     size = 100 * MB if quick else 500 * MB  # the p99 needs long moves
     runs = []
     for run in range(3 if quick else 5):
@@ -309,7 +316,7 @@ def _m7(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
 
 
 def _m8(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
-    """Compares pause budgets with actual pauses, moving to and fro under a load that changes."""
+    """Compares pause budgets with the actual pauses of moves to and fro. Each budget has another load."""
     budgets = [25.0, 100.0] if quick else [10.0, 25.0, 50.0, 100.0, 500.0]
     admitted: list[tuple[float, float, float]] = []
     refused: dict[str, int] = {}
@@ -324,7 +331,7 @@ def _m8(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
                         admitted.append((budget, m.predicted_pause_ms, m.pause_ms))
                     else:
                         refused[f"{budget:g}"] = refused.get(f"{budget:g}", 0) + 1
-                if report.state != "COMPLETED":  # reunite them, or the next trip moves only one
+                if report.state != "COMPLETED":  # both partitions must be at one site before the next trip
                     left = [m.partition for m in report.moves if m.state != "COMPLETED"]
                     move(local, left, to)
         say(

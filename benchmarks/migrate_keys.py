@@ -1,9 +1,9 @@
-"""M3, the field's key-count microbenchmark: latency of all keys while a quarter of them moves.
+"""M3: latency of all keys while a quarter of the partitions moves. This is the field's key-count microbenchmark.
 
-Every key is there from the start and holds a count and a sum; a batch takes its keys evenly from all of them, so that
-it waits for every paused partition. A quarter of the partitions moves, then another, which is reported. Megaphone's
-evaluation does the same with its bins (Hoffmann et al., "Megaphone", PVLDB 12(9), 2019). A partition here is a RocksDB,
-a bin there is an entry of a vector.
+Every key exists from the start, and has a count and a sum. The keys of a batch are drawn uniformly from all keys, so a
+batch waits for every paused partition. A quarter of the partitions moves as a warm-up; then another quarter moves,
+which is measured. Megaphone's evaluation does the same with bins (Hoffmann et al., "Megaphone", PVLDB 12(9), 2019). A
+partition is a RocksDB database here, while a bin is an entry of a vector in Megaphone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ FULL = ((16, 1 << 16), (64, 1 << 16), (256, 1 << 16), (1024, 1 << 16), (64, 1 <<
 def disruption(latencies: Latencies, before: tuple[float, float], during: tuple[float, float]) -> dict[str, float]:
     """Returns the measures of disruption that the field uses.
 
-    They are how long latency exceeded the mean + 5 σ of the time before, and its peak over the mean.
+    They are the time for which latency exceeded the mean + 5 σ of the time before the move, and the difference between
+    the peak and that mean.
+
+    Args:
+        before: begin and end of the time before the move.
+        during: begin and end of the move.
     """
     calm, moving = latencies.between(*before), latencies.between(*during)
     limit = float(calm.mean() + 5 * calm.std())

@@ -1,7 +1,7 @@
-"""Network namespaces as edge sites: one bridge, a namespace per site, and a link with a delay and a rate on each.
+"""Network namespaces as edge sites. One bridge connects the namespaces, by links with a delay and a rate.
 
-Needs root, ``ip`` and, for anything but plain links, ``tc`` with netem in the kernel. Everything made here is removed
-again.
+This needs root and ``ip``; links that are not plain need ``tc``, and netem in the kernel. Everything that is created
+here is removed again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from stateflow.security.plain import environment
 from stateflow.testing import LocalCluster
 
 _PREFIX = f"sf{os.getpid() % 100_000}"
-#: differs between processes: two bridges of one subnet would receive each other's answers
+#: a subnet that differs between processes, because two bridges of one subnet would receive each other's answers
 SUBNET = f"10.213.{os.getpid() % 254 + 1}"
 HOST = f"{SUBNET}.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link between two sites. Each packet waits half of the round trip at its sender's end. 0 Mbit: no limit."""
+    """A link between a site and the others. Each packet waits for half of the round trip at its sender's end.
+
+    ``mbit`` is the rate in Mbit a second; 0: no limit.
+    """
 
     rtt_ms: float = 0.0
     mbit: float = 0.0
@@ -39,11 +42,11 @@ class Link:
 
 
 class CannotShape(Exception):
-    """The machine has no network namespaces, or cannot shape their links; the message says why."""
+    """Raised if the machine has no network namespaces, or cannot shape their links. The message has the reason."""
 
 
 def probe(link: Link) -> str:
-    """Says why this machine cannot make such a link; empty when it can."""
+    """Returns the reason why this machine cannot make such a link; empty: it can."""
     try:
         with network(["probe"], link):
             return ""
@@ -53,11 +56,10 @@ def probe(link: Link) -> str:
 
 @contextlib.contextmanager
 def network(sites: Sequence[str], link: Link) -> Iterator[dict[str, tuple[str, str]]]:
-    """Makes the sites' network.
+    """Makes the network of the sites, and removes it at the end of the block.
 
-    Yields each site's namespace and address; this process is at ``HOST``. Raises CannotShape.
-
-    No other process uses these links, so this process and those that it starts use plain text on them.
+    Yields site → (namespace, address). This process has the address ``HOST``. Raises CannotShape. No other process uses
+    these links, so this process and those that it starts use plain text on them.
     """
     if os.geteuid() != 0:
         raise CannotShape("network namespaces need root")
@@ -104,7 +106,8 @@ def _quietly(*command: str) -> None:
 
 
 class SpacedCluster(LocalCluster):
-    """A LocalCluster whose replicas run in their sites' namespaces, one for each site; the controller runs outside."""
+    """A LocalCluster with one replica for each site, which runs in the site's namespace. The controller runs outside of
+    the namespaces."""
 
     def __init__(self, *operators: type, spaces: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(*operators, sites=dict.fromkeys(spaces, 1), **options)

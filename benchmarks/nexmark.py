@@ -1,7 +1,7 @@
-"""M4: Nexmark Q3, Q4, Q5 and Q8 on two replicas, without a move and with half of every operator's partitions moving.
+"""M4: Nexmark Q3, Q4, Q5 and Q8 on two replicas, without moves and with moves of half of each operator's partitions.
 
-The queries' steps are operators, chained by this driver, which sends the outputs of the first step to the second, then
-the watermark. Every run's outputs are compared with an independent computation over the whole stream.
+Each step of a query is an operator. This driver chains the steps: it sends the outputs of the first step to the second,
+and then the watermark. The outputs of every run are compared with an independent computation over the whole stream.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _by_way(
 
 
 class Pipeline:
-    """One query on a cluster: its first operator, for Q4 and Q5 its second, and all their outputs."""
+    """One query on a cluster: its operators (two for Q4 and Q5, one for other queries) and all their outputs."""
 
     STEPS = {"Q3": ("Q3",), "Q4": ("Q4Winners", "Q4Average"), "Q5": ("Q5Counts", "Q5Hottest"), "Q8": ("Q8",)}  # noqa: RUF012
 
@@ -137,7 +137,7 @@ class Pipeline:
         return found, self._correctness(stream)
 
     def _step(self, rows: Rows, watermark_us: int) -> None:
-        """Sends a batch, and the watermark after it, through all steps."""
+        """Sends a batch, and then the watermark, through all steps of the query."""
         for number, stream in enumerate(self._streams):
             rows = self._send(stream, rows) + self._advance(stream, watermark_us)
             self._given[number] += rows
@@ -157,7 +157,11 @@ class Pipeline:
         return Correctness(lost, more, self._late, self._state_equal(stream))
 
     def _state_equal(self, stream: Sequence[Event]) -> bool:
-        """Compares the final state: persons of Q3, averages of Q4, and emptied states of the windows of Q4 and Q5."""
+        """Tells whether the final state is right.
+
+        Q3 must have the right persons, and Q4 the right averages. The states of ended auctions in Q4 and of ended
+        windows in Q5 must be empty. The state of Q8 is not checked.
+        """
         read = self._local.cluster.read_state
         if self.query == "Q3":
             local = {e.id: [e.name, e.city, e.state] for e in stream if isinstance(e, Person)}
@@ -171,7 +175,7 @@ class Pipeline:
 
 
 def rows_of(query: str, batch: Sequence[Event]) -> Rows:
-    """Selects the events that a query reads, with the columns that it reads."""
+    """Returns rows for the events of a batch that a query needs, with the columns that it needs."""
     match query:
         case "Q3":
             return [

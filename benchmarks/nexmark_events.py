@@ -1,8 +1,8 @@
-"""The Nexmark stream, deterministic by seed, with the proportions of the public generator (Apache Beam's).
+"""Generates the Nexmark stream with the proportions of Apache Beam's generator. The same seed gives the same events.
 
-Among 50 events, 1 is a person, 3 are auctions, 46 are bids. Half of the bids go to a hot auction, three quarters come
-from a hot bidder, three quarters of the auctions from a hot seller; others spread over the newest persons and auctions.
-Events come in order of their time, at a fixed distance.
+Among 50 events, 1 is a person, 3 are auctions, and 46 are bids. Half of the bids are for a hot auction, and three
+quarters are made by a hot bidder. Three quarters of the auctions are opened by a hot seller. All others spread over the
+newest persons and auctions. Events are in order of time, at a fixed distance.
 """
 
 from __future__ import annotations
@@ -101,12 +101,16 @@ def _auction(rng: random.Random, at_us: int, number: int, persons: int) -> Aucti
 
 
 def _hot(count: int) -> int:
-    """Returns the first of the newest ``HOT_EVERY``."""
+    """Returns the number of the hot one among ``count`` persons or auctions. Another one becomes hot after each
+    ``HOT_EVERY``."""
     return (count - 1) // HOT_EVERY * HOT_EVERY
 
 
 def _person(rng: random.Random, persons: int, hot_share: float, *, second: bool) -> int:
-    """Picks a person. The hot bidder and the hot seller differ as soon as there are two persons."""
+    """Returns the id of a random person, which is the hot one with probability ``hot_share``.
+
+    ``second`` picks another hot person, so that the hot bidder and the hot seller differ if there are two persons.
+    """
     if rng.random() < hot_share:
         return FIRST_ID + min(_hot(persons) + second, persons - 1)
     return FIRST_ID + persons - 1 - rng.randrange(min(persons, ACTIVE_PERSONS))

@@ -1,11 +1,11 @@
 """Nexmark Q3, Q4, Q5 and Q8 as operators. Replicas import this module by name.
 
-Q3  local item suggestion: who in OR, ID or CA sells in category 10? A join that grows.
-Q4  average price for a category: the winning bid of each auction that closed, averaged.
+Q3  local item suggestion: the persons in OR, ID or CA who sell in category 10. A join that grows.
+Q4  average price for a category: the average of the winning bids of all closed auctions.
 Q5  hot items: the auctions with the most bids in each sliding window.
-Q8  new users: persons who joined and opened an auction within the same window.
+Q8  new users: the persons who joined and opened an auction within the same window.
 
-Rows have all columns of the query; those of the other kinds of events are null.
+A row has all columns of its query. Columns that belong to other kinds of events are null.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Q3(Operator):
 
 
 class Q4Winners(Operator):
-    """First step: the highest bid at or above the reserve, when the auction expires."""
+    """The first step of Q4. It emits the highest bid at or above the reserve when an auction expires."""
 
     key, event_time = "auction", "at"
     output = "auction long, category long, price long"
@@ -71,12 +71,12 @@ class Q4Winners(Operator):
 
 
 class Q4Average(Operator):
-    """Second step: the average of each category so far."""
+    """The second step of Q4. It emits the average price of a category so far for each closed auction."""
 
     key = "category"
     output = "category long, closed long, average double"
 
-    closed = state.value(tuple[int, int], default=(0, 0))  # how many, their sum
+    closed = state.value(tuple[int, int], default=(0, 0))  # number of closed auctions, sum of their prices
 
     def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
         n, total = self.closed.value
@@ -88,7 +88,7 @@ BIDS = state.counter(name="bids")
 
 
 class Q5Counts(Operator):
-    """First step: bids of each auction in each window."""
+    """The first step of Q5. It counts the bids of each auction in each window."""
 
     key, event_time = "auction", "at"
     output = "auction long, window timestamp, bids long"
@@ -107,7 +107,8 @@ class Q5Counts(Operator):
 
 
 class Q5Hottest(Operator):
-    """Second step: the auctions with the most bids of a window, when the counts of all its auctions have arrived."""
+    """The second step of Q5. It emits the auctions with the most bids in a window when the counts of all its auctions
+    have arrived."""
 
     key = "window"
     output = "window timestamp, auction long, bids long"

@@ -1,7 +1,7 @@
-"""Reference results of Nexmark Q3, Q4, Q5 and Q8, from the whole list of events, in plain Python.
+"""Computes the reference results of Nexmark Q3, Q4, Q5 and Q8 from the whole list of events, in plain Python.
 
-The module shares no code with the operators. Each query returns a Counter of output rows as tuples; times are
-microseconds.
+The module shares no code with the operators. The function of each query returns a Counter of output rows as tuples.
+Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def q3(events: Sequence[Event]) -> Counter[Any]:
 
 
 def q4(events: Sequence[Event]) -> Counter[Any]:
-    """Counts (auction, category, price) of every auction that sold."""
+    """Returns (auction, category, price) for every auction that was sold."""
     auctions = {e.id: e for e in events if isinstance(e, Auction)}
     best: dict[int, int] = {}
     for bid in events:
@@ -35,7 +35,7 @@ def q4(events: Sequence[Event]) -> Counter[Any]:
 
 
 def q4_averages(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
-    """Returns, by category, how many auctions sold and the sum of their prices."""
+    """Returns category → (number of auctions that were sold, sum of their prices)."""
     found: dict[int, tuple[int, int]] = {}
     for (_, category, price), times in q4(events).items():
         n, total = found.get(category, (0, 0))
@@ -44,7 +44,7 @@ def q4_averages(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
 
 
 def q5(events: Sequence[Event], size_us: int, every_us: int) -> Counter[Any]:
-    """Counts (end of the window, auction, bids)."""
+    """Returns (end of the window, auction, bids) for the auctions with the most bids in each window."""
     windows: dict[int, Counter[int]] = defaultdict(Counter)
     for bid in events:
         if isinstance(bid, Bid):
@@ -61,7 +61,7 @@ def q5(events: Sequence[Event], size_us: int, every_us: int) -> Counter[Any]:
 
 
 def q8(events: Sequence[Event], size_us: int) -> Counter[Any]:
-    """Counts (person, name, start of the window, auctions opened in it)."""
+    """Returns (person, name, start of the window, auctions opened in the window) for each new user."""
     opened = Counter((e.seller, e.at_us // size_us) for e in events if isinstance(e, Auction))
     return Counter(
         (e.id, e.name, e.at_us // size_us * size_us, opened[e.id, e.at_us // size_us])

@@ -1,10 +1,12 @@
 """OBSERVE: cost of monitoring every process, as a direct client sees it.
 
-Four clusters run all the time and take turns of a few seconds, in which each is driven as fast as its senders can: one
-without monitoring; one that serves /metrics and is read each second, more often than Prometheus would; and two whose
-batches are traced (1 % and all of them) from the client to each commit, with a collector in a process of its own. A
-turn is compared with the unmonitored cluster's turn in the same round; the figure is the median of these ratios. The
-order changes from round to round.
+Four clusters run all the time. One has no monitoring. One serves /metrics, and its pages are read each second, which is
+more often than Prometheus would. In the other two, batches are traced from the client to each commit, 1 % of the
+batches in one and all in the other, and a collector runs in a process of its own.
+
+The clusters take turns of a few seconds, in which each is driven as fast as its senders can. The order changes from
+round to round. A turn is compared with the unmonitored cluster's turn in the same round; the figure is the median of
+these ratios.
 """
 
 from __future__ import annotations
@@ -38,8 +40,11 @@ class Watched(LocalCluster):
     """A cluster whose processes are monitored.
 
     Args:
-        metrics: every process serves its metrics; ``pages`` has their URLs.
-        environment: variables of its processes, added to this process's.
+        metrics: every process serves its metrics.
+        environment: environment variables for the processes, in addition to those of this process.
+
+    Attributes:
+        pages: URLs of the processes' metrics.
     """
 
     def __init__(self, *, metrics: bool = False, environment: Mapping[str, str] | None = None) -> None:
@@ -62,7 +67,7 @@ class Watched(LocalCluster):
 
 @contextlib.contextmanager
 def collecting() -> Iterator[str]:
-    """Runs a collector in a process of its own. Yields its URL."""
+    """Runs a collector of spans in a process of its own while the block runs. Yields the collector's URL."""
     sink = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.sink"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -77,9 +82,12 @@ def collecting() -> Iterator[str]:
 
 
 def provider(share: float, endpoint: str) -> Any:
-    """Makes a tracer provider for this process's clients of one cluster.
+    """Returns a tracer provider for this process's clients of one cluster.
 
-    The environment would make one for all clusters.
+    Environment variables would give the clients of all clusters the same provider.
+
+    Args:
+        share: share of the batches that are recorded.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
@@ -93,7 +101,7 @@ def provider(share: float, endpoint: str) -> Any:
 
 @contextlib.contextmanager
 def reading(pages: list[str]) -> Iterator[list[int]]:
-    """Reads all pages every second. Yields the sizes of the pages read so far, in bytes."""
+    """Reads all pages every second while the block runs. Yields a list of the sizes of all pages read, in bytes."""
     over, sizes = threading.Event(), list[int]()
 
     def read() -> None:

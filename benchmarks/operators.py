@@ -14,7 +14,7 @@ from stateflow import BatchOperator, Operator, state
 
 
 class CountSum(Operator):
-    """Counts and sums the values of each key; one output row for every input row."""
+    """Counts and sums the values of each key. Emits one row for every input row."""
 
     key = "k"
     output = "k long, n long, total double"
@@ -28,7 +28,7 @@ class CountSum(Operator):
 
 
 class CountSumColumns(BatchOperator):
-    """CountSum a batch at a time; one output row for every key of the batch."""
+    """CountSum for whole batches. Emits one row for every key of a batch."""
 
     key = "k"
     output = "k long, n long, total double"
@@ -50,9 +50,9 @@ KEPT_S, SILENT_S = 10.0, 1.0
 
 
 class CountSumTimed(CountSum):
-    """CountSum that also keeps each key's last value for a time, and drops the value when the key falls silent.
+    """CountSum that also keeps the last value of each key. The value is dropped when no rows of the key arrive.
 
-    Each row writes a state with a ttl and sets the key's timer anew. Outputs and ``figures`` are those of CountSum.
+    Each row writes a state with a ttl and resets the key's timer. Outputs and ``figures`` are those of CountSum.
     """
 
     last = state.value(float, default=0.0, ttl=KEPT_S)
@@ -71,7 +71,7 @@ BUSY_US = 50
 
 
 class Busy(CountSum):
-    """CountSum that takes ``BUSY_US`` of CPU time for each row."""
+    """CountSum that uses ``BUSY_US`` microseconds of CPU time for each row."""
 
     def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
         until = time.thread_time() + BUSY_US / 1e6
@@ -81,7 +81,10 @@ class Busy(CountSum):
 
 
 class Keep(Operator):
-    """Keeps the last payload of each key; no output. Payloads set the size of the state and of its changes."""
+    """Keeps the last payload of each key, and emits nothing.
+
+    The payloads determine the size of the state and of its changes.
+    """
 
     key = "k"
     output = "k long"
@@ -92,9 +95,9 @@ class Keep(Operator):
 
 
 class Ballast(Operator):
-    """CountSum over keys that each carry a payload.
+    """CountSum that also keeps a payload for each key.
 
-    A row with a size replaces the payload by that many bytes, which are incompressible and the same in every run.
+    A row with a size replaces the key's payload by that many bytes. They are incompressible, and the same in every run.
     """
 
     key = "k"

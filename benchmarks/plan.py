@@ -1,11 +1,11 @@
-"""S1: planning time of the control plane, for replicas that exist only as names.
+"""S1: planning time of placement by the ring. S2: planning time of placement policies. Replicas exist only as names.
 
-One operator has at most 65,536 partitions, so there are several operators. The ring places new operators; when a
-replica joins or leaves, ``rebalance`` says what moves. The optimum moves the newcomer's share, or the partitions of the
-replica that left.
+*S1.* One operator has at most 65,536 partitions, so there are several operators. ``propose`` places new operators.
+When a replica joins or leaves, ``rebalance`` decides which partitions move. An optimal plan moves only the share of the
+new replica, or the partitions of the replica that left.
 
-S2: proposed moves of the placement policies, for partitions with Zipf-skewed loads, a tenth of which get their rows
-from another site. No partition has more than half a replica's share, because a partition cannot be split.
+*S2.* The loads of partitions are skewed by Zipf's law. A tenth of the partitions get their rows from another site. No
+partition has more than half of a replica's share, because a partition cannot be split.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _run_policies(*, quick: bool, seed: int) -> Record:
 
 
 def _skewed(rng: random.Random, replicas: int, partitions: int) -> tuple[View, dict[PartitionId, str]]:
-    """Makes a skewed view. Returns it with the site of the rows of each partition whose rows come from another site."""
+    """Returns (view with skewed loads, partition → site of its rows, for partitions with rows from another site)."""
     infos = [ReplicaInfo(f"r{number}", f"s{number % SITES}", "none") for number in range(replicas)]
     ids = [PartitionId(f"operator-{n % OPERATORS}", n // OPERATORS) for n in range(partitions)]
     # weights of 1/rank; ranks begin where the first partition has half a replica's share
@@ -155,7 +155,7 @@ def _timed(into: list[float], work: Any) -> Any:
 
 
 def _checked(owners: Mapping[PartitionId, str], infos: Sequence[ReplicaInfo], partitions: int) -> Correctness:
-    """Checks that every partition has one owner that exists, and that no replica is a whole partition off its share."""
+    """Checks that every partition has an existing owner, and that every replica has its share, rounded up or down."""
     known = {info.name for info in infos}
     counts = Counter(owners.values())
     least, most = partitions // len(infos), -(-partitions // len(infos))

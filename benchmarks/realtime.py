@@ -1,9 +1,9 @@
-"""REALTIME: time from when a row is due at its source until the sink has its output, in Spark's real-time mode.
+"""REALTIME: time from a row's due time at the source until the sink has the row's output, in Spark's real-time mode.
 
-For each rate a query of its own runs over the same cluster, for a while without moves and for a while with all
-partitions moving from one site to the other and back. Then the same operator runs in micro-batches, and its equivalent
-in Spark's transformWithState in the JVM, in real time. A row that is due while Spark is between two epochs arrives
-in the next one: there are figures of all rows, and of only those that were due within an epoch.
+For each rate, a query runs for a while without moves, and then for a while in which all partitions move from one site
+to the other and back. For comparison, the same operator runs in micro-batches, and an equivalent with Spark's
+transformWithState runs in the JVM, in real time. A row that is due between two epochs of Spark arrives in the next
+epoch. So there are figures for all rows, and figures for only the rows that were due within an epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATOR, SITES, PARTITIONS, SOURCES, KEYS = "Count", ("a", "b"), 16, 2, 64
 RATES, RATES_QUICK = (10, 100, 1000), (100,)
 MICRO_RATE = 100
 EPOCH = "10 seconds"
-#: seconds until the first rows are due: no session takes longer to start
+#: seconds until the first rows are due; a Spark session starts within this time
 START_S = 30.0
 WARM_S, ALONE_S, MOVING_S, AFTER_S = 12.0, 30.0, 30.0, 5.0
 TIMEOUT_S = 120.0
@@ -142,7 +142,10 @@ def _sleep_until(at_s: float) -> None:
 
 
 def _latencies(given: list[Given], query: Query, from_s: float, until_s: float) -> dict[str, Any]:
-    """Summarises the latencies of rows that were due in this time, each from its first output."""
+    """Returns a summary of the latencies of the rows that were due between two times.
+
+    If a row has several outputs, because Spark repeated an epoch, only the first output counts.
+    """
     began_us: dict[str, int] = {}
     for each in given:
         began_us.setdefault(each.attempt, each.at_us)

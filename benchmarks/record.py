@@ -1,4 +1,4 @@
-"""The JSON object that a benchmark prints, with the facts about this machine that belong to it."""
+"""The JSON object that a benchmark prints, which also has facts about the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQ
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound on a figure. ``value`` is None if it could not be measured; then the target is not met."""
+    """A bound on a figure. ``value`` is the figure; None: it could not be measured, so the target is not met."""
 
     name: str
     value: float | None
@@ -47,10 +47,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """Counts over every run of the benchmark; None if nothing could be counted.
+    """The correctness of a benchmark's results, over all its runs. An attribute is None if it was not measured.
 
-    ``lost`` and ``duplicated`` count output rows against the reference, ``late`` rows dropped behind a watermark.
-    ``state_equal``: whether the final state equals that of the reference, in every cell.
+    Attributes:
+        lost: number of the reference's output rows that are missing.
+        duplicated: number of output rows beyond those of the reference.
+        late: number of rows that were dropped because they were late.
+        state_equal: every cell of the final state is equal to the reference.
     """
 
     lost: int | None
@@ -64,7 +67,7 @@ class Correctness:
 
     @staticmethod
     def of_all(parts: Sequence[Correctness]) -> Correctness:
-        """Adds up several results; a total is unknown if one part could not be counted."""
+        """Returns the sum of several results. A total is None if it is None in any of them."""
 
         def total(counts: Sequence[int | None]) -> int | None:
             known = [count for count in counts if count is not None]
@@ -90,14 +93,15 @@ class Correctness:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Result of one experiment.
+    """The result of one experiment.
 
     Attributes:
-        failures: what could not be measured and why, one line each.
-        skipped: why this machine cannot run the experiment, or all of it; that is not a failure.
-        took_s: how long the experiment took, in seconds; None: not measured.
-        slowness: how many times longer the machine took for its work than a quiet one, see :func:`tests.gate.slowness`;
-            None: not measured.
+        failures: a line for each measurement that failed, with the reason.
+        skipped: why this machine cannot run the experiment or a part of it, which is no failure; empty: nothing was
+            skipped.
+        took_s: duration of the experiment in seconds; None: not measured.
+        slowness: factor by which the machine was slower than a quiet one, see :func:`tests.gate.slowness`; None: not
+            measured.
     """
 
     experiment: str
@@ -113,7 +117,7 @@ class Record:
 
     @property
     def overran(self) -> bool:
-        """Tells whether a quick experiment is known to have taken longer than ``QUICK_S`` times the slowness."""
+        """True if this is a quick experiment that took longer than ``QUICK_S`` times the slowness."""
         if self.took_s is None or self.slowness is None:
             return False
         return bool(self.settings.get("quick")) and self.took_s > QUICK_S * self.slowness
@@ -145,7 +149,7 @@ class Record:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Returns median, minimum, maximum and the values themselves; all None without values."""
+    """Returns the median, minimum and maximum of values, and the values; without values, the three are None."""
     if not values:
         return {"median": None, "min": None, "max": None, "values": []}
     return {
@@ -161,7 +165,7 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """Returns facts that figures depend on and no setting fixes: processors, memory, and load at the end of the run."""
+    """Returns facts about the machine on which figures depend: processors, memory, and load at the end of the run."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpus": os.cpu_count(),
@@ -181,7 +185,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Returns the commit of this tree, with ``+changes`` when the tree differs from it; "unknown" without git."""
+    """Returns the hash of the current commit, followed by ``+changes`` if files differ from it; "unknown" without
+    git."""
     head = _git("rev-parse", "HEAD")
     if not head:
         return "unknown"

@@ -1,8 +1,8 @@
 """Make a page, pictures and a table of the results that were kept.
 
-Reads JSON lines (bench-out/results.jsonl); the newest result of each experiment counts. Writes ``report.html``, which
-refers to nothing outside itself, ``targets.md``, ``targets.png`` and ``latency.png``. Every figure and verdict comes
-from the records.
+Reads JSON lines (bench-out/results.jsonl), and uses the newest result of each experiment. Writes ``report.html``, which
+loads no other file, ``targets.md``, ``targets.png`` and ``latency.png``. Every figure and verdict comes from the
+results.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def render(records: Records, plotly_js: str) -> str:
 
 
 def markdown(records: Records) -> str:
-    """Makes a Markdown table of every target."""
+    """Returns a Markdown table of all targets."""
     lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
     for record in records.values():
         for aim in aims_of(record) or [None]:
@@ -180,7 +180,7 @@ def _subtitle(records: Records) -> str:
 
 
 def _commit(record: Mapping[str, Any]) -> str:
-    """Returns a short commit, with a plus when the tree had changes."""
+    """Returns the short hash of a record's commit, with a plus if the tree had changes."""
     revision, plus, _ = record["commit"].partition("+")
     return str(revision)[:9] + plus
 
@@ -210,7 +210,10 @@ def _correctness(record: Mapping[str, Any]) -> str:
 
 
 def _took(record: Mapping[str, Any]) -> str:
-    """Says how long an experiment took, and marks a quick one that took too long; empty: an older record."""
+    """Returns text with the duration of an experiment, which also says if a quick experiment took too long.
+
+    The text is empty for an older record without a duration.
+    """
     if "took_s" not in record:
         return ""
     said = f"{record['took_s']:.0f} s"
@@ -224,7 +227,7 @@ def _told(value: Any) -> str:
 
 
 def _brief(value: Any) -> Any:
-    """Shortens lists to 12 entries."""
+    """Returns the value with all lists in it shortened to 12 entries."""
     if isinstance(value, Mapping):
         return {name: _brief(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,8 @@
-"""Charts of the report as plotly.js figures, recognised in a record by the form of its figures.
+"""Makes the charts of the report as plotly.js figures. The form of a record's figures determines the charts.
 
-A figure that was measured several times becomes a row with its range, a ``timeline`` a line over time, a ``ccdf`` a
-line of its tail. Colours are ``var(--name)``, which the page replaces by those of the reader's light or dark scheme.
+Figures that were measured several times become a chart of ranges, a ``timeline`` becomes a chart over time, and a
+``ccdf`` becomes a chart of the tail. Colours are written ``var(--name)``; the page replaces them by those of its light
+or dark scheme.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from benchmarks.targets import Aim, number
 T = TypeVar("T")
 Figure = dict[str, Any]
 LINES_MAX = 6
-#: an axis is logarithmic from this ratio of largest to smallest value on
+#: ratio of the largest to the smallest value from which on an axis is logarithmic
 LOG_FROM = 12
 _COLOURS = tuple(f"var(--{name})" for name in ("a", "b", "c", "d", "e", "f"))
 
 
 def overview(aims: Sequence[Aim]) -> Figure:
-    """Draws every target on one axis: times better than its bound."""
+    """Returns a chart of all targets on one axis, which shows how many times better than its bound each figure is."""
     told = [aim for aim in aims if aim.score is not None][::-1]
     traces = []
     for name, colour, chosen in (
@@ -51,7 +52,7 @@ def overview(aims: Sequence[Aim]) -> Figure:
 
 
 def charts(record: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """Yields title and figure of everything in a record that can be drawn."""
+    """Yields (title, figure) for each chart that can be made from a record."""
     groups: dict[str, list[Spread]] = {}
     for spread in spreads(record["figures"]):
         groups.setdefault(spread.path[0] if spread.path else "", []).append(spread)
@@ -67,7 +68,7 @@ def charts(record: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
 
 
 def ranges(each: Sequence[Spread]) -> Figure:
-    """Draws a row per figure: median, least and most."""
+    """Returns a chart with a row for each figure, which shows its median and its range."""
     rows = list(each)[::-1]
     names = [" · ".join(spread.path[1:]) or spread.name for spread in rows]
     values = [value for spread in rows for value in (spread.least, spread.most)]
@@ -131,7 +132,7 @@ def _title(what: str, found: Sequence[Any]) -> str:
 
 
 def _some(found: Sequence[T]) -> Sequence[T]:
-    """Chooses all of a few, otherwise every second, third, … so that each kind of run is among them."""
+    """Returns at most ``LINES_MAX`` elements: all, or every second, third, … so that all kinds of runs are shown."""
     step = -(-len(found) // LINES_MAX)
     return found[step - 1 :: step] if found else found
 
@@ -142,7 +143,11 @@ def _row(aim: Aim) -> str:
 
 
 def _errors(points: Sequence[tuple[float | None, float | None, float | None]], colour: str) -> Figure:
-    """Makes error bars from a point down to the lesser and up to the greater of two others."""
+    """Returns plotly's error bars for points.
+
+    Args:
+        points: (value, one end of the bar, other end of the bar); a point with a None has no bar.
+    """
     up, down = [], []
     for at, one, other in points:
         if at is None or one is None or other is None:

@@ -1,4 +1,4 @@
-"""The report's page, a :class:`string.Template` whose ``$names`` ``report.render`` fills."""
+"""The template of the report's page. ``report.render`` fills the ``$names`` in it."""
 
 from stateflow.demo.charts import page
 

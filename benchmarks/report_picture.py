@@ -1,4 +1,4 @@
-"""Pictures of the results for a README: every target, and latency over time."""
+"""Draws pictures of the results for a README: one of all targets, and one of latency over time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLOURS = ("#2372d9", "#e06c00", "#1d8f7a", "#8a5cc2", "#b8860b", "#c2477f")
 
 
 def write_targets(records: Mapping[str, dict[str, Any]], path: Path) -> bool:
-    """Draws every target. Returns False when there is nothing to draw."""
+    """Draws all targets that have a figure. Returns False if there are none."""
     told = [aim for record in records.values() for aim in aims_of(record) if aim.score is not None][::-1]
     if not told:
         return False
@@ -45,7 +45,7 @@ def write_targets(records: Mapping[str, dict[str, Any]], path: Path) -> bool:
 
 
 def write_latency(records: Mapping[str, dict[str, Any]], path: Path) -> bool:
-    """Draws p50 and p99 of L1 over time. Returns False when L1 was not measured."""
+    """Draws the latencies p50 and p99 of L1 over time. Returns False if L1 was not measured."""
     timelines = list(series(records["L1"]["figures"], "timeline")) if "L1" in records else []
     if not timelines:
         return False

@@ -1,4 +1,4 @@
-"""Results that are kept: one JSON object per line, the newest run of an experiment last."""
+"""Reads and writes the file of kept results, which has one JSON object a line, oldest first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = DIRECTORY / "results.jsonl"
 
 
 def keep(name: str, record: Record, file: Path = RESULTS) -> None:
-    """Appends a record, with its benchmark's name and the time."""
+    """Appends a record to a file, with the name of its benchmark and the present time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     line = {"benchmark": name, "at": datetime.now(UTC).isoformat(timespec="seconds"), **record.to_json()}
     with file.open("a") as out:
@@ -24,7 +24,7 @@ def keep(name: str, record: Record, file: Path = RESULTS) -> None:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Returns every record, oldest first. Raises SystemExit with one line if the file is missing."""
+    """Returns all records of a file, oldest first. Raises SystemExit with an error line if the file is missing."""
     if not file.is_file():
         raise SystemExit(f"no_results: {file} does not exist: run `python -m benchmarks NAME --keep` first")
     lines = [line for line in file.read_text().splitlines() if line.strip()]
@@ -32,13 +32,13 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def newest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the last record of each experiment, in order of experiments."""
+    """Returns experiment → its last record, sorted by experiment."""
     return dict(sorted({record["experiment"]: record for record in records}.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure that was measured several times. ``path``: its place in the record's figures."""
+    """A figure that was measured several times. ``path`` has the keys that lead to it in the record's figures."""
 
     path: tuple[str, ...]
     median: float
@@ -52,7 +52,7 @@ class Spread:
 
 
 def spreads(figures: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Spread]:
-    """Yields everything in ``figures`` that :func:`benchmarks.record.spread` made."""
+    """Yields each part of ``figures`` that :func:`benchmarks.record.spread` returned and that has values."""
     if {"median", "min", "max"} <= figures.keys():
         if figures["median"] is not None:
             runs = len(figures.get("values") or ()) or 1
@@ -64,9 +64,9 @@ def spreads(figures: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def series(figures: Any, key: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Any]]]:
-    """Yields (where, list) of every non-empty list whose name begins with ``key``.
+    """Yields (name of its place, list) for each non-empty list in ``figures`` whose key begins with ``key``.
 
-    Such lists are the ``timeline`` and ``ccdf`` of a load.
+    Such lists are the ``timeline`` and the ``ccdf`` of a load.
     """
     if isinstance(figures, Mapping):
         for name, value in figures.items():

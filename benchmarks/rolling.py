@@ -1,7 +1,7 @@
-"""ROLLING: every replica and both controllers are restarted, one after another, while a Spark query runs.
+"""ROLLING: every replica and both controllers are restarted one after another while a Spark query runs.
 
-The query reads a file every ``EVERY_S`` seconds. The operator counts a file's rows by key and outputs each count, so
-that lost and duplicated rows show. A micro-batch fails when Spark gives it up or begins it again.
+The query gets a new file every ``EVERY_S`` seconds. The operator counts the rows of each key and emits each count, so
+lost and duplicated rows are visible. A micro-batch has failed if Spark gave it up or began it again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_S = 300.0
 
 
 class Sites(LocalCluster):
-    """Two agents, and a replica without partitions that the cluster needs to start."""
+    """A cluster to which agents can be added. Its own replica has no partitions; the cluster needs it to start."""
 
     def agent(self, name: str) -> Process:
         where = ["--site", SITE, "--name", name, "--controller", self.address, "--data-dir", str(self.data_dir / name)]
@@ -61,7 +61,7 @@ class Input(threading.Thread):
             hidden = self._directory / f".{self.files:06d}.parquet"
             columns = {"k": keys, "v": [1.0] * ROWS, "size": [0] * ROWS}
             pq.write_table(pa.table(columns), hidden)
-            os.utime(hidden, (1_388_534_400 + self.files,) * 2)  # the file source orders by these
+            os.utime(hidden, (1_388_534_400 + self.files,) * 2)  # the file source orders by modification time
             hidden.rename(self._directory / hidden.name[1:])
             self.counts.update(keys)
             self.files += 1
@@ -91,12 +91,12 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _each(quick: bool) -> int:
-    """Returns the number of replicas of an agent."""
+    """Returns the number of replicas that each agent starts."""
     return 1 if quick else 4
 
 
 def _run(each: int, figures: dict[str, Any]) -> Correctness:
-    """Runs the experiment. Raises StateflowError, TimeoutError."""
+    """Runs the experiment, and adds its measurements to ``figures``. Raises StateflowError, TimeoutError."""
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
         _cluster(Path(folder) / "cluster", each) as local,
@@ -151,7 +151,12 @@ def _cluster(folder: Path, each: int) -> Iterator[Sites]:
 
 
 class Query:
-    """A running query. ``ended``: number and time of each micro-batch whose outputs were taken, with repetitions."""
+    """A running query, and its measurements.
+
+    Args:
+        outputs: number of times that each output (key, count) was taken.
+        ended: (number of the micro-batch, time) for each time that outputs were taken.
+    """
 
     def __init__(self, query: Any, outputs: Counter[tuple[int, int]], ended: list[tuple[int, float]]) -> None:
         self._query, self._outputs, self._ended = query, outputs, ended
@@ -163,19 +168,19 @@ class Query:
             self._progress[each["batchId"]] = each
 
     def progress(self) -> dict[int, dict[str, Any]]:
-        """Returns the progress of each micro-batch, by number."""
+        """Returns number of the micro-batch → progress that Spark has reported."""
         self._look()
         return self._progress
 
     def ended(self) -> dict[int, float]:
-        """Returns when the outputs of each micro-batch were first taken, in seconds since 1970."""
+        """Returns number of the micro-batch → time at which its outputs were first taken, in seconds since 1970."""
         first: dict[int, float] = {}
         for number, at in list(self._ended):
             first.setdefault(number, at)
         return first
 
     def mark(self) -> None:
-        """Excludes the micro-batches so far from the figures: they show how long Spark takes to begin."""
+        """Excludes all micro-batches so far from the figures, because the first ones include Spark's start."""
         self._look()
         self._first = max(self._progress)
 
@@ -206,7 +211,7 @@ class Query:
 
 @contextmanager
 def query_of(session: Any, folder: Path, cluster: Any) -> Iterator[Query]:
-    """Starts a query over the files that :class:`Input` writes, and ends it, and the session, with the block."""
+    """Runs a query over the files that :class:`Input` writes while the block runs. Then stops query and session."""
     from stateflow.spark import apply_operator
 
     outputs: Counter[tuple[int, int]] = Counter()

@@ -1,11 +1,11 @@
 """T3: scaling with replicas, workers, keys and state.
 
-* ``replicas``: rows a second of 1 and 2 replicas, per record and vectorised.
-* ``workers``: the same of one replica with 1 and 2 workers, for an operator that takes 50 µs of CPU time for a row.
-* ``keys``: rows a second, resident memory and bytes a key, from a thousand keys to ten million.
-* ``state``: the same, from 10 MB to 4 GB of state in incompressible values.
+* ``replicas``: rows a second with 1 and 2 replicas, of an operator for records and of a vectorised one.
+* ``workers``: rows a second of one replica with 1 and 2 workers. The operator uses 50 µs of CPU time for each row.
+* ``keys``: rows a second, resident memory and stored bytes for a thousand to ten million keys.
+* ``state``: the same figures for 10 MB to 4 GB of state with incompressible values.
 
-Batches are cut and encoded before the clock starts, so that the sender costs little; replicas are real processes.
+Batches are cut and encoded before the clock starts, so the senders need little CPU time. Replicas are real processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARTS = ("replicas", "workers", "keys", "state")
 PARTITIONS = 8
 SENDERS = 2
 BATCH_ROWS = 20_000
-PREPARED = 8  # batches of a sender, sent over and over
+PREPARED = 8  # number of batches of a sender, which it sends over and over
 REPLICA_COUNTS = (1, 2)
 WORKER_COUNTS = (1, 2)
 WORKERS_BOUND = 1.8
@@ -113,7 +113,7 @@ def measure_workers(
 def measure_keys(
     quick: bool, seed: int, seconds: float, runs: int, checked: list[Correctness]
 ) -> tuple[dict[str, Any], list[Target]]:
-    """Measures the vectorised operator. Every key exists before the clock starts."""
+    """Measures the vectorised operator by the number of keys. All keys exist before the clock starts."""
     figures: dict[str, Any] = {}
     for keys in KEYS_QUICK if quick else KEYS:
         with Rig(CountSumColumns, 1, keys, seed) as rig:
@@ -129,7 +129,7 @@ def measure_keys(
 def measure_state(
     quick: bool, seed: int, seconds: float, runs: int, checked: list[Correctness]
 ) -> tuple[dict[str, Any], list[Target]]:
-    """Measures the operator per record; each row reads and rewrites a value of 4 kB, and checks what it read."""
+    """Measures an operator for records by the size of its state. Each row reads, checks and rewrites a 4 kB value."""
     figures: dict[str, Any] = {}
     for size in STATE_QUICK_MB if quick else STATE_MB:
         keys = size * MB // VALUE_BYTES
@@ -145,7 +145,7 @@ def measure_state(
 
 @dataclass
 class Rig:
-    """A cluster with one operator, its senders' batches, and what they sent. A context manager."""
+    """A context manager for a cluster with one operator. It sends batches, and counts what it sent and received."""
 
     operator: type[Operator]
     replicas: int
@@ -183,9 +183,9 @@ class Rig:
             self._send(router, Batch("load", number, sparse=True), keys, self._message(keys))
 
     def rate(self, seconds: float) -> float:
-        """Returns the rows a second of all senders, each of which sends again when it is answered.
+        """Returns the rows a second of all senders together. Each sends its next batch when the last one is answered.
 
-        The load warms up for half of ``seconds``, and is then measured for ``seconds``.
+        The senders warm up for half of ``seconds``, and are then measured for ``seconds``.
         """
         done: list[list[tuple[float, int]]] = [[] for _ in range(SENDERS)]
         errors: list[BaseException] = []
@@ -251,7 +251,7 @@ class Rig:
             np.add.at(self._counts, keys, 1)
 
     def correctness(self) -> Correctness:
-        """Compares the number of output rows, and the count and sum of every key."""
+        """Compares the number of output rows, and the count and sum of every key, with the expected values."""
         state = "changes" if self.operator is Archive else "figures"
         table = self._local.cluster.read_state(self.name, state)
         keys, counts = table["key"].to_numpy(), np.zeros(self.keys, np.int64)

@@ -1,10 +1,10 @@
 """SECURE: cost of TLS compared with plain text, for a direct client and for a move.
 
-Two clusters, with TLS and without, run all the time and take turns of a few seconds. In each turn a cluster is driven
-as fast as its senders can, for throughput; then at a quarter of the first throughput of plain text, for latency; then
-half of it moves to another replica and back. A turn is compared with the one before it, so that a slow minute hits
-both; the figure is the median of these ratios. All traffic is on loopback: on a network, transmission adds the same
-time to both.
+Two clusters, one with TLS and one without, run all the time and take turns of a few seconds. A turn has three parts.
+For throughput, the cluster is driven as fast as its senders can. For latency, it is driven at a quarter of the first
+throughput of plain text. For pauses, half of its partitions move to another replica and back. Each turn with TLS is
+compared with the turn without TLS just before it, so a slow minute affects both; the figure is the median of these
+ratios. All traffic is on loopback; on a network, transmission adds the same time to both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THROUGHPUT, LATENCY, PAUSE = 0.9, 1.3, 1.3
 
 
 class Side:
-    """A cluster of one kind, and its senders."""
+    """One of the compared clusters, and its senders."""
 
     def __init__(self, local: LocalCluster, seed: int) -> None:
         self.local, self._seed, self._truth = local, seed, Ledger()
@@ -42,7 +42,7 @@ class Side:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """Gives this process the certificate that the cluster accepts, or none."""
+        """Makes this process use a certificate of the cluster while the block runs; none for plain text."""
         if self.local.certificates is not None:
             self.local.certificates.begin()
         try:
@@ -59,7 +59,8 @@ class Side:
         return load
 
     def fastest(self, seconds: float) -> float:
-        """Returns the batches per second of all senders, when each waits only for its last answer."""
+        """Returns the batches per second of all senders together, if each sends as soon as its last batch is
+        answered."""
         with self.speaking(), self.load(0.0) as load:
 
             def sent() -> int:
@@ -71,7 +72,10 @@ class Side:
             return (sent() - before) / (time.monotonic() - began)
 
     def paced(self, rate: float, seconds: float, moves: int) -> dict[str, float]:
-        """Measures latency at ``rate`` batches a second, and then the pauses of moves."""
+        """Sends ``rate`` batches a second, and measures latency, and then the pauses of moves.
+
+        Returns the percentiles of latency without and during moves together, and the median pause.
+        """
         pauses: list[float] = []
         with self.speaking(), self.load(SENDERS / rate) as load:
             load.wait(SETTLE_S + seconds)

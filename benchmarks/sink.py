@@ -1,7 +1,7 @@
-"""A collector that receives spans over OTLP/HTTP and keeps none.
+"""A collector that receives spans over OTLP/HTTP and discards them.
 
-It runs in a process of its own, so that its cost is not the sender's. It prints its port, then serves until its
-standard input closes; a GET returns how many bytes have arrived.
+The collector runs in a process of its own, so that it uses no CPU time of the sender's process. It prints its port, and
+then serves until its standard input closes. A GET request returns the number of bytes that have arrived.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""SOAK: random moves, kills and stops on real processes under load; nothing may be lost or doubled.
+"""SOAK: random moves, kills and stops of real processes under load. No row may be lost or duplicated.
 
-The run lasts for the given minutes. One fault at a time: a partition has one standby, so the cost of two deaths at once
-is another experiment's question. A stop or a kill may outlast the lease or not, at random.
+The run lasts for the given minutes. There is one fault at a time, because a partition has only one standby. A stopped
+or killed replica is away for longer than its lease or for a shorter time, at random.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PARTITIONS = 8
 SITES = {"cloud": 1, "edge": 2}
 REPLICAS = ("cloud-0", "edge-0", "edge-1")
 LEASE_S = 3.0
-#: frozen, and moved from and to, but never killed: its leaks have the whole run to show
+#: replica that is stopped and takes part in moves, but is never killed, so that leaks show over the whole run
 SURVIVOR = "cloud-0"
-#: load as a share of the measured peak, and how long the peak is measured, in seconds
+#: load as a share of the measured peak, and seconds for which the peak is measured
 LOAD, PEAK_S = 0.5, 10.0
 ROWS = 20
-#: seconds from the end of a fault to the next one: enough to catch up with delayed batches
+#: range of the seconds from the end of a fault to the next fault, which suffice for sending delayed batches
 APART_S = (5.0, 15.0)
 KEYS = 400
 SETTLE_S = 60.0
@@ -44,7 +44,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
     os.environ["STATEFLOW_CONTROLLER_LEASE_S"] = str(LEASE_S)
     os.environ["STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S"] = "0.3"
     os.environ["STATEFLOW_REPLICA_ACKNOWLEDGE"] = "standby"
-    # by default an hour of checkpoints is kept and dropped every 15 minutes: the disk would grow for all of the run
+    # by default, checkpoints are kept for an hour and dropped every 15 minutes, so the disk would grow during the run
     os.environ["STATEFLOW_REPLICA_CHECKPOINT_KEEP_S"] = "300"
     os.environ["STATEFLOW_REPLICA_CHECKPOINT_TIDY_INTERVAL_S"] = "60"
     # caches of the default size, 256 MiB each, fill for hours, which would look like a leak
@@ -120,7 +120,12 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """Peak load. ``rate``: batches a second of all senders. ``truth``: expected result of the rows sent."""
+    """The measured peak load.
+
+    Attributes:
+        rate: batches a second of all senders together.
+        truth: expected result of the rows that were sent.
+    """
 
     rate: float
     truth: Ledger
@@ -148,10 +153,11 @@ def _worsened(figures: Mapping[str, Any]) -> float | None:
 
 
 def _flat(grown: Mapping[str, Mapping[str, float]]) -> list[Target]:
-    """Makes growth targets for the survivor, the controller, the checkpoints, and the disks of all replicas together:
-    partitions move between them at random. The ledger is appended to, and has none.
+    """Returns targets for the growth of series.
 
-    A target whose series was not sampled is not met.
+    There are targets for the survivor, the controller, the checkpoints, and the disks of all replicas together, because
+    partitions move between replicas at random. The ledger has no target, because it grows with every record. A target
+    is not met if its series was not sampled.
     """
     watched = [f"{name} {what}" for name in (SURVIVOR, "controller") for what in ("memory MB", "files", "threads")]
     watched += [REPLICAS_DISK, "checkpoints disk MB"]

@@ -1,16 +1,16 @@
-"""T1: keyed count and sum under Spark, stateflow against Spark's own ways of doing it.
+"""T1: keyed count and sum under Spark. stateflow is compared with Spark's own operators and aggregation.
 
-Every contestant reads the same parquet files, one file per micro-batch: first the few keys, then the many, each in a
-query of its own; one contestant runs after another. At the full size each has a process and Spark session of its own.
-At the quick size all share one session, in which stateflow runs first, so that its rivals find a warm JVM. The first
-micro-batches of a query warm up and are not counted. Throughput is rows of a micro-batch over its ``triggerExecution``
-time, which includes Spark's own bookkeeping for all alike.
+The contestants run one after another. Every contestant reads the same parquet files, one file for each micro-batch, in
+two queries: first files with few keys, then files with many keys. At the full size, each contestant has a process and a
+Spark session of its own. At the quick size, all share one session, in which stateflow runs first, so that its rivals
+have a warm JVM. The first micro-batches of a query are a warm-up and are not counted. Throughput is the number of rows
+of a micro-batch over its ``triggerExecution`` time, which includes Spark's own bookkeeping for all contestants.
 
-Each contestant is then checked twice: the final state of each timed run, cell by cell, and every output row of a
-smaller run. A query that only hands its rows to Python and back is Spark's floor: stateflow's cost is the time above
-it.
+Each contestant is verified twice: every cell of the final state of each timed run, and every output row of a smaller
+run. A query that only sends its rows to Python and back is Spark's floor; the cost of stateflow is the time above the
+floor.
 
-T1-small and T4: see :mod:`benchmarks.spark_small`.
+See :mod:`benchmarks.spark_small` for T1-small and T4.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRANSFORM_PANDAS, APPLY_PANDAS = "transformWithStateInPandas", "applyInPandasWit
 MINE, RIVALS = (OURS, COLUMNS), (TRANSFORM, NATIVE, TRANSFORM_PANDAS, APPLY_PANDAS)
 TRIVIAL = "mapInArrow"
 CONTESTANTS = (*RIVALS, TRIVIAL, *MINE)
-#: Spark's own Python operators, which at many keys take up to a minute for a batch
+#: Spark's own Python operators, which take up to a minute for a batch with many keys
 SLOW = frozenset({TRANSFORM, TRANSFORM_PANDAS, APPLY_PANDAS})
 VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 300, 3
 
@@ -58,8 +58,8 @@ TARGETS = {
 }
 #: upper bounds of the time above the floor, µs a row, by number of keys
 ABOVE_FLOOR_US = {1_000: 0.7, 100_000: 1.5}
-#: only the full size runs the others: no target compares with them. The floor comes after stateflow and so finds the
-#: JVM warmer, which does not flatter stateflow
+#: contestants at the quick size, in order; no target compares with the others. The floor runs after stateflow, so it
+#: has a warmer JVM, which is no advantage for stateflow
 QUICK = (*MINE, TRIVIAL, NATIVE, TRANSFORM)
 
 FIRST_FILE_S = 1_388_534_400
@@ -80,7 +80,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A worker process's job with one contestant; ``benchmarks.spark_worker`` gets it as JSON."""
+    """A job of a worker process: the runs of one contestant. ``benchmarks.spark_worker`` gets it as JSON."""
 
     contestant: str
     timed: list[Timed]
@@ -141,13 +141,14 @@ def job_of(
 
 
 def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
-    """Returns how many micro-batches warm up, and how many count.
+    """Returns (number of micro-batches for the warm-up, number of micro-batches that count).
 
-    The numbers are the same for all, but lower for contestants that take up to a minute for each. A query runs for
-    weeks: what counts is the JVM once it has compiled its code. Spark's native aggregation and stateflow take half as
-    long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth. Times fall
-    further, but more slowly, for hundreds of batches, which the benchmark does not wait for; docs/evaluation.md says
-    what follows from that. With many keys the JVM is warm already.
+    The numbers are the same for all contestants, except that they are lower for those that take up to a minute for a
+    batch. A query runs for weeks in practice, so its speed matters once the JVM has compiled its code. Spark's native
+    aggregation and stateflow take half as long for the twenty-fifth batch as for the fifth, and about a tenth less
+    again for the sixtieth. Times fall further, but more slowly, for hundreds of batches, for which the benchmark does
+    not wait; docs/evaluation.md describes the consequences. The query with many keys needs a shorter warm-up, because
+    the query with few keys has warmed up the JVM.
     """
     many = keys > KEY_COUNTS[0]
     if contestant in SLOW and many:
@@ -158,9 +159,10 @@ def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
 
 
 def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) -> Path:
-    """Writes Parquet files of uniform keys, with modification times in order, because the file source replays by those.
+    """Writes Parquet files with uniformly distributed keys, and returns the directory.
 
-    Values are multiples of a quarter, so that their sums are exact in any order of addition.
+    The files have ascending modification times, because the file source orders by them. Values are multiples of a
+    quarter, so their sums are exact in any order of addition.
     """
     directory.mkdir()
     numbers = np.random.default_rng(seed)
@@ -178,9 +180,9 @@ def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) ->
 
 
 def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
-    """Runs jobs in one session.
+    """Runs jobs in one Spark session, in a worker process.
 
-    Returns each contestant's result, or ``{"error": …}``. No process of it outlives this call.
+    Returns contestant → its result, or ``{"error": …}``. All processes of the session end before this function returns.
     """
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,
@@ -214,10 +216,10 @@ def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process group that this module started for the worker, with the JVM in it.
+    """Ends a worker and its process group, in which the JVM is.
 
-    A worker that still runs is first asked to end by itself: replicas live in groups of their own, which only the
-    worker knows.
+    A worker that still runs is first asked to end, because replicas are in process groups of their own, which only the
+    worker can end.
     """
     if process.poll() is None:
         process.terminate()
@@ -287,7 +289,10 @@ def _record(experiment: str, outcomes: dict[str, dict[str, Any]], *, quick: bool
 
 
 def above_floor_us(mine: float | None, floor: float | None) -> float | None:
-    """Returns how many µs a row ``mine`` takes longer than ``floor``; both are rates in rows a second."""
+    """Returns by how many µs a row takes longer at rate ``mine`` than at rate ``floor``, both in rows a second.
+
+    Returns None if a rate is missing.
+    """
     return 1e6 / mine - 1e6 / floor if mine and floor else None
 
 

@@ -1,9 +1,9 @@
-"""Small micro-batches under Spark.
+"""T1-small and T4: small micro-batches under Spark.
 
-T1-small: duration of a micro-batch without rows, or with 1,000 rows, compared with a query that only hands rows to
-Python and back, which is Spark's own floor.
+T1-small measures the duration of micro-batches with no rows and with 1,000 rows. It compares them with those of a query
+that only sends rows to Python and back, which is Spark's floor.
 
-T4: duration of a micro-batch of 1,000 rows, by the number of partitions.
+T4 measures the duration of micro-batches with 1,000 rows by the number of partitions.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ SPREAD_BOUND = 1.2
 
 
 class _Runs:
-    """Runs of one experiment: seconds of the timed micro-batches, and the results of checking."""
+    """The runs of one experiment: durations of the counted micro-batches, and the results of verification."""
 
     def __init__(self, directory: Path, seed: int, batches: tuple[int, int], rows: Sequence[int]) -> None:
-        """Writes the inputs.
+        """Writes the input files.
 
-        ``batches``: how many warm up, and how many count. ``rows``: sizes of the micro-batches, in turn.
+        Args:
+            batches: (number of micro-batches for the warm-up, number of micro-batches that count).
+            rows: numbers of rows of the micro-batches, which take turns.
         """
         self.seconds: dict[str, dict[str, list[float]]] = {}  # by case and rows
         self.checks: list[Correctness] = []
@@ -55,7 +57,7 @@ class _Runs:
         self._query = Timed(KEYS, warm_up, warm_up + counted, str(timed))
 
     def add(self, case: str, contestant: str, partitions: int = PARTITIONS) -> None:
-        """Runs a contestant in a session of its own."""
+        """Runs a contestant in a session of its own, and adds its durations to those of a case."""
         self._number += 1
         place = self._directory / f"{contestant}-{self._number}"
         job = job_of(place, contestant, [self._query], self._verify, small=True, partitions=partitions)
@@ -86,7 +88,7 @@ class _Runs:
         return {case: {rows: spread(took) for rows, took in by.items()} for case, by in self.seconds.items()}
 
     def over(self, one: str, other: str, rows: int) -> float | None:
-        """Returns the ratio of two cases' medians; None if one is missing."""
+        """Returns the median duration of case ``one`` over that of case ``other``; None if one of them is missing."""
         above, below = (self.figures.get(case, {}).get(str(rows), {}).get("median") for case in (one, other))
         return ratio(above, below)
 
@@ -97,9 +99,9 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _small(experiment: str, directory: Path, *, quick: bool, seed: int) -> Record:
-    """Times micro-batches of both sizes in turn, in one query.
+    """Measures micro-batches of both sizes, which take turns in one query of each contestant.
 
-    One contestant runs after another, and all of it is repeated.
+    The contestants run one after another, and all runs are repeated.
     """
     batches, rounds = ((10, 20), 1) if quick else ((20, 60), 3)
     runs = _Runs(directory, seed, batches, SMALL_ROWS)
@@ -118,7 +120,7 @@ def _small(experiment: str, directory: Path, *, quick: bool, seed: int) -> Recor
 
 
 def _spread(experiment: str, directory: Path, *, quick: bool, seed: int) -> Record:
-    """Runs the floor first, then stateflow over ever more partitions, and repeats all of it."""
+    """Measures the floor first, then stateflow with more and more partitions. All runs are repeated."""
     batches, rounds, mine = ((8, 10), 1, MINE[:1]) if quick else ((40, 60), 3, MINE)
     runs = _Runs(directory, seed, batches, (ROWS,))
 
@@ -146,7 +148,7 @@ def _spread(experiment: str, directory: Path, *, quick: bool, seed: int) -> Reco
 
 
 def write_small_input(directory: Path, seed: int, files: int, sizes: Sequence[int] = SMALL_ROWS) -> Path:
-    """Writes one file per micro-batch. ``sizes``: rows of the files, in turn."""
+    """Writes a file for each micro-batch. ``sizes`` are the numbers of rows of the files, which take turns."""
     directory.mkdir()
     for index in range(files):
         part = write_input(directory / f"of-{index}", seed + index, KEYS, sizes[index % len(sizes)], 1)

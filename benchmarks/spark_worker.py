@@ -1,6 +1,7 @@
-"""Contestants of T1 in a process and Spark session of their own: ``python -m benchmarks.spark_worker JOBS-AS-JSON``.
+"""Runs contestants of T1, T1-small and T4 in one Spark session: ``python -m benchmarks.spark_worker JOBS-AS-JSON``.
 
-Writes ``{"runs": {keys: {"rows_per_s", "warm_up_s"}}, "correctness", "spark_settings"}`` to each job's result file.
+For T1, ``{"runs": {keys: {"rows_per_s", "warm_up_s"}}, "correctness", "spark_settings"}`` is written to the result file
+of each job.
 """
 
 from __future__ import annotations
@@ -38,19 +39,22 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.streaming.numRecentProgressUpdates": "1000",  # of a query; all micro-batches of a run are wanted
     f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    # What Spark's documentation recommends for throughput: upload changes instead of whole snapshots at each
-    # commit, and do not look a key up merely to count keys.
+    # Spark's documentation recommends both for throughput: each commit uploads changes instead of whole snapshots, and
+    # keys are not looked up only to count them.
     f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
-    # settings that stateflow's documentation recommends, for all contestants: the native aggregation gains from the
-    # setting of the log; contestants in Python gain from all but that of planning, because Spark plans a stateful query
-    # only once anyway
+    # All contestants get the settings that stateflow's documentation recommends. The native aggregation gains from the
+    # setting of the log. Contestants in Python gain from all settings but that of planning, because Spark plans a
+    # stateful query only once anyway.
     **quick_settings("local[2]"),
 }
 
 
 class CountSumProcessor(StatefulProcessor):
-    """Keeps both figures in one state, so that a key costs one read and one write per batch."""
+    """Counts and sums values by transformWithState.
+
+    Both figures are in one state, so that a key costs one read and one write in a batch.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._figures = handle.getValueState("figures", "n long, total double")
@@ -68,7 +72,7 @@ class CountSumProcessor(StatefulProcessor):
 
 
 class Contestant:
-    """A contestant: applies its operation to a stream, and reads its final state as columns k, n, total."""
+    """A contestant, which applies its operation to a stream, and reads its final state."""
 
     output_mode = "update"
     rows_out_per_row_in = False
@@ -81,12 +85,12 @@ class Contestant:
         raise NotImplementedError
 
     def state(self, checkpoint: Path) -> DataFrame | None:
-        """Reads the final state; None: the contestant keeps none."""
+        """Returns the final state as columns k, n and total; None: the contestant keeps no state."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Sets up what one query needs, with empty state."""
+        """Provides empty state for one query while the block runs."""
         yield
 
 
@@ -191,7 +195,7 @@ class OursInColumns(Ours):
 
 
 class Trivial(Contestant):
-    """Hands rows to Python and back: no state, no output of its own."""
+    """The floor: sends rows to Python and back, without state."""
 
     output_mode = "append"
 
@@ -249,9 +253,9 @@ def work(spark: SparkSession, job: Job) -> dict[str, Any]:
 
 
 def small_run(contestant: Contestant, job: Job) -> dict[str, Any]:
-    """Returns the seconds of each micro-batch, by its number of rows, and the correctness."""
+    """Runs a contestant for T1-small or T4. Returns durations of micro-batches by number of rows, and correctness."""
     (query,) = job.timed
-    lost = duplicated = late = None  # stays so for the floor, which keeps no state
+    lost = duplicated = late = None  # not known for the floor, which keeps no state
     with contestant.fresh():
         progress, equal = timed_run(contestant, query, Path(job.work_directory) / "small")
     if job.contestant != TRIVIAL:
@@ -270,14 +274,15 @@ def small_run(contestant: Contestant, job: Job) -> dict[str, Any]:
 
 
 def dropped(progress: list[dict[str, Any]]) -> int:
-    """Counts the rows that Spark dropped as too late."""
+    """Returns the number of rows that Spark dropped because they were too late."""
     return sum(op.get("numRowsDroppedByWatermark", 0) for entry in progress for op in entry["stateOperators"])
 
 
 def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[list[dict[str, Any]], bool | None]:
-    """Runs the first ``timed.batches`` files.
+    """Runs a query over the first ``timed.batches`` files.
 
-    Returns progress of the micro-batches in order, and whether the state is right; None: the contestant keeps no state.
+    Returns (progress of the micro-batches in order, whether the final state is right). The latter is None if the
+    contestant keeps no state.
     """
     source, checkpoint = directory / "input", directory / "checkpoint"
     source.mkdir(parents=True)
@@ -293,7 +298,7 @@ def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[li
     )
     query.awaitTermination()
     progress = [json.loads(entry.json) for entry in query.recentProgress]
-    # Spark may end with one micro-batch that brought nothing; in the small run some bring nothing by design.
+    # Spark may end with one micro-batch without rows; in a small run, some micro-batches have no rows by design.
     batches = progress[: timed.batches]
     rows = [pq.read_metadata(path).num_rows for path in input_files(str(source))]
     if [entry["numInputRows"] for entry in batches] != rows:
@@ -305,7 +310,7 @@ def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[li
 def verification_run(contestant: Contestant, job: Job) -> tuple[int, int, bool]:
     """Compares every output row of a small run with the reference.
 
-    Returns rows lost, rows too many, and whether all is equal.
+    Returns (number of lost rows, number of unexpected rows, whether everything is equal).
     """
     outputs: list[pd.DataFrame] = []
 
@@ -327,10 +332,14 @@ def verification_run(contestant: Contestant, job: Job) -> tuple[int, int, bool]:
 
 
 def compare_outputs(came: pd.DataFrame, rows: pd.DataFrame, *, per_row: bool) -> tuple[int, int, bool]:
-    """Returns rows lost, rows duplicated, and whether all is equal. The count of a key tells its outputs apart.
+    """Compares output rows with those that input rows must give.
 
-    After a shuffle, rows of one key within one batch may be processed in any order. Per input row the sum is therefore
-    certain only where a key's batch ends.
+    Returns (number of lost rows, number of unexpected rows, whether everything is equal). Outputs of a key are
+    identified by their count. After a shuffle, the rows of a key in one batch may be processed in any order, so a sum
+    is certain only for the last output of a key in a batch; only such sums are compared.
+
+    Args:
+        per_row: True: there is an output for each input row; False: for each key in a batch.
     """
     rows = rows.assign(n=rows.groupby("k").cumcount() + 1, total=rows.groupby("k")["v"].cumsum())
     ends = rows.drop_duplicates(["batch", "k"], keep="last")
@@ -360,14 +369,14 @@ def input_files(directory: str, count: int | None = None) -> list[Path]:
 
 
 def read_input(path: str | Path, count: int | None = None) -> pd.DataFrame:
-    """Reads one file, or the first ``count`` files of a directory, in order."""
+    """Returns the rows of one file, or of the first ``count`` files of a directory, in order."""
     files = input_files(str(path), count) if Path(path).is_dir() else [Path(path)]
     rows: pd.DataFrame = pd.concat([pq.read_table(file).to_pandas() for file in files], ignore_index=True)
     return rows
 
 
 def main() -> None:
-    # Ending through an exception stops the replicas and the session on the way out.
+    # The exception leaves the context managers, which stop the replicas and the session.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     jobs = [
         Job(**fields | {"timed": [Timed(**query) for query in fields["timed"]]}) for fields in json.loads(sys.argv[1])

@@ -1,6 +1,7 @@
-"""FLEET: replicas that one command spawns at two agents, while rows stream.
+"""FLEET: one command starts replicas through two agents while rows stream.
 
-Measures the time until they serve, until one is emptied, and until one that joins is used. All are real processes.
+The experiment measures the time until the new replicas serve, until a drained replica is empty, and until a replica
+that joins later is used. All are real processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PAUSE_MS = 1000.0
 
 
 class Sites(LocalCluster):
-    """A replica that was started by hand, and agents, whose replicas join by themselves."""
+    """A cluster that starts with one replica. Agents can be added, and their replicas get partitions automatically."""
 
     def _process(self, name: str, arguments: list[str]) -> Process:
         if name == "controller":
@@ -44,7 +45,7 @@ class Sites(LocalCluster):
         agent.wait_ready()
 
     def owners(self) -> dict[str, int]:
-        """Returns the number of partitions of each replica."""
+        """Returns replica → number of partitions that it owns, for replicas with partitions."""
         (operator,) = (each for each in self.cluster.status().operators if each.name == OPERATOR)
         return {name: operator.owners.count(name) for name in set(operator.owners)}
 
@@ -73,7 +74,7 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _run(count: int, seed: int, figures: dict[str, Any]) -> Correctness:
-    """Runs the experiment. Raises StateflowError, TimeoutError."""
+    """Runs the experiment, and adds its measurements to ``figures``. Raises StateflowError, TimeoutError."""
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
         Sites(sites={SITE: 1}, data_dir=folder, checkpoint_interval_s=0) as local,
@@ -117,7 +118,7 @@ def _note(figures: dict[str, Any], name: str, began: float) -> None:
 
 
 def _until(holds: Callable[[], bool], what: str, load: Load | None = None) -> None:
-    """Waits until ``holds()``. Raises TimeoutError, and the error with which the load failed."""
+    """Waits until ``holds()`` is true. Raises TimeoutError, and the error of a sender that failed."""
     until = time.monotonic() + TIMEOUT_S
     while not holds():
         if time.monotonic() > until:

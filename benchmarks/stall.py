@@ -1,7 +1,8 @@
-"""A watch that tells whether the process that generates a load was held up itself.
+"""Detects stalls of the process that generates a load.
 
-A thread sleeps for a moment, again and again. When it wakes up late, so would any other thread of this process:
-latencies measured then include the generator's delay. The delay stays in the latencies, but is reported.
+A thread sleeps for a moment, again and again. If it wakes up late, any other thread of the process would have done so,
+too, and latencies measured at this time include the generator's own delay. This delay is not subtracted from the
+latencies, but it is reported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 SLEEP_S = 0.005
-#: an oversleep of at least this many seconds is a stall
+#: seconds by which the thread must wake up too late for a stall
 STALL_S = 0.02
 
 
@@ -24,7 +25,7 @@ class Stalls:
 
     @property
     def share(self) -> float:
-        """Share of the watched time."""
+        """The duration of all stalls as a share of the watched time."""
         return self.total_s / self.watched_s if self.watched_s else 0.0
 
     def to_json(self) -> dict[str, float]:
@@ -37,7 +38,7 @@ class Stalls:
 
 
 class StallWatch:
-    """A context manager that counts stalls; :meth:`found` also works after its end."""
+    """A context manager that records stalls. :meth:`found` may also be called after its end."""
 
     def __init__(self) -> None:
         self._late_s: list[float] = []

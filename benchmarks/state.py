@@ -1,9 +1,9 @@
 """P1: cost of tracked state compared with plain Python, on disk and in memory.
 
-* ``hot``: read-modify-write of a tracked value and of a map's entry, against the same loop over a dict.
-* ``entry``: bytes written when one entry of a map changes, by the size of the map.
-* ``vectorised``: a count and sum per key by a batch operator, against the same by a row operator.
-* ``large``: peak resident memory of a process whose operator holds more state than fits into it.
+* ``hot``: rate of changes of a tracked value and of an entry of a tracked map, compared with the same loop over a dict.
+* ``entry``: bytes that are written when one entry of a map changes, by the size of the map.
+* ``vectorised``: rate of a batch operator that counts and sums by key, compared with that of a row operator.
+* ``large``: peak resident memory of a process whose operator has more state than fits into memory.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def _per_s(work: Callable[[], None], rows: int) -> float:
 
 
 def measure_hot(quick: bool, seed: int) -> tuple[dict[str, Any], list[Target], bool]:
-    """Measures accesses, whose loops differ only in what is read and written.
+    """Measures the rates of accesses to a dict and to tracked state, in loops that differ in nothing else.
 
-    ``record`` also binds a key for every step.
+    ``record`` also binds the operator to another key at every step, as each row does.
     """
     rounds, rows = (5, 100_000) if quick else (9, 300_000)
     keys = [f"k{number}" for number in np.random.default_rng(seed).integers(0, HOT_KEYS, rows)]
@@ -196,7 +196,10 @@ def measure_vectorised(quick: bool, seed: int) -> tuple[dict[str, Any], list[Tar
 def _direct(
     operator: type[Operator], keys: int, batches: int, seed: int, directory: Path
 ) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Returns the rows a second of each batch of the second half, on RocksDB, and a sample of the final state."""
+    """Runs an operator on RocksDB. Returns (spread of the rows a second, sample of the final state).
+
+    Only the batches of the second half count.
+    """
     engine, numbers = RocksEngine(), np.random.default_rng(seed)
     stores = [engine.open(directory / str(number), create=True) for number in range(VECTOR_PARTITIONS)]
     hosts = [PartitionProcessor(operator, PartitionId("p1", number), store, 1) for number, store in enumerate(stores)]

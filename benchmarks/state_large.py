@@ -1,6 +1,7 @@
-"""One operator with more state than memory: ``python -m benchmarks.state_large DIRECTORY GIGABYTES SEED``.
+"""Runs an operator with more state than memory: ``python -m benchmarks.state_large DIRECTORY GIGABYTES SEED``.
 
-Fills the state, then reads and changes it at random, then checks a sample of it. Prints one JSON object.
+The program fills the state, then reads and changes random keys, and then checks a sample of the keys. It prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SETTINGS = ReplicaSettings(
 
 
 class Archive(Operator):
-    """Keeps a blob and a count of changes for every key."""
+    """Keeps a blob and the number of its changes for every key. Each row checks the blob and replaces it."""
 
     key = "k"
     output = "k long, changes long"

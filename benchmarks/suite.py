@@ -1,6 +1,6 @@
-"""Run every experiment, each in a process of its own, then the report.
+"""Run every experiment in a process of its own, and then make the report.
 
-An experiment that fails does not stop the others; the exit status is 1 then.
+If an experiment fails, the others still run, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from benchmarks import report
 from benchmarks.record import REPOSITORY
 from benchmarks.results import RESULTS
 
-#: time limit of one experiment; a quick one is meant to take ``record.QUICK_S``, and is marked beyond that
+#: time limits of an experiment; a quick one should take no longer than ``record.QUICK_S``, and is marked if it does
 LIMIT_QUICK_S, LIMIT_S = 600, 4 * 3600
-#: seconds that an experiment has to end its processes
+#: seconds within which an experiment must end its processes
 GRACE_S = 60
 
 
@@ -77,7 +77,7 @@ def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
 
 
 def _await_end(process: subprocess.Popen[bytes]) -> None:
-    """Waits until an experiment and its processes end: left running, they would take CPU time from the next one."""
+    """Waits until an experiment and its processes have ended, because they would take CPU time from the next one."""
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:

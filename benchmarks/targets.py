@@ -1,4 +1,4 @@
-"""Targets of a record as the report shows them: bound, range over the runs, distance from the bound, verdict."""
+"""The targets of a record in the form that the report shows: bound, range over the runs, distance and verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Aim:
     target: float
     at_least: bool
     met: bool
-    least: float | None  # over the runs, where the record has it
+    least: float | None  # smallest figure of the runs, if the record has a range
     most: float | None
 
     @property
@@ -38,7 +38,7 @@ class Aim:
 
     @property
     def ratio(self) -> float | None:
-        """Returns the figure over its bound; None if it was not measured, or the bound is 0."""
+        """The figure over its bound; None: the figure was not measured, or the bound is 0."""
         return self.value / self.target if self.value is not None and self.target else None
 
     @property
@@ -46,7 +46,7 @@ class Aim:
         return "" if self.least is None or self.most is None else f"{number(self.least)} – {number(self.most)}"
 
     def scored(self, value: float | None) -> float | None:
-        """Returns how many times better than the bound a value is; None if that has no meaning."""
+        """Returns how many times better than the bound a value is; None if the value or the bound is not positive."""
         if value is None or self.target <= 0 or value <= 0:
             return None
         return value / self.target if self.at_least else self.target / value
@@ -77,12 +77,14 @@ def aims_of(record: Mapping[str, Any]) -> list[Aim]:
 
 
 def range_of(value: float | None, known: list[Spread]) -> tuple[float | None, float | None]:
-    """Returns the range of the figure a target was computed from.
+    """Returns (least, most) of the figure whose value a target has; (None, None): the range is not known.
 
-    The figure was measured several times, or is a ratio of two such figures.
+    The value may be that of a figure that was measured several times, or the ratio of two such figures. The range of a
+    ratio is the widest one: least over most, and most over least. The range is not known if no figure has this value,
+    or figures with different ranges have it.
 
-    A ratio has the widest range: least over most, most over least. (None, None) when the figure is neither, or
-    ambiguous.
+    Args:
+        known: all figures of the record that were measured several times.
     """
     if not value:
         return None, None
@@ -99,7 +101,7 @@ def range_of(value: float | None, known: list[Spread]) -> tuple[float | None, fl
 
 
 def number(value: float | None) -> str:
-    """Formats a number for people: three significant digits, thousands separated."""
+    """Returns a number as text with about three significant digits and separated thousands; ``–`` for None."""
     if value is None:
         return "–"
     if value == 0 or abs(value) >= 100:

@@ -1,7 +1,8 @@
-"""Vehicles that report their position, and the operator that keeps what they reported. Replicas import this module.
+"""Vehicles that report their positions, and the operator that keeps these reports. Replicas import this module.
 
-Each region is one key and one partition, and its vehicles travel together. So its state can be at the edge site that
-its vehicles are near, and moves when another site is nearer. The same seed gives the same rows.
+A region is a group of vehicles that travel together. Each region has one key and one partition. So the state of a
+region can be at the edge site that is nearest to its vehicles, and move when another site is nearer. The same seed
+gives the same rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ SPEED_KM_S = (0.01, 0.03)
 
 
 class Vehicles(Operator):
-    """Last position of every vehicle of a region, its mileage, and its last message, which sets the state's size."""
+    """Keeps the last position, the mileage and the last message of every vehicle of a region.
+
+    The messages determine the size of the state.
+    """
 
     key = "region"
     output = "region long, vehicle long, readings long, km double"
@@ -43,20 +47,29 @@ class Vehicles(Operator):
 
 @dataclass(slots=True)
 class Region:
-    """Vehicles around a centre that drives from corner to corner."""
+    """Vehicles around a centre, which drives from site to site.
+
+    Attributes:
+        x, y: position of the centre, in km.
+        to: number of the site to which the centre drives.
+        vehicles: offset of each vehicle from the centre, in km.
+    """
 
     number: int
     key: int
     x: float
     y: float
     to: int
-    vehicles: list[tuple[float, float]] = field(default_factory=list)  # offsets
+    vehicles: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Fleet:
-    """A fleet of ``regions`` with ``vehicles`` each, among ``sites``.
+    """A fleet of regions, which drive between sites.
 
     Args:
+        regions: number of regions.
+        vehicles: number of vehicles in each region.
+        sites: number of sites.
         speedup: seconds of driving in one step.
     """
 
@@ -74,11 +87,11 @@ class Fleet:
         return Region(number, key, x, y, (number + 1) % len(self.sites), offsets)
 
     def nearest(self, region: Region) -> int:
-        """Returns the number of the site that a region is nearest to."""
+        """Returns the number of the site that is nearest to a region."""
         return min(range(len(self.sites)), key=lambda site: math.dist(self.sites[site], (region.x, region.y)))
 
     def drive(self) -> None:
-        """Drives all regions one step; a region that arrives at its site heads for another one."""
+        """Moves all regions by one step. A region that arrives at its site gets another random site to drive to."""
         for region in self.regions:
             x, y = self.sites[region.to]
             left = math.dist((x, y), (region.x, region.y))
@@ -91,8 +104,8 @@ class Fleet:
                 region.y += (y - region.y) / left * step
 
     def readings(self, region: Region, vehicles: range, size: int) -> list[dict[str, Any]]:
-        """Returns the present reports of these vehicles. ``size``: bytes of a new message of each; 0: no new
-        message."""
+        """Returns a row with the present position of each of these vehicles. ``size`` is the size of a new message in
+        bytes; 0: no new message."""
         return [
             {
                 "region": region.key,

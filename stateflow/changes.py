@@ -41,7 +41,7 @@ class Mutations:
 def net(several: Iterable[Mutations]) -> Mutations:
     """Returns the net effect of mutations applied one after the other.
 
-    For each key it keeps the last write, unless a later clear removed it.
+    The result has the last write of each key, unless a later clear removed the key.
     """
     cleared: dict[tuple[bytes, bytes], int] = {}
     written: dict[bytes, tuple[int, bytes | None]] = {}
@@ -127,7 +127,10 @@ _FIELDS = (str, int, int, int, str, int, tuple, tuple, tuple)
 
 
 def _is_change_set(fields: list[Any]) -> bool:
-    """Checks the types of the fields: a checksum proves that bytes arrived as sent, not that a replica sent them."""
+    """Tells whether the fields have the types of a change set's fields.
+
+    A correct checksum does not prove this: the sender may be another program than a replica.
+    """
     if len(fields) != len(_FIELDS) or not all(map(isinstance, fields, _FIELDS)):
         return False
     clears, deletes, puts = fields[-3:]
@@ -146,8 +149,13 @@ def _no_change_set(size: int) -> TransferCorrupt:
 
 
 def chain(previous: bytes, change_set: bytes) -> bytes:
-    """Returns the digest of a base and every change set since: ``xxh3_128(previous + checksum)``.
+    """Returns the digest of a transfer after one more change set: ``xxh3_128(previous + checksum)``.
 
-    Both ends of a transfer compute it; equal digests mean the same base and the same change sets in the same order.
+    Both ends of a transfer compute this digest. Equal digests mean the same base and the same change sets in the same
+    order.
+
+    Args:
+        previous: digest of the base and of the change sets before this one.
+        change_set: the encoded change set.
     """
     return xxhash.xxh3_128_digest(previous + change_set[-8:])

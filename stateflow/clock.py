@@ -1,4 +1,4 @@
-"""Clocks. Components get theirs as an argument, so that tests can pass a :class:`ManualClock`."""
+"""Clocks. Components receive a clock as an argument, so that tests can pass a :class:`ManualClock`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Returns seconds from an arbitrary start, which never run backwards. Use it for durations and leases."""
+        """Returns seconds since an arbitrary start. The value never falls. Use it for durations and leases."""
         ...
 
 

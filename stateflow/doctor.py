@@ -44,7 +44,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. ``remedy`` says what to do; it is empty if nothing needs to be done."""
+    """The result of one check.
+
+    Attributes:
+        what: name of the check.
+        found: what the check found, in words.
+        remedy: what the user should do; empty if nothing needs to be done.
+    """
 
     what: str
     verdict: Verdict
@@ -108,7 +114,7 @@ def open_files(limit: int | None = None) -> Finding:
     found = f"{most} at most" if most < 1 << 30 else "not limited"
     if most < FILES_MIN:
         partitions = max(0, (most - stores.RESERVED) // (stores.PER_DATABASE + stores.RUNS_MAX))
-        remedy = f"raise the limit (`ulimit -Hn`, LimitNOFILE=): it allows about {partitions} partitions per replica"
+        remedy = f"raise the limit (`ulimit -Hn`, LimitNOFILE=): now a replica can have about {partitions} partitions"
         return Finding("open files", Verdict.WARNING, found, remedy)
     return Finding("open files", Verdict.GOOD, found)
 
@@ -132,7 +138,8 @@ def room(data_dir: Path) -> Finding:
 
 
 def syncs(data_dir: Path) -> Finding:
-    """Measures small synced writes, as needed for each batch with ``acknowledge=fsync`` and for a takeover."""
+    """Measures the duration of small synced writes. Batches with ``acknowledge=fsync`` and takeovers need such
+    writes."""
     try:
         with tempfile.NamedTemporaryFile(dir=_existing(data_dir), prefix=".stateflow-doctor-") as file:
             took = []
@@ -153,7 +160,7 @@ def syncs(data_dir: Path) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    """Returns the directory, or the nearest existing one above it."""
+    """Returns the path if it is an existing directory, otherwise the nearest existing directory above it."""
     path = path.expanduser().absolute()
     while not path.exists():
         path = path.parent

@@ -15,7 +15,7 @@ from stateflow.errors import InvalidArgument
 BYTES_MAX = 1 << 20
 #: limit of nested sections
 DEPTH_MAX = 50
-#: limit of values; a value that aliases repeat counts each time
+#: limit of values in a document; a value counts once more for each alias that repeats it
 VALUES_MAX = 100_000
 
 
@@ -29,8 +29,8 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
 
     Args:
         may_be_text: tells whether the value at a place may be meant as text. Such a value is refused if YAML reads it
-            as another type and would write it differently, such as ``no`` or ``1.10``: its intended type is not known.
-            None: no value is refused for that reason.
+            as another type and would write it differently, because its intended type is not known. Examples are ``no``
+            and ``1.10``. None: no value is refused for that reason.
     """
     try:
         with path.open("rb") as file:
@@ -127,7 +127,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _measure(node: Node, known: dict[int, int], depth: int) -> int:
-    """Counts the values of a node, including those for which its aliases stand.
+    """Counts the values of a node. An alias counts as many values as the node to which it refers.
 
     Raises MarkedYAMLError for too many values, too deep nesting, a node that contains itself, or a duplicate name.
     """

@@ -1,11 +1,11 @@
-"""Files that survive a loss of power, and what reading a damaged one raises."""
+"""Writes files that survive a loss of power, and names the errors that reading a damaged file raises."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-#: errors of reading a damaged JSON file: it is no JSON, is nested without end, or has other fields than expected
+#: errors of reading a damaged JSON file: the text is not JSON, is nested too deeply, or lacks the expected fields
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
@@ -19,12 +19,13 @@ def sync(path: Path) -> None:
 
 
 def write_durably(path: Path, content: str | bytes, mode: int | None = None) -> None:
-    """Replaces a file atomically: it has the old contents or the new, and the new ones once this function returns.
+    """Replaces a file atomically: at any time, the file has either the old contents or the new ones.
 
-    Both hold even if power is lost. Raises OSError.
+    Once this function has returned, the file keeps the new contents. Both promises hold even if power is lost. Raises
+    OSError.
 
     Args:
-        mode: permissions of the file, which are never wider while it is written; None: permissions by the umask.
+        mode: permissions of the file, also while it is being written; None: permissions by the umask.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)

@@ -65,7 +65,7 @@ class StateflowError(Exception):
             self.__notes__ = [f"{self.where['traceback']}\n{self}"]
 
     def located(self, **where: Any) -> None:
-        """Adds facts that the error lacks."""
+        """Adds facts that locate the error. Facts that the error already has are kept."""
         for key, value in where.items():
             if value is not None:
                 self.where.setdefault(key, value)
@@ -81,7 +81,10 @@ class StateflowError(Exception):
 
 
 def from_wire(wire: dict[str, Any]) -> StateflowError:
-    """Returns the error that :meth:`StateflowError.to_wire` described, of the root class if its code is unknown."""
+    """Restores an error from the dictionary that :meth:`StateflowError.to_wire` returned.
+
+    An error with an unknown code is restored as the root class.
+    """
     cls = StateflowError.registry.get(wire["code"], StateflowError)
     error = cls.__new__(cls)
     where = {key: value for key, value in wire["where"].items() if key not in ("self", "what", "remedy")}
@@ -89,7 +92,7 @@ def from_wire(wire: dict[str, Any]) -> StateflowError:
     return error
 
 
-#: environment variable; if it is "1", tracebacks include causes and the frames within stateflow and Spark
+#: environment variable; unless it is unset, empty or "0", tracebacks include causes and frames of stateflow and Spark
 TRACEBACKS = "STATEFLOW_TRACEBACKS"
 
 
@@ -98,7 +101,10 @@ def tracebacks_wanted() -> bool:
 
 
 def brief(cls: T) -> T:
-    """Decorates a class: a public method's traceback ends where the method was called, unless TRACEBACKS is set."""
+    """Decorates a class so that the traceback of a StateflowError ends at the call of a public method of the class.
+
+    The frames inside that call are left out, unless TRACEBACKS is set.
+    """
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _brief(method))
@@ -290,8 +296,8 @@ class InvalidTransition(StateflowError):
 
 
 class InvariantBroken(StateflowError):
-    """A condition that must always hold does not, which only a bug in stateflow can cause. Only ``validate()`` raises
-    this error, see :mod:`stateflow.transitions`."""
+    """An invariant does not hold, which only a bug in stateflow can cause. Only ``validate()`` raises this error, see
+    :mod:`stateflow.transitions`."""
 
     code = "invariant_broken"
 
@@ -355,7 +361,7 @@ class Moved(RemoteCondition):
 
 
 class PositionGap(RemoteCondition):
-    """A batch would skip a position: the state is older than the source believes."""
+    """A batch would skip a position, because the partition's state lacks earlier batches of the source."""
 
     code = "position_gap"
 
@@ -367,7 +373,7 @@ class SourceTaken(RemoteCondition):
 
 
 class SourceRetired(RemoteCondition):
-    """The requested data was deleted when its source was retired, or may have been: the source's records are gone."""
+    """The request needs records that were deleted when their source was retired."""
 
     code = "source_retired"
 
@@ -422,7 +428,7 @@ class InputIncomplete(RemoteCondition):
 
 
 class StaleBatch(RemoteCondition):
-    """A batch older than the newest applied one was sent; its stored output is gone."""
+    """A batch was sent that is older than the newest applied one, and whose stored output is gone."""
 
     code = "stale_batch"
 
@@ -458,7 +464,7 @@ class StateMissing(RemoteCondition):
 
 
 class StaleTerm(RemoteCondition):
-    """A command or answer came from a controller that no longer leads; another one does."""
+    """A command or an answer was sent by a controller that no longer leads."""
 
     code = "stale_term"
 
@@ -470,7 +476,8 @@ class ForeignLedger(RemoteCondition):
 
 
 class NameTaken(RemoteCondition):
-    """A replica's name belongs to another data directory, or a copy of its directory serves under it."""
+    """A replica's name belongs to another data directory, or a copy of the replica's directory serves under the
+    name."""
 
     code = "name_taken"
 
@@ -556,19 +563,20 @@ class CheckpointCorrupt(RemoteCondition):
 
 
 class CheckpointNewer(LocalMisuse):
-    """A checkpoint is in a format of a later program."""
+    """A checkpoint has a format that only later versions of stateflow can read."""
 
     code = "checkpoint_newer"
 
 
 class CheckpointMissing(RemoteCondition):
-    """The checkpoint or savepoint does not exist, or none can be used."""
+    """The requested checkpoint or savepoint does not exist, or no existing one can be used."""
 
     code = "checkpoint_missing"
 
 
 class CheckpointStoreMissing(Unavailable):
-    """The expected checkpoint store is not at its URL: the marker is missing, or belongs to another store."""
+    """The expected checkpoint store is not at its URL: the store's marker file is missing, or is that of another
+    store."""
 
     code = "checkpoint_store_missing"
     retryable = False

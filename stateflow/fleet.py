@@ -67,7 +67,7 @@ class Child:
     """The state of a replica at its agent.
 
     Attributes:
-        spawned: order by which the replica's process was started.
+        spawned: the desired replica by which the process was started, with its limits.
         deaths: number of consecutive failures.
         fault: reason for which the process last ended.
         address: address of the replica; empty: not known yet.
@@ -86,7 +86,7 @@ class Directory:
 
     Attributes:
         place: path of the directory.
-        ledger: id of the ledger to which the directory belongs; empty: to none yet.
+        ledger: id of the ledger to which the directory belongs; empty: it belongs to no ledger yet.
     """
 
     id: str
@@ -114,7 +114,8 @@ class DesiredState:
         wanted: all replicas that the agent should have.
         ledger: id of the replying controller's ledger.
         term: term of the replying controller.
-        adopted: id of the agent's ledger, if the controller's ledger has adopted its contents; otherwise empty.
+        adopted: id of the ledger that the agent named in its heartbeat, if the controller's ledger has adopted that
+            ledger's contents; otherwise empty.
     """
 
     lease_s: float
@@ -148,7 +149,7 @@ class Request:
 
 
 class Launcher(Protocol):
-    """Starts and ends processes, either on this machine or forked from another process."""
+    """Starts and ends processes on this machine, either by running a new Python or by forking a prepared process."""
 
     def start(self, spec: Command) -> Started:
         """Starts a process, without waiting until it is ready."""
@@ -159,7 +160,7 @@ class Launcher(Protocol):
         ...
 
     def kill(self, handle: Started) -> None:
-        """Ends a process at once; it flushes nothing."""
+        """Ends a process at once, so that the process cannot flush data."""
         ...
 
     def is_running(self, handle: Started) -> bool: ...
@@ -177,7 +178,7 @@ class Command:
         log: file that receives the process's standard error.
         within: prefix of the command, such as ``ip netns exec NAME``.
 
-    If its arguments say so, the process ends when its standard input is closed.
+    With the argument ``--stop-with-parent``, the process ends when its standard input is closed.
     """
 
     name: str

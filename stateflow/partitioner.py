@@ -58,7 +58,7 @@ def _column_bytes(value: Any) -> bytes:
 
 
 def spark_xxhash64(*columns: Any) -> int:
-    """Returns the signed 64-bit hash that Spark SQL ``xxhash64(columns…)`` computes, with ints as longs.
+    """Returns the signed 64-bit hash that Spark SQL ``xxhash64(columns…)`` computes. Ints are hashed as longs.
 
     Raises NullKey for None, UnsupportedKeyType for other types or ints beyond 64 bits, and EncodeError for text with
     half a surrogate pair.
@@ -87,7 +87,7 @@ def partition_of(key: Any, partitions: int) -> int:
 
 
 def check_belongs(partition: int, partitions: int, key: Any) -> None:
-    """Checks that a key belongs to a partition; state stored in another one would never be found.
+    """Checks that a key belongs to a partition, because state stored in a wrong partition would never be found.
 
     Raises InvalidArgument.
     """

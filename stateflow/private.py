@@ -63,11 +63,10 @@ def keep_private(path: Path) -> None:
 
 
 def state_directory() -> Path:
-    """Returns the directory for a user's own files that outlast a process. It does not depend on the current directory.
-    Does not create it.
+    """Returns the directory for a user's own files that outlast a process, without creating it.
 
-    For a service it is STATE_DIRECTORY, which systemd sets for ``StateDirectory=``. Raises RuntimeError for a user
-    without a home directory.
+    The path does not depend on the current directory. In a service of systemd with ``StateDirectory=``, it is the path
+    in the variable STATE_DIRECTORY. Raises RuntimeError for a user without a home directory.
     """
     service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if service:

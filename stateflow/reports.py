@@ -24,7 +24,7 @@ class Report:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data. An error becomes its one line; no error becomes empty text."""
+        """Returns the report as plain data. An error becomes text of one line; empty: there is no error."""
         return asdict(self, dict_factory=_plain)
 
 
@@ -54,7 +54,7 @@ UNKNOWN = "UNKNOWN"
 
 @dataclass(frozen=True, slots=True)
 class FollowerReport(Report):
-    """The controller that gave a report, if it does not lead. It knows only what the ledger records.
+    """The follower that gave a report: a controller that does not lead, and knows only what the ledger records.
 
     Attributes:
         address: address of the follower.
@@ -103,7 +103,7 @@ class MoveReport(Report, Failing):
     started_us: int = 0
     fenced_us: int = 0
     fault: StateflowError | None = None
-    #: how much more than the prediction the budget had to allow, for a busy machine
+    #: margin for a busy machine; the budget had to allow the predicted pause and this margin together
     margin_ms: float = 0.0
     #: measured when the partition was cut over: bytes a second written, bytes a second transferred, round trip
     change_rate: float = 0.0
@@ -136,12 +136,12 @@ class Reconfiguration(Report):
             command ended some of the moves).
         kind: migrate, rebalance, drain, failover or autopilot.
         follower: controller that gave this report, if it does not lead.
-        limit: maximum number of its concurrent moves; 0: only the controller's limit.
+        limit: maximum number of concurrent moves; 0: only the controller's limit.
         per_node: the same, for moves with one node as source or target.
         per_link: the same, for moves between the same two sites.
-        worked_s: seconds for which it has run, without pauses.
-        by: identity of the caller that requested it, from the caller's certificate; ``stateflow`` if a controller
-            decided or the request arrived in plain text.
+        worked_s: seconds for which the reconfiguration has run, without pauses.
+        by: identity of the caller that requested the reconfiguration, from the caller's certificate; ``stateflow`` if
+            a controller decided or the request arrived in plain text.
 
     Example: ``cluster.reconfigurations(limit=1)[0].state``
     """
@@ -163,18 +163,18 @@ class Reconfiguration(Report):
 
     @property
     def over(self) -> bool:
-        """True if no more of its moves will begin, unless it is retried."""
+        """True if no further moves will begin, unless the reconfiguration is retried."""
         return self.state not in ("RUNNING", "PAUSED")
 
     def counts(self) -> dict[str, int]:
-        """Counts its moves by status: waiting, in_progress, completed, failed, cancelled."""
+        """Counts the moves by status: waiting, in_progress, completed, failed, cancelled."""
         found = dict.fromkeys(("waiting", "in_progress", "completed", "failed", "cancelled"), 0)
         for move in self.moves:
             found[move.stands] += 1
         return found
 
     def remaining(self) -> Remaining | None:
-        """Estimates the seconds until all of its moves have ended, from its pace so far; None if too few have ended."""
+        """Estimates the seconds until all moves have ended, from the pace so far; None if too few have ended."""
         counts = self.counts()
         left = counts["waiting"] + counts["in_progress"]
         return remaining(len(self.moves), len(self.moves) - left, self.worked_s)
@@ -189,9 +189,9 @@ class ChildReport(Report, Failing):
         state: STARTING, RUNNING, WAITS (for the next start), STOPPING or STOPPED; empty: the agent has not reported the
             replica yet.
         generation: number of commands that were given for the replica.
-        runs: the generation that is running.
+        runs: generation of the running process.
         deaths: number of consecutive failures.
-        fault: the last of these failures.
+        fault: the newest failure.
         address: address of the replica; empty: not known yet.
         memory_bytes: memory limit; 0: no limit.
 
@@ -217,7 +217,7 @@ class AgentReport(Report):
 
     Attributes:
         alive: the agent's last heartbeat was recent.
-        last_heartbeat_s: seconds since that heartbeat; -1: none since the controller started.
+        last_heartbeat_s: seconds since that heartbeat; -1: the controller has received none since it started.
         version: version of stateflow.
         python: version of Python.
         limits: mechanism that enforces a replica's memory limit, cgroup or rlimit.
@@ -270,7 +270,7 @@ class LeftPartition(Report):
 
 @dataclass(frozen=True, slots=True)
 class LackOfRoom(Report):
-    """A replica that would receive more bytes than it has room for, or several replicas that share one disk.
+    """A lack of room: one replica, or several that share a disk, would receive more bytes than they have room for.
 
     Example: ``cluster.would_drain("edge-1-gw7").lacking``
     """
@@ -326,10 +326,10 @@ class AutopilotReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobStage(Report):
-    """The part of a run that concerns one operator.
+    """The part of a job's run that concerns one operator.
 
     Attributes:
-        reconfigurations: ids of the reconfigurations that it began.
+        reconfigurations: ids of the reconfigurations that this stage began.
         error: why nothing was done for the operator; empty: the work was done.
     """
 
@@ -436,7 +436,7 @@ class Rolling(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFault(Report):
-    """A fault of a partition on ``replica``; or, if ``undone``, the reason why the partition was not processed there.
+    """A fault of a partition on ``replica``. If ``undone``, ``error`` says why the partition was not processed there.
 
     Example: ``[(each.partition, each.error) for each in cluster.status().damaged]``
     """
@@ -454,9 +454,9 @@ class SweepNode(Report):
 
     Attributes:
         status: status of the node's entity in the sweep's batch.
-        partitions: number of partitions done.
+        partitions: number of partitions that the node has processed.
         bytes_new: for checkpoints, bytes that were not in the store before.
-        bytes_total: for checkpoints, bytes of all their files.
+        bytes_total: for checkpoints, bytes of all files of the checkpoints.
         bytes_read: for verifications, bytes read.
         cells: for verifications, number of decoded cells of state.
         compared: for verifications, number of partitions that were compared with a standby.
@@ -479,7 +479,7 @@ class SweepNode(Report):
 
 @dataclass(frozen=True, slots=True)
 class Sweep(Report):
-    """Long work at many nodes.
+    """A sweep: long work, such as a verification, that many nodes do in turn.
 
     Attributes:
         chore: restart, checkpoint or verify.
@@ -582,14 +582,19 @@ class CheckpointReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Checkpoints that were taken together. ``numbers`` are their partitions, if the request named an operator."""
+    """The result of one request for checkpoints.
+
+    Attributes:
+        numbers: the partitions that were checkpointed; empty if the request named no operator.
+    """
 
     report: CheckpointReport
     numbers: tuple[int, ...] = ()
 
     @classmethod
     def together(cls, taken: Iterable[Taken]) -> Taken:
-        """Adds up several results. ``duration_s`` is the sum: they were taken one after another."""
+        """Adds up several results. ``duration_s`` is a sum as well, because the checkpoints were taken one after
+        another."""
         parts = list(taken)
         reports = [each.report for each in parts]
         report = CheckpointReport(
@@ -650,7 +655,7 @@ class PartitionReport(Report):
 class ReplicaStatistics(Report):
     """The contents of a replica, and its work since it was started.
 
-    ``requests`` are those of the selected requests that the replica still keeps.
+    ``requests`` lists the requests that the caller selected, as far as the replica still keeps them.
 
     Example: ``cluster.replica_stats("edge-1:7071").rows``
     """

@@ -100,9 +100,10 @@ class Assignment:
 
 
 def propose(operator: str, partitions: Iterable[int], replicas: Iterable[ReplicaInfo]) -> dict[int, str]:
-    """Returns partition → replica name, which depends on names and weights but not on the order of ``replicas``.
+    """Places the partitions of a new operator. Returns partition → replica name.
 
-    Raises InvalidArgument if no replica has a positive weight.
+    The result depends on names and weights but not on the order of ``replicas``. Raises InvalidArgument if no replica
+    has a positive weight.
     """
     workers = _weights(replicas)
     if not workers:
@@ -121,9 +122,9 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 def by_sites(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites
 ) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
-    """Yields (allowed sites, owners, replicas there) for each group of operators with the same allowed sites.
+    """Yields (allowed sites, partition → owner, replicas there) for each group of operators with the same sites.
 
-    No sites: the group is allowed at all sites.
+    An empty set of allowed sites stands for all sites.
     """
     sites = {operator: frozenset(where) for operator, where in allowed.items()}
     groups: dict[frozenset[str], dict[PartitionId, str]] = {}
@@ -137,7 +138,10 @@ def by_sites(
 def rebalance(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> dict[PartitionId, str]:
-    """Applies :func:`share_out` to each group of operators with the same allowed sites and the replicas there."""
+    """Returns partition → new owner, for the moves that give every node its share of the partitions of all operators.
+
+    :func:`share_out` is applied to each group of operators with the same allowed sites, with the replicas there.
+    """
     moves: dict[PartitionId, str] = {}
     for _, theirs, able in by_sites(owners, replicas, allowed):
         moves |= share_out(theirs, able)
@@ -148,10 +152,10 @@ def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]
     """Returns partition → new owner, for the fewest moves that give every node its share by weight.
 
     A share is rounded up if that spares a move, otherwise down. Partitions of an owner that is not among ``replicas``
-    move in any case. A node first gives away partitions of the operator of which it has most, and among them first
-    those that the ring places elsewhere. Each partition goes to the next node on the ring that has room, and there to
-    the worker with the fewest partitions for its weight. No partition moves between workers of one node. Returns an
-    empty dictionary if no replica has a positive weight.
+    move in any case. A node gives away partitions of the operator of which it has most, beginning with those that the
+    ring places on another node. Each partition goes to the next node on the ring that has room, and there to the
+    worker with the fewest partitions for its weight. No partition moves between workers of one node. Returns an empty
+    dictionary if no replica has a positive weight.
     """
     workers = _weights(replicas)
     if not workers:
@@ -181,8 +185,9 @@ def drain(
 ) -> dict[PartitionId, str]:
     """Returns partition → new owner, for all partitions of the ``leaving`` replicas.
 
-    Each of ``takers`` gets what it lacks of its share of the partitions that ``takers`` and ``leaving`` own together.
-    Returns an empty dictionary if no taker has a positive weight.
+    All partitions that ``takers`` and ``leaving`` own together are divided into the takers' shares by weight. Each
+    taker receives as many partitions as it lacks of its share. Returns an empty dictionary if no taker has a positive
+    weight.
     """
     takers = list(takers)
     among = {*leaving, *(info.name for info in takers)}
@@ -193,7 +198,7 @@ def drain(
 def newcomers(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> frozenset[str]:
-    """Returns the replicas on nodes that own no partition to which :func:`rebalance` would give partitions."""
+    """Returns the replicas of nodes that own no partition yet, and would get some from :func:`rebalance`."""
     owning, found = {node_of(owner) for owner in owners.values()}, set[str]()
     for _, theirs, able in by_sites(owners, replicas, allowed):
         if workers := _weights(able):
@@ -221,7 +226,14 @@ def _places(owners: Iterable[str], workers: Mapping[str, int]) -> dict[str, str]
 
 
 def _at_workers(nodes: Mapping[K, str], workers: Mapping[str, int], counts: Mapping[str, int]) -> dict[K, str]:
-    """Chooses for each item in turn the worker of its node that has the fewest partitions for its weight."""
+    """Returns item → worker for the items of ``nodes``, item → node.
+
+    Each item in turn gets the worker of the item's node that has the fewest partitions relative to the worker's weight.
+
+    Args:
+        workers: worker → weight.
+        counts: worker → number of partitions that it already has.
+    """
     queues: dict[str, list[tuple[float, str]]] = {}
     for name, weight in workers.items():
         queues.setdefault(node_of(name), []).append((counts.get(name, 0) / weight, name))
@@ -252,10 +264,13 @@ class _Ring:
         self._names: list[str] = [name for _, name in ring.get_points()]
 
     def placed(self, keys: Iterable[str], room: Mapping[str, int]) -> Iterator[str]:
-        """Yields for each key the next name on the ring with room, and reduces that room. The caller provides room for
-        all keys."""
+        """Yields for each key the next name on the ring that still has room.
+
+        Args:
+            room: name → number of keys; the numbers must suffice for all keys.
+        """
         left, names, position = dict(room), self._names, self._position
-        following = [*range(1, len(names)), 0]  # the next point to try after one of a full node; skips full nodes later
+        following = [*range(1, len(names)), 0]  # point → point to try next if its node is full; later skips full nodes
         for key in keys:
             point = position(key)
             while not left[names[point]]:
@@ -273,8 +288,11 @@ def _ring(weights: tuple[tuple[str, int], ...]) -> _Ring:
 
 
 def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
-    """Returns the number of partitions for each node: its share rounded down, and one more at nodes where that spares a
-    move, until the numbers add up to ``total``."""
+    """Returns node → number of partitions; the numbers add up to ``total``.
+
+    Each node gets its share rounded down. What is left of ``total`` is given out one by one, first to nodes where that
+    spares a move.
+    """
     whole = sum(weights.values())
     quota = {name: total * weight // whole for name, weight in weights.items()}
     left = total - sum(quota.values())
@@ -290,7 +308,8 @@ def _leaving(
 ) -> list[PartitionId]:
     """Chooses ``count`` partitions for a node to give away, each from the operator of which the node has most left.
 
-    Partitions that the ring places on another node with room come first, then those that it places on other nodes.
+    Partitions that the ring places on another node with room come first, then those that it places on a full node, and
+    last those that it places on this node.
     """
 
     def kept(partition: PartitionId) -> tuple[int, int]:

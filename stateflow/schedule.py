@@ -1,5 +1,5 @@
-"""Due times of jobs, and estimates of remaining work, computed from records without I/O; and pauses that keep processes
-out of step.
+"""Computes due times of jobs, estimates of remaining work, and random pauses that keep processes out of step. The
+functions do no I/O.
 
 Times are microseconds since 1970-01-01 UTC.
 
@@ -7,7 +7,7 @@ A job that was due several times while no controller could begin it, or while it
 these times, because one run does all the due work. The library cronsim interprets cron lines. It follows Debian's cron,
 also on days with 23 or 25 hours.
 
-Estimates concern work with parts that end one after another: its pace, and the time that the remaining parts need.
+The pace of work whose parts end one after another gives an estimate of the time that the remaining parts need.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from stateflow.errors import InvalidArgument
 from stateflow.types import shown
 
 Z = 1.959964  # quantile of a normal variable, two-sided 95 %
-#: with fewer finished parts there is no estimate
+#: smallest number of finished parts for which the remaining work is estimated
 FINISHED_MIN = 2
-#: seconds; jobs are checked every half second, and work done more often than this is not a job
+#: shortest interval of a job, in seconds; controllers look for due jobs every half second
 EVERY_MIN_S = 0.1
 #: seconds: a hundred years
 EVERY_MAX_S = 3_155_760_000
@@ -42,9 +42,10 @@ _REMEDY = "write once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 1
 
 
 def jittered(seconds: float, random: Random) -> float:
-    """Returns a duration within ``JITTER`` of ``seconds``, which is also the mean of many.
+    """Returns a random duration around ``seconds``, shorter or longer by at most the fraction ``JITTER``.
 
-    Processes that failed at the same moment, such as all clients of one replica, do not try again at the same moment.
+    So processes that failed at the same moment, such as all clients of one replica, do not try again at the same
+    moment.
     """
     return seconds * random.uniform(1 - JITTER, 1 + JITTER)
 
@@ -62,13 +63,14 @@ class Remaining:
 
 
 def pace_per_s(finished: int, worked_s: float) -> float | None:
-    """Returns parts per second of work; None before one has ended."""
+    """Returns finished parts per second of work; None before the first part has ended."""
     return finished / worked_s if finished and worked_s > 0 else None
 
 
 def remaining(total: int, finished: int, worked_s: float) -> Remaining | None:
-    """Estimates the remaining work, if parts end at random at a constant rate. None before two parts have ended.
+    """Estimates the time of the remaining work; None before two parts have ended.
 
+    The estimate assumes that parts end at random, at a constant rate.
     The time in which k parts end is gamma distributed. So the quotient of the time for the remaining parts and the time
     for the finished parts has an F distribution with 2 (total - finished) and 2 finished degrees of freedom (Casella
     and Berger, Statistical Inference, 5.3).
@@ -83,9 +85,10 @@ def remaining(total: int, finished: int, worked_s: float) -> Remaining | None:
 
 
 def _f_quantile(z: float, first: int, second: int) -> float:
-    """Returns the quantile of the F distribution that corresponds to ``z`` of a normal variable.
+    """Returns the quantile of the F distribution at the probability at which a normal variable has the quantile ``z``.
 
-    After Paulson, "An approximate normalization of the analysis of variance distribution", 1942.
+    ``first`` and ``second`` are the degrees of freedom. The approximation is that of Paulson, "An approximate
+    normalization of the analysis of variance distribution", 1942.
     """
     a, b = 2 / (9 * first), 2 / (9 * second)
     below = (1 - b) ** 2 - z * z * b
@@ -132,7 +135,7 @@ class Schedule:
 
     @property
     def in_seconds(self) -> str:
-        """The schedule's text, with a length in seconds, without its unit."""
+        """The schedule's text with an interval as a plain number of seconds: ``every 900`` for ``every 15m``."""
         return " ".join(map(_in_seconds, self.text.split()))
 
     def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
@@ -170,7 +173,7 @@ class Schedule:
         return self.cron
 
     def _before(self, now_us: int) -> int | None:
-        """Returns the newest due time up to now."""
+        """Returns the newest due time of a cron schedule up to now; None: there is none."""
         just_behind = self._local(now_us) + timedelta(seconds=1)
         return next((_us(at) for at in CronSim(self._line, just_behind, reverse=True)), None)
 

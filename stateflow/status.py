@@ -32,14 +32,14 @@ class ReplicaStatus(Report):
     """The status of a replica.
 
     Attributes:
-        alive: its last heartbeat was recent; None in a follower's report, because replicas send heartbeats to the
-            leader only.
-        last_heartbeat_s: seconds since its last heartbeat.
-        partitions: number of partitions assigned to it.
-        opening: it is starting.
-        stopped: its agent was commanded to stop it.
-        room_bytes: bytes of state for which it has room; None: not known.
-        version: its version of stateflow; empty: not known.
+        alive: the replica's last heartbeat was recent; None in a follower's report, because replicas send heartbeats
+            to the leader only.
+        last_heartbeat_s: seconds since that heartbeat.
+        partitions: number of partitions assigned to the replica.
+        opening: the replica is starting.
+        stopped: the replica's agent was commanded to stop the replica.
+        room_bytes: bytes of state for which the replica has room; None: not known.
+        version: version of stateflow; empty: not known.
 
     Example: ``{each.name: each.partitions for each in cluster.status().replicas}``
     """
@@ -64,7 +64,7 @@ class MaintenanceReport(Report):
     Attributes:
         one_of: name of a set of nodes of which only one may be in maintenance at a time; empty: no set.
         since_us: when the maintenance began.
-        until_us: when it ends; 0: when a command ends it.
+        until_us: when the maintenance ends; 0: it lasts until a command ends it.
     """
 
     node: str
@@ -100,7 +100,8 @@ class OperatorStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class StandbyReport(Report):
-    """A copy of one partition that follows its owner. It can take over when ``phase`` is CATCHING_UP.
+    """A standby's copy of one partition, which follows the partition's owner. It can take over when ``phase`` is
+    CATCHING_UP.
 
     Example: ``[each.lag_bytes for each in cluster.status().standbys]``
     """
@@ -117,9 +118,9 @@ class RefusedReplica(Report, Failing):
     """A process that was refused the name under which it registered as a replica.
 
     Attributes:
-        directory: id of its data directory.
-        fault: why it was refused.
-        asked_s: seconds since it last asked.
+        directory: id of the process's data directory.
+        fault: why the process was refused.
+        asked_s: seconds since the process last tried to register.
     """
 
     name: str
@@ -162,7 +163,7 @@ class DeployingOperator(Report):
 
 @dataclass(frozen=True, slots=True)
 class AdoptedOperator(Report):
-    """Partitions that replicas hold of an operator that the ledger does not know.
+    """The partitions of an operator that replicas hold but the ledger does not know.
 
     Attributes:
         count: number of partitions of the operator; 0: not known.
@@ -222,8 +223,10 @@ class ClusterStatus(Report):
     leader: LeaderReport | None = None
 
     def without_share(self) -> list[str]:
-        """Returns live replicas that own nothing although a rebalance would give them partitions, if no rebalance is
-        under way."""
+        """Returns live replicas that own nothing although a rebalance would give them partitions.
+
+        The list is empty while a reconfiguration is under way or an owner is gone.
+        """
         here = [each for each in self.replicas if each.alive and not each.stopped]
         empty = {each.name for each in here if each.weight > 0 and not each.partitions}
         if not empty or not all(each.over for each in self.reconfigurations):
@@ -239,7 +242,7 @@ class ClusterStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The data about an operator that clients need for routing.
+    """A deployed operator and its assignment, which clients need for routing.
 
     Attributes:
         version: version of the assignment.

@@ -89,7 +89,7 @@ class OperatorHarness:
             self._apply(*self._messages(rows), source=INITIAL)
 
     def _described(self) -> OperatorSpec:
-        """Returns the specification that a deployment would have."""
+        """Returns the specification that a deployment of the operator would record."""
         states = sorted(
             (each.describe() for each in declarations_of(self._cls).values()), key=lambda each: each["name"]
         )
@@ -183,7 +183,8 @@ class OperatorHarness:
         return ChangeSet.decode(data).mutations if data else Mutations()
 
     def checkpoint(self, directory: str | Path | None = None) -> Path:
-        """Writes a directory from which :meth:`restore` makes a harness, and returns its path. ``close`` keeps it.
+        """Writes a directory from which :meth:`restore` makes a harness. Returns its path. ``close`` does not remove
+        it.
 
         Args:
             directory: a new or empty directory to write to; None: a temporary one, which is removed when the program

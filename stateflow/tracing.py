@@ -125,7 +125,7 @@ class Made:
         self.span.add_event(name, _named(attributes))
 
     def child(self, name: str, began_us: int | None = None, **attributes: Any) -> Made:
-        """Begins a child span, which the caller must end.
+        """Begins a child of this span. The caller must end it.
 
         Args:
             began_us: begin of the span by the wall clock; None: now.
@@ -141,8 +141,11 @@ class Made:
 
     @contextmanager
     def current(self) -> Iterator[Made]:
-        """Makes the span current: spans begun within the block, also by tasks started in it, are its children. Does not
-        end the span."""
+        """Makes the span the current one while the block runs.
+
+        Spans that are begun in the block, or by tasks that are started in it, become children of this span. The block
+        does not end the span.
+        """
         from opentelemetry import trace
 
         with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
@@ -236,7 +239,10 @@ def _remote(traceparent: str) -> Any:
 
 
 class _Process:
-    """The tracing of this process: ``given`` by :func:`use`, or its ``own``, made from the environment's settings."""
+    """The tracing of this process.
+
+    ``given`` was set by :func:`use`. ``own`` was made from environment variables, with ``provider`` and ``exporter``.
+    """
 
     given: Tracing | None = None
     own: Tracing | None = None
@@ -299,7 +305,7 @@ def end_tracing() -> None:
 
 
 def carried() -> tuple[tuple[str, str]] | None:
-    """Returns the current span as metadata of a call; None: there is none."""
+    """Returns gRPC metadata that names the current span, for a call; None: no recorded span is current."""
     if _Process.given is None and _Process.own is None:
         return None
     from opentelemetry.trace import get_current_span
@@ -309,7 +315,7 @@ def carried() -> tuple[tuple[str, str]] | None:
 
 
 def traceparent_in(metadata: Any) -> str:
-    """Returns the traceparent of a call; empty: the call has none, or an invalid one."""
+    """Returns the traceparent in the metadata of a call; empty: there is none, or an invalid one."""
     for key, value in metadata or ():
         if key == KEY and isinstance(value, str) and TRACEPARENT.fullmatch(value):
             return value

@@ -2,7 +2,8 @@
 
 A machine's page, its diagram and the test of its completeness are derived from the same rows; see
 docs/state-machines.md. For a phase and a type of event, the rows are tried in their order, and the first row with a
-guard that holds, or with no guard, is applied. A table is complete if the last of these rows never has a guard.
+guard that holds, or with no guard, is applied. A table is complete if, for every phase and type of event, the last of
+these rows has no guard.
 
 Objects that decide (state machines, the partition registry, an assignment, the controller's knowledge) have a
 ``validate()`` that checks their invariants. With the setting ``STATEFLOW_DEBUG_VALIDATE`` replicas and controllers call
@@ -37,7 +38,10 @@ class Validated(Protocol):
 
 
 def check(changed: Validated) -> None:
-    """Checks a changed object. Raises InvariantBroken, and also logs it, because the caller may swallow the error."""
+    """Checks the invariants of a changed object.
+
+    Raises InvariantBroken, and logs the error as well, because the caller may swallow it.
+    """
     try:
         changed.validate()
     except InvariantBroken as error:
@@ -62,10 +66,10 @@ class Guard(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Order(Generic[M, I]):
-    """An instruction to a machine's shell, as a table names it.
+    """A named instruction to a machine's shell, as it appears in a table.
 
-    ``make`` creates the instruction with its data. It is called after the transition's effect, when the machine is in
-    the new phase.
+    ``make`` creates the instruction with its data. The machine calls ``make`` after the transition's effect, when it is
+    in the new phase.
     """
 
     name: str
@@ -136,8 +140,8 @@ class Table(Generic[P, M, A]):
     rows: tuple[Row[P, M], ...]
     impossible: Callable[[M, Any], StateflowError]
     invariants: tuple[Guard[M], ...] = ()
-    #: keyed by names of phases, because hashing a member of an enumeration runs Python code, and each batch needs two
-    #: lookups
+    #: (name of a phase, type of event) → rows. Names are the keys, because hashing a member of an enumeration runs
+    #: Python code, and each batch needs two lookups
     _rows: dict[tuple[str, type], tuple[Row[P, M], ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -161,8 +165,10 @@ class Table(Generic[P, M, A]):
         raise self.impossible(machine, event)
 
     def handle(self, machine: M, phase: P, event: object) -> tuple[P, A]:
-        """Applies the row's effect, and returns (phase afterwards, answer). Raises the errors of ``decide``, which
-        change nothing."""
+        """Applies the effect of the row for this event. Returns (phase afterwards, answer).
+
+        Raises the errors of ``decide``; then nothing is changed.
+        """
         row = self.decide(machine, phase, event)
         if isinstance(row, Ignored):
             return phase, row.answer
@@ -171,7 +177,7 @@ class Table(Generic[P, M, A]):
         return phase if row.to is None else row.to, row.answer
 
     def broken(self, machine: M) -> Iterator[str]:
-        """Returns the invariants that do not hold."""
+        """Yields a description of each invariant that does not hold."""
         return (invariant.words for invariant in self.invariants if not invariant.holds(machine, None))
 
 

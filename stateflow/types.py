@@ -53,8 +53,8 @@ def _plain(length: int) -> str:
     return rf"[A-Za-z0-9][A-Za-z0-9_.\-]{{0,{length - 1}}}"
 
 
-#: names that become a path or a part of one are plain: no separator, no leading dot, nothing special to a shell or
-#: terminal
+#: how to write a plain name. Names that become part of a path are plain: they have no separator, no leading dot, and
+#: nothing special to a shell or terminal
 _PLAIN_HOW = "use letters, digits, '.', '_' and '-', at most {}, starting with a letter or digit"
 #: names of operators, replicas, sites, savepoints, and workers of a node; a worker's name ends with WORKER and a number
 NAME = Grammar("name", re.compile(_plain(128) + r"(?:~\d{1,3})?"), _PLAIN_HOW.format(128))
@@ -67,7 +67,7 @@ SPAWNED_MAX = 256
 TOKEN = Grammar("id", re.compile(_plain(64)), _PLAIN_HOW.format(64))
 #: ids of snapshots: an operator, a partition, a move and a number
 SNAPSHOT = Grammar("snapshot id", re.compile(_plain(224)), _PLAIN_HOW.format(224))
-#: files of a database. Other processes can name no other file of a copy, and no directory
+#: files of a database; another process can request only such files of a copy, and no directory
 FILE = Grammar(
     "file name",
     re.compile(
@@ -131,9 +131,9 @@ def cannot_listen(error: OSError, listen: str) -> StateflowError:
 
 
 def check_name(kind: str, name: str) -> str:
-    """Returns the name if it is plain, because names become directory names and ledger ids.
+    """Returns the name if it is plain, otherwise raises InvalidArgument.
 
-    Raises InvalidArgument.
+    Names must be plain, because they become directory names and ledger ids.
     """
     if WORKER in name:  # only a node gives such names, to its workers
         raise InvalidArgument(f"{shown(name)} is not a valid {kind} name", remedy=NAME.how)
@@ -146,7 +146,7 @@ def worker_name(node: str, number: int) -> str:
 
 
 def node_of(replica: str) -> str:
-    """Returns the node of which a replica is a worker. A node fails, moves and is listed as a whole."""
+    """Returns the node to which a replica belongs as a worker. A node fails, moves and is listed as a whole."""
     return replica.partition(WORKER)[0]
 
 
@@ -165,7 +165,7 @@ def shown(value: object) -> str:
 
 
 def one_of(names: Iterable[str], kind: str) -> str:
-    """Returns the remedy for a name that is unknown: the known names, or that there are none of this ``kind``."""
+    """Returns the remedy for an unknown name: a list of the known names, or the remark that no ``kind`` exists yet."""
     known = ", ".join(sorted(names))
     return f"use one of {known}" if known else f"there is no {kind} yet"
 
@@ -218,8 +218,9 @@ class OperatorSpec:
     ``target`` is ``package.module:Class``, ``/path/file.py:Class`` or ``<stdin>:Class``; for the latter two, ``source``
     is the text to load. ``key`` contains input column names. ``output_schema`` is an Arrow IPC schema.
 
-    ``recorded_us`` orders the versions of a name: a version that a ledger records is newer than all recorded before,
-    undeployed ones included. 0 is the oldest: the version was not recorded, or by a release that kept no order.
+    ``recorded_us`` orders the versions of a name: a version that a ledger records is newer than all versions that the
+    ledger recorded before, including those of operators undeployed since. 0 is older than all others: the version was
+    not recorded, or was recorded by a release that kept no order.
     """
 
     name: str
@@ -239,8 +240,8 @@ class OperatorSpec:
     def after(self, deployed: OperatorSpec) -> OperatorSpec:
         """Returns this spec as the version that follows ``deployed``. If nothing changes, it equals ``deployed``.
 
-        A state that this spec no longer declares is dropped: its stored data is gone, even if a later version declares
-        the state again, whichever versions a partition has run.
+        A state that this spec no longer declares is dropped. Its stored data stays gone if a later version declares the
+        state again, even on a partition that never ran the version without the state.
         """
         gone = {each["name"] for each in json.loads(deployed.state_schema)}
         gone -= {each["name"] for each in json.loads(self.state_schema)}
@@ -249,7 +250,7 @@ class OperatorSpec:
         return replace(self, dropped=dropped, recorded_us=deployed.recorded_us)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the form that data directories and the ledger keep."""
+        """Returns the spec as JSON-able data, in the form that data directories and the ledger store."""
         return {
             **asdict(self),
             "key": list(self.key),
@@ -301,7 +302,7 @@ class MoveOptions:
         max_bandwidth: limit in bytes a second of all base copies together, of every operator that is moved; None: no
             limit. Change sets are not limited, because a copy might never catch up with its source; copies for standbys
             are not limited either.
-        patience_s: a move fails with BudgetUnreachable when its budget was out of reach for this long; None: the
+        patience_s: a move fails with BudgetUnreachable when its pause budget was out of reach for this long; None: the
             controller's setting.
         strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses from measurements.
         order: ``number``, ``hot-first`` or ``hot-last``, by batches a second.

@@ -1,6 +1,6 @@
-"""A repeatable source of rows for micro-batches and real time, and a sink that logs when each row arrives.
+"""A repeatable source of rows for micro-batches and real time, and a sink that logs the time at which each row arrives.
 
-Both are a few classes of Java, which are compiled before use.
+The source and the sink are Java classes, which are compiled before use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def has_compiler() -> bool:
 
 
 def make_jar(directory: Path) -> Path:
-    """Compiles the classes against the installed Spark. Raises StateflowError if there is no compiler."""
+    """Compiles the Java classes against the installed Spark, and returns the jar file.
+
+    Raises StateflowError if there is no compiler, or the classes do not compile.
+    """
     import pyspark
 
     if not has_compiler():
@@ -44,7 +47,13 @@ def make_jar(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A row that the sink received. ``attempt``: identifies the attempt at (epoch, task) that gave the row."""
+    """A row that the sink received.
+
+    Attributes:
+        at_us: time of arrival, in microseconds since 1970.
+        attempt: id of the attempt of the task in the epoch that sent the row.
+        columns: values of the row, as text.
+    """
 
     at_us: int
     epoch: int
@@ -60,13 +69,13 @@ class Log:
         self._path = path
 
     def rows(self) -> list[Given]:
-        """Returns the rows of all attempts, in the order in which they came."""
+        """Returns the rows of all attempts, in the order in which they arrived."""
         return [given for kind, given in self._lines() if kind == "row"]
 
     def taken(self) -> list[Given]:
-        """Returns the rows that remain if a sink takes the rows of an epoch only at its end.
+        """Returns the rows that a sink would keep if it took the rows of an epoch only at the epoch's end.
 
-        For each task in each epoch, these are the rows of the last attempt that gave all of them.
+        For each task in each epoch, these are the rows of the last attempt that was completed.
         """
         ended = {(given.epoch, given.task): given.attempt for kind, given in self._lines() if kind == "end"}
         return [given for given in self.rows() if ended.get((given.epoch, given.task)) == given.attempt]

@@ -1,4 +1,4 @@
-"""A query over the source of rows, in a process of its own: ``python -m benchmarks.replay.driver JSON``."""
+"""The driver process of a query over the source of rows: ``python -m benchmarks.replay.driver JSON``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from benchmarks.replay.operators import Count, Seconds
 from stateflow.spark import apply_operator, local_session
 
-#: counts as Count does, with Spark's own state
+#: name of the operator that counts like Count, with Spark's own state in the JVM
 IN_JVM = "transformWithState"
 OWN_STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -32,7 +32,7 @@ class Query:
         epoch: length of an epoch, as Spark's trigger takes it; empty: micro-batches.
         cores: cores of the session.
         operator: name of one of this package's operators, or :data:`IN_JVM`.
-        as_kafka: give the rows Kafka's columns, by which they are identified.
+        as_kafka: the rows get Kafka's columns topic, partition and offset, which identify them.
     """
 
     jar: str

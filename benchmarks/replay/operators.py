@@ -9,7 +9,7 @@ from stateflow import Context, Operator, Timer, state
 
 
 class Count(Operator):
-    """Numbers the rows of each key: every output row has its place among them."""
+    """Numbers the rows of each key. Emits every row with its number."""
 
     key = "k"
     output = "part int, off long, k string, due timestamp, n long"
@@ -21,7 +21,8 @@ class Count(Operator):
 
 
 class Seconds(Operator):
-    """Counts the rows of a key that were due in each second, and outputs a second once event time has passed it."""
+    """Counts the rows of a key that were due in each second. Emits the count when the watermark has passed the
+    second."""
 
     key = "k"
     output = "k string, second long, n long"

@@ -5,13 +5,14 @@ An agent claims its data directory, so that no other agent uses it. Two loops th
 * The *heartbeat* reports the machine, the data directory and the state of each replica to the controller. The
   controller sets the interval; a change is reported at once. The answer contains the wanted replicas. The
   agent checks the ledger and the term of the answer, writes the orders to the file ``AGENT``, and only then obeys them.
-  Without a valid answer it keeps its last orders, and asks another controller if there are several. An agent without
-  replicas follows any ledger.
+  Without a valid answer the agent keeps its last orders, and asks another controller if there are several. An agent
+  without replicas follows any ledger.
 * The *converging loop* carries out the actions of :class:`~stateflow.agent.converging.Convergence`: it starts, ends and
   kills processes. No replica starts while a former process holds its directory. A replica is killed if its memory
-  cannot be limited as ordered. A thread for each process reads the process's address, and waits for its end.
+  cannot be limited as ordered. A thread for each process reads the process's address, and waits for the process's end.
 
-At its end the agent ends its replicas. If the agent is killed, its replicas notice it by their standard input, and end.
+When the agent is asked to end, it first ends its replicas. If the agent is killed, its replicas notice this by their
+standard input, and end.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def targets_of(info: AgentInfo, pages: Callable[[], Mapping[str, str]], own: str
     """Returns the targets that the page ``/sd`` lists for Prometheus.
 
     Args:
-        pages: returns where the replicas' metrics are served, worker → host:port.
+        pages: returns the addresses at which replicas serve metrics, worker → host:port.
         own: host:port of the agent's metrics.
     """
     labels = {"agent": info.name, "site": info.site}
@@ -114,7 +115,8 @@ def targets_of(info: AgentInfo, pages: Callable[[], Mapping[str, str]], own: str
 log = logging.getLogger(__name__)
 #: seconds between heartbeats until a controller sets the interval
 BEAT_S = 1.0
-#: for a caller that follows a log: seconds of silence before an empty message, and between two checks for new lines
+#: while a caller follows a log: seconds without new lines after which an empty message is sent, and seconds between two
+#: checks for new lines
 ALIVE_S, LOOK_S = 5.0, 0.25
 
 # -- Resources of the machine ----------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def memory_bytes(group: Path | None) -> int:
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
-    """Returns the size of the disk that a directory is on, and its free bytes."""
+    """Returns (size, free bytes) of the disk that holds a directory."""
     usage = shutil.disk_usage(directory)
     return usage.total, usage.free
 
@@ -178,10 +180,12 @@ class Config:
 
 
 class Agent:
-    """An agent. Raises DataDirLocked or InvalidArgument if it cannot use its data directory.
+    """An agent, which runs the replicas of one machine as the controller orders.
+
+    Raises DataDirLocked or InvalidArgument if the agent cannot use its data directory.
 
     Args:
-        random: varies the intervals of heartbeats; None: one with a fixed seed, for tests.
+        random: varies the intervals of heartbeats; None: a generator with a fixed seed, for tests.
     """
 
     def __init__(
@@ -201,7 +205,7 @@ class Agent:
             raise
         self._incarnation = uuid.uuid4().hex
         self._authority = self._obeying(self._store.kept.ledger, self._store.kept.term)
-        # more than a node needs, which waits for its workers to end
+        # longer than a node needs to end, because a node waits for its workers
         self._convergence = Convergence(config.stop_timeout_s + 15)
         self._convergence.want(self._store.kept.wanted)
         self._processes: dict[str, Started] = {}
@@ -214,7 +218,13 @@ class Agent:
         return FencingGuard((ledger, term), lambda *_: None, alone=False)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        """Runs until ``stop``, and then ends its replicas. Raises PortInUse, InsecureRefused, BadCertificate."""
+        """Runs the agent until ``stop`` is set, and then ends the agent's replicas.
+
+        Raises PortInUse, InsecureRefused, BadCertificate.
+
+        Args:
+            ready: gets the address at which the agent listens.
+        """
         call_limits = CallLimits(ServerSettings())
         server, page = new_server(call_limits), None
         add_agent_service(server, self._logs)
@@ -313,7 +323,7 @@ class Agent:
     async def _obey(self, orders: DesiredState, asked: str) -> None:
         """Obeys the controller's orders, after writing them to disk.
 
-        Raises StaleTerm, ForeignLedger, OSError; the former orders stay in force then.
+        Raises StaleTerm, ForeignLedger, OSError; then the former orders stay in force.
         """
         kept = self._store.kept
         adopted = orders.adopted
@@ -352,7 +362,7 @@ class Agent:
     def _act(self, now: float) -> list[Spawned]:
         """Ends and kills the processes that are due. Returns the replicas to start.
 
-        It must not await anything, because the actions already count as carried out.
+        This function must not await anything, because the actions already count as carried out.
         """
         begins = []
         for action in self._convergence.actions(now):
@@ -408,7 +418,7 @@ class Agent:
         """Watches a process from its start to its end, in a thread.
 
         Args:
-            unlimited: why the process was killed right after its start; None: it was not.
+            unlimited: why the process's memory could not be limited, so that it was killed; None: it was limited.
         """
 
         def tell(done: Callable[[], None]) -> None:
@@ -455,7 +465,10 @@ class Agent:
         self._told.set()
 
     async def _end_all(self) -> None:
-        """Ends all replicas. Without this, they would end when they notice that this process has ended."""
+        """Ends all replicas, and waits until they have ended.
+
+        Otherwise they would end on their own, but only after this process.
+        """
         for name in self._convergence.processes():
             if name not in self._processes:  # the replica was about to start when this process was asked to end
                 self._convergence.ended(name, self._clock.monotonic())
@@ -511,8 +524,7 @@ def _claim(directory: Path) -> Closable:
 
 
 def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
-    """Reads the rest of a process's output, in a thread, and passes the addresses of its workers' metrics to
-    ``told``."""
+    """Reads the rest of a process's output, and passes each line that names addresses to ``told``. Runs in a thread."""
     with pipe:
         for line in pipe:
             said = heard(line)

@@ -1,15 +1,15 @@
-"""Decides which processes an agent starts, ends and kills, and when, so that it runs the ordered replicas. Sans-io.
+"""Decides which processes an agent starts, ends and kills, and when, so that it runs the ordered replicas. Without I/O.
 
 The agent compares the orders with the running processes afresh each time, so that a missed event does no harm.
 
 ========  ================================================================================================
 state     meaning of a replica's state
 ========  ================================================================================================
-STARTING  its process was started, and has not reported its address yet
-RUNNING   its process listens
-WAITS     its process ended, or could not be started, and waits to be started again
-STOPPING  its process was asked to end
-STOPPED   it is ordered not to run, and has no process
+STARTING  the process was started, and has not reported its address yet
+RUNNING   the process listens
+WAITS     the process ended, or could not be started; the agent will start it again at a set time
+STOPPING  the process was asked to end
+STOPPED   the replica is ordered not to run, and has no process
 ========  ================================================================================================
 """
 
@@ -67,8 +67,8 @@ class _Child:
     state: State = State.STOPPED
     deaths: int = 0
     ready_at: float | None = None
-    again_at: float = 0.0  # time of the next start, while it WAITS
-    kill_at: float = math.inf  # time at which it is killed, while it is STOPPING
+    again_at: float = 0.0  # time of the next start, in state WAITS
+    kill_at: float = math.inf  # time at which the process is killed, in state STOPPING
     fault: StateflowError | None = None
     address: str = ""
     pages: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Convergence:
         self._wanted = {each.replica: each for each in wanted}
 
     def actions(self, now: float) -> list[Action]:
-        """Returns the actions to carry out now. Each counts as carried out; callers report its outcome."""
+        """Returns the actions to carry out now, and records them as carried out. The caller reports each outcome."""
         found = [self._action(name, now) for name in sorted(self._wanted.keys() | self._children.keys())]
         return [action for action in found if action is not None]
 
@@ -141,7 +141,7 @@ class Convergence:
         child.state, child.again_at = State.WAITS, now + BUSY_S
 
     def ready(self, name: str, address: str, now: float) -> None:
-        """Records that a replica's process listens, which may have taken minutes."""
+        """Records that a replica's process listens at ``address``. ``now`` may be minutes after the start."""
         child = self._children[name]
         if child.state is State.STARTING:
             child.state = State.RUNNING
@@ -154,7 +154,7 @@ class Convergence:
     def ended(self, name: str, now: float, fault: StateflowError | None = None) -> float | None:
         """Records that a replica's process ended, or could not be started.
 
-        Returns the seconds until it is started again; None: it was asked to end.
+        Returns the seconds until the replica is started again; None: the process was asked to end.
         """
         child = self._children[name]
         child.address, child.pages = "", {}

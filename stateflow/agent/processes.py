@@ -51,7 +51,9 @@ class Limits(Protocol):
     def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
         """Limits a process that was just started, and the processes that it will start. Raises OSError.
 
-        ``memory_bytes``: limit for all these processes together; 0: no limit.
+        Args:
+            memory_bytes: limit for all these processes together; 0: no limit.
+            workers: number of worker processes that the replica has.
         """
         ...
 
@@ -64,8 +66,8 @@ class Rlimits:
     """Limits by process limits (``RLIMIT_DATA``): each process gets its share of the replica's limit.
 
     An allocation beyond the limit fails, whether or not the memory is used. Before its first row, a replica allocates
-    1.4 GiB that it never uses, so ``OVERHEAD_BYTES`` are added. Such a limit keeps a replica from filling the machine's
-    memory, but does not hold it to its own limit.
+    1.4 GiB that it never uses, so ``OVERHEAD_BYTES`` are added to the limit. Therefore a replica can use more memory
+    than was ordered, but it cannot fill the machine's memory.
     """
 
     kind = RLIMIT if sys.platform == "linux" else NONE
@@ -82,11 +84,11 @@ class Rlimits:
 class Cgroups:
     """Limits by a control group (version 2) for each replica.
 
-    A control group counts the memory that all processes of the replica use. If it exceeds the limit, the kernel ends
+    A control group counts the memory that all processes of the replica use. If they exceed the limit, the kernel ends
     one of them.
 
     Args:
-        root: the agent's group, which holds no process itself: the agent's process is in the group ``agent`` below it.
+        root: the agent's group. It holds no process itself: the agent's process is in the group ``agent`` within it.
     """
 
     kind = CGROUP
@@ -207,7 +209,7 @@ class Rotating:
 
 
 def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
-    """Starts a thread that copies a pipe to a log, to the end of the pipe. Returns the thread.
+    """Starts a thread that copies all data of a pipe to a log, until the pipe ends. Returns the thread.
 
     The thread keeps reading even if the disk is full, because a process that writes into a full pipe blocks.
     """
@@ -232,7 +234,10 @@ class Reader:
         self._file: IO[bytes] | None = None
 
     def last(self, lines: int) -> Iterator[bytes]:
-        """Yields the newest ``lines`` lines in pieces, if need be from two files. :meth:`more` returns later lines."""
+        """Yields the newest ``lines`` lines, in pieces of up to ``PIECE_BYTES``. :meth:`more` returns later lines.
+
+        If the current file has too few lines, lines of the file before it are added; still older files are not read.
+        """
         self._open()
         found = b"" if self._file is None else self._file.read()
         data = found
@@ -247,7 +252,7 @@ class Reader:
             yield data[at : at + PIECE_BYTES]
 
     def more(self) -> bytes:
-        """Returns what was written since the last read; empty: nothing."""
+        """Returns data written since the last read, up to ``PIECE_BYTES``; empty: none."""
         self._open()
         if self._file is None:
             return b""
@@ -268,7 +273,7 @@ class Reader:
                 self._file = None
 
     def _is_over(self) -> bool:
-        """Tells whether the file was rotated: its name now belongs to another file."""
+        """Tells whether the log was rotated, so that its path now names another file than the open one."""
         assert self._file is not None
         try:
             now, mine = self._path.stat(), os.fstat(self._file.fileno())
@@ -286,7 +291,7 @@ class Reader:
 
 
 class Processes:
-    """The methods of a launcher that are the same for all processes of this machine, however they were started."""
+    """The base of launchers: methods that do not depend on how a process was started."""
 
     def stop(self, handle: Started) -> None:
         self.send(handle, signal.SIGTERM)
@@ -367,8 +372,11 @@ FILE = "AGENT"
 class Kept:
     """The contents of the file ``AGENT``.
 
-    ``id``: id of the data directory, created once. ``ledger`` and ``term``: those of the newest controller that the
-    agent obeyed. ``wanted``: the replicas that the agent should run.
+    Attributes:
+        id: id of the data directory, created once.
+        ledger: ledger of the controller that the agent obeyed last.
+        term: term of that controller.
+        wanted: replicas that the agent should have.
     """
 
     id: str
@@ -381,11 +389,12 @@ class Kept:
 class Store:
     """Reads and writes the file ``AGENT``.
 
-    Raises InvalidArgument if the file is damaged, or if it is another agent's and that agent has wanted replicas. The
-    file of an agent without wanted replicas gets the new name.
+    Raises InvalidArgument if the file is damaged, or names another agent and replicas for it. If the file names another
+    agent without replicas, this agent takes it over under its own name.
 
     Args:
         directory: the agent's data directory, which the caller has claimed.
+        name: name of this agent.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -401,7 +410,10 @@ class Store:
             self._write(replace(self.kept, name=name))
 
     def keep(self, ledger: str, term: int, wanted: Iterable[Spawned]) -> None:
-        """Writes new orders, which are durable when this returns. Raises OSError; the former orders stay then."""
+        """Writes new orders, which are durable when this function returns.
+
+        Raises OSError; then the file keeps the former orders.
+        """
         new = replace(self.kept, ledger=ledger, term=term, wanted=tuple(wanted))
         if new != self.kept:
             self._write(new)

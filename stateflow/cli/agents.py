@@ -98,8 +98,7 @@ def agent(
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
 ) -> None:
-    """Run an agent, which starts and stops replicas on this machine; or list or forget agents with the commands
-    below."""
+    """Run an agent, which starts and stops replicas on this machine. The commands below list and forget agents."""
     if context.invoked_subcommand is not None:
         return
     if site is None or data_dir is None:
@@ -148,7 +147,10 @@ def agent(
 
 
 def _advertised(host: str | None) -> str:
-    """Returns the address to advertise, with port 0; empty for None. Raises InvalidArgument for a host with a port."""
+    """Returns ``host`` with port 0, as an address to advertise; empty for None.
+
+    Raises InvalidArgument for a host with a port.
+    """
     if host is None:
         return ""
     if ":" in host.rpartition("]")[2]:
@@ -268,13 +270,15 @@ def stop(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Stop it even if it owns partitions; they wait until it restarts or they are taken over."
+            "--force",
+            help="Stop the replica even if it owns partitions; they wait for its restart or for a takeover.",
         ),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Stop a replica through its agent. Its state stays where it is, and `stateflow restart` starts it again."""
+    """Stop a replica through its agent. The replica's state stays on disk, and `stateflow restart` starts the replica
+    again."""
     _follow(Cluster(controller).stop_replica(replica, drain=drain, force=force), as_json)
 
 
@@ -290,7 +294,7 @@ def restart(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Restart a replica through its agent; or all replicas, one node after another."""
+    """Restart a replica through its agent, or all replicas, node by node."""
     if bool(replica) == rolling:
         raise InvalidArgument("exactly one of a replica and --all is required", remedy="name a replica, or pass --all")
     if rolling:

@@ -1,7 +1,7 @@
-"""The ``stateflow`` command. Each of its commands parses the arguments, calls the library, and shows the result.
+"""The program ``stateflow``. Each of its commands parses the arguments, calls the library, and shows the result.
 
-A command imports only its own module, and the program's help imports none, because importing all of them takes longer
-than most commands run.
+A command imports only its own module, and the program's help imports no command, because importing all of them takes
+longer than most commands run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stateflow.cli.group import BRIEFLY, PANELS, Commands
 from stateflow.cli.output import Insecure, console, show_everything, telling
 from stateflow.release import VERSION
 
-#: environment variable that a shell sets to ask for completions
+#: environment variable that a shell sets when it requests completions
 COMPLETING = "_STATEFLOW_COMPLETE"
 HELP = "Stateful stream operators whose state can move while the pipeline runs."
 #: commands by module
@@ -69,7 +69,7 @@ def _say_version(wanted: bool) -> None:
 
 
 def _beside() -> str:
-    """Returns the versions of Python and of installed packages that stateflow uses, without importing them."""
+    """Returns the versions of Python, Spark and rocksdict as one line, without importing the packages."""
     found = [f"Python {platform.python_version()}"]
     for name, package in (("Spark", "pyspark"), ("rocksdict", "rocksdict")):
         try:
@@ -103,7 +103,7 @@ def app_of(modules: Iterable[str]) -> Commands:
 
 
 def outline() -> Commands:
-    """Builds the program for its help alone: its commands do nothing, and none of their modules is imported."""
+    """Builds the program for its help alone. The commands do nothing, and their modules are not imported."""
     root = _root()
     for name in (name for names in PANELS.values() for name in names):
         root.command(name, short_help=BRIEFLY[name])(lambda: None)
@@ -111,8 +111,8 @@ def outline() -> Commands:
 
 
 def app_for(arguments: Sequence[str]) -> Commands:
-    """Builds the part of the program that a command line needs, or all of it if that is not clear."""
-    if COMPLETING in os.environ:  # the command line that is completed is not among the arguments
+    """Builds the part of the program that a command line needs, or the whole program if the part is not clear."""
+    if COMPLETING in os.environ:  # the command line to complete is in the environment, not in the arguments
         return app_of(COMMANDS)
     first = arguments[0] if arguments else "--help"
     if first in _MODULE_OF:

@@ -40,7 +40,7 @@ def init(
 
 @app.command()
 def examples(as_json: Json = False) -> None:
-    """List the examples that `stateflow init --example` writes, with the purpose and the states of each."""
+    """List the examples for `stateflow init --example`, with the purpose of each and the features that it uses."""
     from stateflow.cli.show import new_table, titled
     from stateflow.project.writing import EXAMPLES
 
@@ -90,7 +90,7 @@ REMEDY = "pip install 'stateflow-streams[demo]'"
 
 
 def check_extras() -> None:
-    """Checks that the demonstration's packages are installed, before it imports or starts anything.
+    """Checks that the demonstration's packages are installed. Call it before the demonstration imports any of them.
 
     Raises ExtraMissing, which names every package that is missing.
     """

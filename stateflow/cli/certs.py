@@ -46,7 +46,8 @@ def init(
     name: Annotated[str, typer.Option(help="Common name of the authority.")] = "stateflow",
     as_json: Json = False,
 ) -> None:
-    """Create an authority. Its key stays here; every process and person gets its certificate."""
+    """Create an authority. The authority's key stays here; every process and person gets the authority's
+    certificate."""
     from stateflow.security.authority import Authority
     from stateflow.security.plain import CA
 
@@ -87,7 +88,7 @@ def renew(
     name: Annotated[
         str,
         typer.Argument(
-            help="Directory ./NAME is renewed, as `certs issue NAME` wrote it; with --out, that directory instead."
+            help="Renew the certificate in ./NAME, where `certs issue NAME` wrote it, or in the directory of --out."
         ),
     ],
     out: Out = None,
@@ -95,7 +96,7 @@ def renew(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a new certificate and key for the same name, role and hosts. Running processes load it by themselves."""
+    """Write a new certificate and key for the same name, role and hosts. Running processes load both by themselves."""
     from stateflow.security.authority import Authority
 
     where = out or Path(name)
@@ -121,7 +122,7 @@ def revoke(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Put certificates on the list that servers refuse. Copy the list to every server."""
+    """Add certificates to the list of those that servers refuse. Copy the list to every server."""
     from stateflow.security.authority import Authority
 
     authority = Authority(authority_directory(directory))
@@ -191,7 +192,7 @@ def issue_token(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Print a token, or write it to a file; it is stored nowhere else. Keep it as secret as a key."""
+    """Print a token, or write it to a file. The token is stored nowhere else. Keep it as secret as a key."""
     from stateflow.security.authority import Authority, write_private
     from stateflow.security.roles import Identity
 

@@ -1,5 +1,5 @@
-"""Commands on checkpoints. ``stateflow checkpoint`` takes, lists, verifies, restores and collects them; ``stateflow
-savepoint`` manages checkpoints with a name.
+"""Commands on checkpoints. ``stateflow checkpoint`` takes, lists, verifies and restores checkpoints, and deletes old
+ones. ``stateflow savepoint`` manages checkpoints with a name.
 """
 
 from __future__ import annotations
@@ -61,8 +61,14 @@ Operator = Annotated[str | None, typer.Argument(help="Only this operator.")]
 
 
 def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
-    """Opens a replica's own store. Raises InvalidArgument for a URL that is not a store's, and ExtraMissing if the
-    package for the URL's protocol is not installed."""
+    """Opens a replica's checkpoint store.
+
+    Raises InvalidArgument if the URL cannot be that of a store, and ExtraMissing if the package for the URL's protocol
+    is not installed.
+
+    Args:
+        cache: directory of the site's checkpoint cache; None: no cache.
+    """
     return CheckpointStore(
         url,
         codec=Codec(settings.checkpoint_compression, configured_key()),
@@ -72,19 +78,18 @@ def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -
 
 
 def try_out(store: CheckpointStore) -> None:
-    """Checks whether a store can be written. If the store cannot be reached, logs the error, and the replica serves
-    nevertheless.
+    """Checks whether a store can be written. Raises InvalidArgument if it never can.
 
-    Raises InvalidArgument if the store can never be written.
+    If the store cannot be reached now, the error is only logged, because the replica can serve without the store.
     """
     try:
         store.check_writable()
     except Unavailable as error:
-        log.error("the checkpoint store cannot be written for now, and the replica serves nevertheless: %s", error)
+        log.error("the checkpoint store cannot be written now; the replica serves without it: %s", error)
 
 
 def opened(url: str) -> CheckpointStore:
-    """Opens a store that exists. Raises CheckpointStoreMissing."""
+    """Opens an existing store. Raises CheckpointStoreMissing."""
     store = CheckpointStore(url_of(url), create=False)
     store.check()
     return store
@@ -92,8 +97,8 @@ def opened(url: str) -> CheckpointStore:
 
 @checkpoint_commands.command()
 def init(url: Checkpoints, as_json: Json = False) -> None:
-    """Create a checkpoint store, or show the id of an existing one. A replica that has never used a store creates it by
-    itself."""
+    """Create a checkpoint store, or show the id of an existing one. A replica that has used no store before creates its
+    store by itself."""
     id_ = CheckpointStore(url_of(url)).check(first_use=True)
     if as_json:
         emit({"id": id_, "url": masked(url)})
@@ -106,7 +111,7 @@ def init(url: Checkpoints, as_json: Json = False) -> None:
 
 @checkpoint_commands.command()
 def now(operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Take a checkpoint of every partition and wait for it."""
+    """Take a checkpoint of every partition, and wait until all are complete."""
     with waiting("taking checkpoints", as_json=as_json):
         taken = Cluster(controller).checkpoint(operator or "")
     show_taken(taken, as_json)
@@ -120,7 +125,7 @@ def all_(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Take a checkpoint of every partition, node by node, as a batch that continues after a change of leaders."""
+    """Take a checkpoint of every partition, node by node. Another controller continues if the leader fails."""
     follow_sweep(Cluster(controller).checkpoint_all(operator or "", site=site, limit=limit), as_json)
 
 
@@ -160,8 +165,13 @@ def list_(
 
 
 def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[list[Manifest], list[StateflowError]]:
-    """Reads the manifests of a store, newest first in each partition. Also returns an error for each manifest that
-    cannot be read, and for each partition without a manifest."""
+    """Returns (manifests of a store, errors). Each partition's manifests are newest first.
+
+    There is an error for each manifest that cannot be read, and for each partition without a manifest.
+
+    Args:
+        every: True reads all manifests; False only the newest of each partition.
+    """
     partitions = {each.partition for each in store.catalog.checkpoints() if operator in (None, each.partition.operator)}
     if not partitions:
         raise CheckpointMissing(
@@ -263,8 +273,8 @@ def verify(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every blob and check its hash; open the state, recompute its digest, and check every cell. The operator's
-    code is not needed."""
+    """Read every blob and check its hash; then open the state, recompute its digest, and check every cell. The
+    operator's code is not needed."""
     store = opened(url)
     errors: list[StateflowError] = []
     if savepoint:
@@ -347,8 +357,8 @@ def restore(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Restore partitions from a checkpoint. Batches that were applied after it are lost, until their sources send them
-    again."""
+    """Restore partitions from a checkpoint. Batches that were applied after the checkpoint are lost, until their
+    sources send them again."""
     cluster = Cluster(controller)
     names = [each.name for each in cluster.status().operators] if operator == "all" else [operator]
     exact = position(at) if at else None
@@ -397,7 +407,11 @@ def restore(
 
 
 def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str, Any]]:
-    """Returns, for each operator and source, the next batch, and whether all restored partitions agree on it."""
+    """Returns a dictionary for each operator and source. It says which batch the source must send next.
+
+    ``agree`` is True if all restored partitions contain the source's batches up to the same number. ``then`` is the
+    text of :func:`_then`.
+    """
     batches: dict[tuple[str, str], list[int]] = {}
     for name, each in reports:
         for source, batch in each.positions.items():
@@ -417,7 +431,7 @@ def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str,
 
 
 def _then(source: str, next_batch: int) -> str:
-    """Returns a sentence on what must be done for a Spark source; empty for a stream client."""
+    """Returns a sentence that says what the user must do for a Spark source; empty for a stream client."""
     if source.startswith(BATCH_RUN):
         return "a run under way is refused; to apply its frame again, use another source="
     if source.startswith(("query:", REAL_TIME)):
@@ -459,8 +473,8 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
 
 
 def _failures(reports: Iterable[tuple[str, RestoredPartition]]) -> list[tuple[str, str]]:
-    """Returns each failure as (operator/partitions, error). Partitions of an operator with the same error are one
-    entry."""
+    """Returns (operator/partitions, error) for each failure. Partitions of an operator that failed with the same error
+    share one entry."""
     alike: dict[tuple[str, str, str], list[RestoredPartition]] = {}
     for name, each in reports:
         if each.fault is not None:
@@ -488,7 +502,7 @@ def gc(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Drop old checkpoints, and blobs that no checkpoint needs. Safe while replicas upload."""
+    """Delete old checkpoints, and blobs that no checkpoint needs. Replicas may upload at the same time."""
     retention = Retention(keep, seconds(keep_for))
     with waiting("reading every checkpoint", as_json=as_json):
         report = collect_store(opened(url), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)

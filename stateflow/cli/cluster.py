@@ -1,5 +1,5 @@
-"""Commands on operators and nodes, such as deploy, status, migrate and maintenance; and sweeps, which are long work at
-many nodes.
+"""Commands on operators and nodes, such as deploy, status, migrate and maintenance; and ``verify``, a sweep over many
+nodes.
 """
 
 from __future__ import annotations
@@ -251,12 +251,14 @@ def undeploy(
     operator: Annotated[str, typer.Argument(help="Name of the operator.")],
     delete_state: Annotated[
         bool,
-        typer.Option("--delete-state", help="Confirm the deletion of its state on all replicas; checkpoints stay."),
+        typer.Option(
+            "--delete-state", help="Confirm that the operator's state is deleted on all replicas; checkpoints stay."
+        ),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Remove an operator from the cluster, and delete its state. Refused while its partitions move."""
+    """Remove an operator from the cluster, and delete its state. The command is refused while its partitions move."""
     waiting = Cluster(controller).undeploy(operator, delete_state=delete_state)
     if as_json:
         emit({"operator": operator, "waiting": waiting})
@@ -272,8 +274,8 @@ def forget(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Forget a replica that has ended and owns no partition. A replica that registers under its name later is a new
-    one."""
+    """Forget a replica that has ended and owns no partition. A replica that later registers under the name counts as
+    new."""
     Cluster(controller).forget(replica)
     if as_json:
         emit({"replica": replica})
@@ -309,7 +311,7 @@ def end_maintenance(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """End the maintenance of a node; `stateflow rebalance` then gives it its share of partitions."""
+    """End the maintenance of a node; `stateflow rebalance` then gives the node its share of partitions."""
     Cluster(controller).end_maintenance(node)
     if as_json:
         emit({"node": node, "maintenance": False})
@@ -334,7 +336,7 @@ def verify(
 
 
 def follow_nodes(begun: RollingRestart | Sweeping, as_json: bool) -> None:
-    """Follows work at many nodes until it is over. Prints a line for each change."""
+    """Follows work at many nodes until the work has ended. Prints a line for each change of a node."""
     said: dict[str, str] = {}
     with waiting("node by node", as_json=as_json) as shown:
         for report in begun.progress():
@@ -348,7 +350,7 @@ def follow_nodes(begun: RollingRestart | Sweeping, as_json: bool) -> None:
 
 
 def follow_sweep(begun: Sweeping, as_json: bool) -> None:
-    """Follows a sweep, and shows its outcome. Exits with status 1 if it failed."""
+    """Follows a sweep, and shows its outcome. Exits with status 1 unless the sweep ended as DONE."""
     follow_nodes(begun, as_json)
     report = begun.report
     if as_json:

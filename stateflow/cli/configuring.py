@@ -1,13 +1,13 @@
-"""Settings of every command: from its command line, the environment and the settings file.
+"""Settings of every command, from its command line, the environment and the settings file.
 
-An option that belongs to a model's field has the field's variable, or its key in the file, as its default. The command
-gets its value as a parameter. All other settings are in the models, which are created by the code that needs them. A
-command reads its settings before its options are parsed (:class:`Configured`). ``--print-config`` writes the effective
-settings as a settings file (:func:`effective`).
+If an option belongs to a field of a settings model, its default is the field's environment variable, or the field's key
+in the settings file. The command gets the option's value as a parameter. All other settings are only in the models,
+which are created by the code that needs them. A command reads its settings before its options are parsed
+(:class:`Configured`). ``--print-config`` writes the effective settings as a settings file (:func:`effective`).
 
 *Completion.* The Tab key completes commands and options, and names that a cluster, a ledger or a checkpoint store
-knows. The user waits for the answer, so the question has a short timeout. Without an answer, nothing is offered and no
-error is printed, because the command itself will report what is wrong.
+knows. The user waits for the names, so the request for them has a short timeout. If it fails, nothing is offered and no
+error is printed, because the command itself will report the error.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A settings model, and those of its values that flags gave."""
+    """A settings model with its values, and those of the values that flags have set."""
 
     model: Settings
     given: Mapping[str, Any]
 
 
 def effective(what: str, parts: Sequence[Part]) -> str:
-    """Returns settings as TOML. Secrets are masked and commented out, so that a process that reads the file gets them
-    from where they are stored now.
+    """Returns settings as TOML.
+
+    Secrets are masked and commented out. A process that reads the file gets its secrets from the same places as before.
 
     Args:
         what: name of the program with these settings.
@@ -110,12 +111,12 @@ def _line(key: str, value: Any) -> str:
 # -- Completion ------------------------------------------------------------------------------------------------------
 
 Offers = Iterable[tuple[str, str]]
-#: function from the command line so far to offers for completion
+#: function that gets the command line so far, and returns offers for completion
 Ask = Callable[["Said"], Offers]
 ANSWER_S = 1.0
 #: maximum wait for a connection to a controller, in seconds
 CONNECT_S = 0.5
-#: key in a context's ``meta`` if the settings cannot be read, so that the cluster is not known
+#: key in a context's ``meta``, set if the settings cannot be read and the cluster is therefore not known
 UNCONFIGURED = "stateflow.unconfigured"
 #: number of newest entries that are offered from a long list
 NEWEST = 20
@@ -203,7 +204,7 @@ def savepoints(said: Said) -> Offers:
     return [(name, f"{len(partitions)} partitions") for name, partitions in store.savepoints().items()]
 
 
-#: by parameter name, unless the command has an entry for the parameter in OF_COMMANDS
+#: parameter → its offers; an entry of the command in OF_COMMANDS takes precedence
 PARAMETERS: dict[str, Ask] = {
     "agent": agents,
     "bid": batches,
@@ -230,7 +231,7 @@ OF_COMMANDS: dict[str, dict[str, Ask]] = {
 
 
 def completed(called: str, function: Callable[..., Any]) -> None:
-    """Makes a command's parameters offer completions.
+    """Adds completions to the parameters of a command.
 
     Args:
         called: the command's words on the command line.
@@ -255,7 +256,7 @@ def _offering(ask: Ask) -> Callable[..., list[tuple[str, str]]]:
 
 
 def answered(ask: Callable[[], Offers], within_s: float = ANSWER_S) -> list[tuple[str, str]]:
-    """Returns the offers; none if asking fails or takes longer than ``within_s``."""
+    """Returns the offers; none if ``ask`` fails or takes longer than ``within_s``."""
     found: list[tuple[str, str]] = []
 
     def work() -> None:
@@ -271,7 +272,7 @@ def answered(ask: Callable[[], Offers], within_s: float = ANSWER_S) -> list[tupl
 # -- Settings of a command -------------------------------------------------------------------------------------------
 
 _EVERY: tuple[type[Settings], ...] = (ConnectionSettings, ServerSettings, LogSettings, ClientSettings)
-#: models of each process of a cluster, all checked before it begins
+#: process of a cluster → settings models, which are all checked before the process begins
 PROCESSES: Mapping[str, tuple[type[Settings], ...]] = {
     "controller": (*_EVERY, LedgerSettings, CodeSettings, ControllerProcess, ControllerSettings),
     "replica": (*_EVERY, CheckpointSettings, ReplicaProcess, ReplicaSettings),
@@ -314,7 +315,7 @@ _CONFIG, _PRINT, _STRICT = _shared_options()
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A field of a settings model, and the command's option for it."""
+    """A field of a settings model, and the option of a command that sets it."""
 
     kind: type[Settings]
     name: str
@@ -328,8 +329,10 @@ class Bound:
 class Configured:
     """A command or a group that reads settings before its options are parsed.
 
-    ``path``: the command's words on the command line. Empty: the program itself. None: a group that does nothing
-    without a command."""
+    Attributes:
+        path: the command's words on the command line; empty: the program itself; None: a group that does nothing
+            without a command.
+    """
 
     path: str | None = None
     params: list[Any]
@@ -356,12 +359,14 @@ class Configured:
                     yield Bound(kind, name, option)
 
     def configure(self, context: Any, said: Mapping[str, Any], *, is_above: bool = False) -> None:
-        """Reads the settings, which become the defaults of options. Raises Exit on an error, and after printing the
-        settings for ``--print-config``.
+        """Reads the settings, which become the defaults of options.
+
+        Raises Exit on an error, and after printing the settings for ``--print-config``.
 
         Args:
             said: parameter name → value on the command line.
-            is_above: True for a group whose command follows on the command line, and reads the other settings.
+            is_above: True for a group that is followed by a command. The group then only reads ``--config`` and
+                ``--strict``, and the command does the rest.
         """
         if self.path is None or {"help", "version"} & said.keys():
             return
@@ -386,7 +391,7 @@ class Configured:
             context.default_map = {**(context.default_map or {}), **self._defaults(bound, given)}
 
     def _configure_completion(self, context: Any, said: Mapping[str, Any], is_above: bool) -> None:
-        """Reads the settings for completion, which offers names from the cluster that the command would use."""
+        """Reads the settings before names are completed, so that the names come from the command's own cluster."""
         if said.get("insecure"):  # completion calls no callbacks of options
             allow_plain_text(True)
         try:
@@ -397,13 +402,13 @@ class Configured:
             context.meta[UNCONFIGURED] = True
 
     def _read(self, said: Mapping[str, Any]) -> tuple[list[Bound], dict[type[Settings], dict[str, Any]]]:
-        """Reads the file. Returns the bound options, and the values that flags give. Raises InvalidArgument."""
+        """Sets the settings file. Returns (bound options, values from flags by model). Raises InvalidArgument."""
         use_file(said.get(_CONFIG.name) or os.environ.get(CONFIG))
         bound = list(self._bound())
         return bound, _given(bound, said)
 
     def _defaults(self, bound: Sequence[Bound], given: Mapping[type[Settings], Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the defaults of parameters. An empty string counts as not set."""
+        """Returns parameter → default from the settings. A setting with an empty string counts as not set."""
         found: dict[str, Any] = {}
         if self.path in PROCESSES:
             models = {kind: kind(**given.get(kind, {})) for kind in self._kinds}
@@ -433,7 +438,11 @@ class Configured:
 
 
 def use_file(named: str | None) -> None:
-    """Sets the settings file for this process and those that it starts, in any directory. Raises InvalidArgument."""
+    """Sets the settings file for this process and its children; does nothing without a name.
+
+    The path is made absolute, because a child may start in another directory. Raises InvalidArgument if the file has
+    errors.
+    """
     if named:
         os.environ[CONFIG] = str(Path(named).expanduser().absolute())
         configured_by()  # errors in it are reported now
@@ -444,7 +453,7 @@ def _warn(line: str) -> None:
 
 
 def _given(bound: Sequence[Bound], said: Mapping[str, Any]) -> dict[type[Settings], dict[str, Any]]:
-    """Returns the values that flags give. Raises InvalidArgument."""
+    """Returns model → field → value for all fields that are set by flags. Raises InvalidArgument."""
     found: dict[type[Settings], dict[str, Any]] = {}
     for each in bound:
         if each.option.name in said:

@@ -1,7 +1,7 @@
-"""``stateflow generate`` writes files with which systemd, Docker, compose or Kubernetes run a process of stateflow.
+"""Writes files with which systemd, Docker, compose or Kubernetes run a process of stateflow (``stateflow generate``).
 
-A function for each kind returns the files as text, and starts nothing. The command prints or writes them; it also
-writes the files for monitoring.
+For each kind of files, a function returns them as text. The command prints the files or writes them to a directory. It
+can also write the files for monitoring. It starts no process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROLES = ("agent", "replica", "controller")
 DATA = "/var/lib/stateflow"
 USER = 10001
 PORTS = {"controller": 7070, "replica": 7071, "agent": 7072}
-#: name of a file of secrets that a unit reads if it exists: STATEFLOW_CHECKPOINTS, STATEFLOW_CODE_KEY, STATEFLOW_LEDGER
+#: name of the optional file or secret with STATEFLOW_CHECKPOINTS, STATEFLOW_CODE_KEY and STATEFLOW_LEDGER
 SECRETS = "stateflow"
 #: directory of the process's certificate, as `stateflow certs issue` writes it
 TLS = "/etc/stateflow/tls"
@@ -40,7 +40,7 @@ def _tls(prefix: str = "") -> dict[str, str]:
     """Returns the environment variables for TLS.
 
     Args:
-        prefix: prefix of the process's certificate and key files, if several processes keep theirs in one directory.
+        prefix: begins the names of the certificate and key files, if several processes share the directory.
     """
     return {
         "STATEFLOW_TLS_CA": f"{TLS}/ca.pem",
@@ -65,10 +65,10 @@ class Plan:
     Attributes:
         name: name of the process; empty: made from the role and the site.
         data_dir: data directory; empty: the role's default.
-        count: number of processes, for kinds of which one file runs several.
+        count: number of processes, for Kubernetes.
         memory: memory limit as Kubernetes writes it, e.g. 2Gi; empty: no limit.
         storage: size of the volume, as Kubernetes writes it.
-        grace_s: seconds that the process gets to drain and end.
+        grace_s: seconds within which the process must drain and end, for Kubernetes.
     """
 
     role: str
@@ -130,7 +130,7 @@ class Plan:
         """Returns the arguments of ``stateflow`` for this process.
 
         Args:
-            advertise: address that others use; empty: ``listen``.
+            advertise: host:port at which others reach the process; empty: ``listen``.
         """
         if self.role == "controller":
             return ["controller", "--listen", listen, *(["--advertise", advertise] if advertise else [])]
@@ -151,19 +151,22 @@ class Plan:
 
 
 def _quoted(word: str) -> str:
-    """Quotes a word of a unit. systemd splits words at blanks, and knows quotes, backslashes and specifiers (``%``)."""
+    """Quotes a word of a unit, because systemd splits words at blanks and interprets quotes, backslashes and ``%``."""
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word}"' if not word or re.search(r"[\s\"';\\]", word) else word
 
 
 def _argument(word: str) -> str:
-    """Quotes a word of a command line, where ``$`` begins a variable, too."""
+    """Quotes a word of a unit's command line, in which ``$`` is special as well, because it begins a variable."""
     return _quoted(word.replace("$", "$$"))
 
 
 def systemd(plan: Plan) -> dict[str, str]:
-    """Returns a unit. systemd creates a data directory below /var/lib. Raises InvalidArgument for an executable that
-    systemd cannot start."""
+    """Returns a unit, file name → text.
+
+    systemd creates the data directory if it is below /var/lib. Raises InvalidArgument for an executable that systemd
+    cannot start.
+    """
     if re.search(r"[$\"'\\]", plan.executable):
         raise InvalidArgument(
             f"systemd cannot start {shown(plan.executable)}",
@@ -220,7 +223,7 @@ def systemd(plan: Plan) -> dict[str, str]:
 
 
 def docker(plan: Plan) -> dict[str, str]:
-    """Returns a Dockerfile. It belongs beside ``dist/``, which contains the wheel; README says how to build it."""
+    """Returns a Dockerfile, file name → text. Put it into the directory that contains ``dist/`` with the wheel."""
     command = plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", DATA)
     lines = [
         "FROM python:3.12-slim",
@@ -267,7 +270,7 @@ def compose(plan: Plan) -> dict[str, str]:
 
 
 def _composed(text: str) -> str:
-    """Escapes ``$``, which compose would expand."""
+    """Returns the text with escaped ``$``, which compose would otherwise expand."""
     return text.replace("$", "$$")
 
 
@@ -294,7 +297,7 @@ def _yaml(documents: list[Any]) -> str:
 
 
 def kubernetes(plan: Plan) -> dict[str, str]:
-    """Returns manifests. Raises InvalidArgument for a name that Kubernetes would refuse."""
+    """Returns manifests, file name → text. Raises InvalidArgument for a name that Kubernetes would refuse."""
     name = plan.name or f"stateflow-{plan.role}{'-' + plan.site if plan.site else ''}"
     if _DNS.fullmatch(name) is None:
         raise InvalidArgument(
@@ -352,7 +355,10 @@ def kubernetes(plan: Plan) -> dict[str, str]:
 
 
 def _literal(plan: Plan) -> Plan:
-    """Escapes ``$(NAME)``, which Kubernetes would expand; only labels may contain it."""
+    """Returns the plan with ``$(NAME)`` escaped in labels, where Kubernetes would expand it.
+
+    No other value of a plan may contain it.
+    """
     return replace(
         plan, labels={key.replace("$(", "$$("): each.replace("$(", "$$(") for key, each in plan.labels.items()}
     )

@@ -1,7 +1,7 @@
 """Groups of commands, the behaviour that all of them share on the command line, and the texts of their help.
 
 ``PANELS`` and ``BRIEFLY`` are the contents of `stateflow --help`: commands in the order in which people need them, and
-one line about each. A command that is in no panel is shown with the tools. A command within a group needs no line in
+one line about each. A command that is in no panel is shown among the tools. A command within a group needs no line in
 ``BRIEFLY`` if its docstring begins with a short line. ``EXAMPLES`` are shown at the end of a command's help.
 """
 
@@ -31,7 +31,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Tools": ("generate", "certs", "token", "spark"),
 }
 OTHERS = "Tools"
-#: line about each command; each command in the program's help needs one, because the help imports no command
+#: command → line about it; each command of the program's help needs a line, because the help imports no command
 BRIEFLY: dict[str, str] = {
     "status": "Show what runs where.",
     "partitions": "List each partition's owner, epoch and standbys.",
@@ -87,6 +87,7 @@ BRIEFLY: dict[str, str] = {
     "batch pause": "Pause a batch after the entity in progress.",
     "batch cancel": "Cancel a batch: work that has not begun does not begin.",
     "checkpoint init": "Create a checkpoint store, or show its id.",
+    "checkpoint now": "Take a checkpoint of every partition.",
     "checkpoint all": "Take a checkpoint of every partition, node by node.",
     "checkpoint verify": "Read every blob, and check hashes, digest and cells.",
     "checkpoint restore": "Restore partitions from a checkpoint.",
@@ -99,6 +100,9 @@ BRIEFLY: dict[str, str] = {
     "spark package": "Write stateflow as a zip, for `spark-submit --py-files`.",
     "spark rewind": "Set a stopped query back to a batch; deletes nothing.",
     "reconfig summary": "Sum up reconfigurations: states, moves, bytes, pauses.",
+    "reconfig pause": "Pause a reconfiguration; moves under way complete.",
+    "reconfig cancel": "Cancel a reconfiguration: roll back unfenced moves.",
+    "reconfig retry": "Retry the failed moves of a reconfiguration.",
     "reconfig edit": "Limit the concurrent moves of a reconfiguration.",
     "reconfig resolve": "Give up fenced moves that cannot complete.",
     "job create": "Create a job, which runs once or on a schedule.",
@@ -133,7 +137,7 @@ def in_order(commands: list[str]) -> list[str]:
 
 # -- Examples --------------------------------------------------------------------------------------------------------
 
-#: examples at the end of the commands' help, by command; tests parse each
+#: command → examples at the end of its help; tests parse each example
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "controller": (
         "controller --listen 0.0.0.0:7070 --advertise ctl:7070 --ledger sqlite:////var/lib/stateflow/ledger.db",
@@ -229,7 +233,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 # -- Commands and groups ---------------------------------------------------------------------------------------------
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: a negative number, which a key may be
+#: beginning of a negative number; a key may be one
 _NEGATIVE = re.compile(r"-\.?\d")
 #: type shown for a flag, which takes no value
 _NO_TYPE = ""
@@ -287,8 +291,9 @@ class Root(_Group):
 
 
 class Commands(typer.Typer):
-    """The commands of one module, which ``add_typer`` adds to another group. ``-h`` shows their help, which ends with
-    examples, and each of their errors is one line.
+    """The commands of one module, which ``add_typer`` adds to another group.
+
+    ``-h`` shows a command's help, which ends with examples. A command that fails prints its error as one line.
 
     Args:
         name: name of the commands' group; None: they become commands of the group to which they are added.

@@ -150,8 +150,8 @@ def resume(bid: Bid, url: Url = DEFAULT) -> None:
 
 @batch_commands.command()
 def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None:
-    """Cancel a batch; `batch retry --cancelled` resumes it. Batches of the controller, such as `roll/…`, `sweep/…`,
-    `restores/…` and `reconfiguration/…`, are cancelled by the controller: work that has not begun does not begin."""
+    """Cancel a batch; `batch retry --cancelled` resumes it. The controller cancels its own batches, such as `roll/…`,
+    `sweep/…`, `restores/…` and `reconfiguration/…`: it begins no further work of them."""
     kind, id_ = runner_of(bid)
     if kind:
         console.print(f"{bid}: {call_off(Cluster(controller), kind, id_)}")
@@ -249,7 +249,7 @@ def create(
 
 @job_commands.command("list")
 def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """List jobs: when they are due, and the outcome of their last run."""
+    """List jobs with their next due time and the outcome of their last run."""
     found = Cluster(controller).jobs()
     show.say_who_answered(found[0].follower if found else None)
     if as_json:
@@ -297,7 +297,7 @@ def resume_job(name: Name, controller: Controller = LOCAL, as_json: Json = False
 def run_now(
     name: Name,
     wait: Annotated[
-        bool, typer.Option("--wait/--async", help="Wait until the run has ended; otherwise print its id at once.")
+        bool, typer.Option("--wait/--async", help="Wait until the run has ended, or print the run's id at once.")
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -315,7 +315,8 @@ def result(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Show the outcome of a run, operator by operator, or what it waits for. Exits with status 1 if it failed."""
+    """Show the outcome of a run, operator by operator, or what the run waits for. Exits with status 1 if the run
+    failed."""
     _result(Cluster(controller).job_run(run, wait=wait), as_json)
 
 

@@ -1,8 +1,8 @@
 """Commands on the ledger. ``stateflow ledger`` shows items, their records, and what blocks them. ``stateflow stages``
-shows stages, in which data moves from a source to a sink, and where they stopped.
+shows the stages in which data moves from a source to a sink, and where they stopped.
 
-The ledger is imported only when it is opened, because importing SQLAlchemy takes as long as all other imports of a
-replica.
+The module ``stateflow.ledger`` is imported only when a ledger is opened, because importing SQLAlchemy takes as long as
+all other imports of a replica.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _file_of(url: str) -> Path | None:
 
 
 def keep_file_private(url: str) -> None:
-    """Makes the files of an existing SQLite ledger private: the database, its log and its index."""
+    """Restricts the files of an existing SQLite ledger to their owner: the database, its log and its index."""
     file = _file_of(url)
     if file is None or not file.is_file():
         return
@@ -87,8 +87,11 @@ def keep_file_private(url: str) -> None:
 
 @contextmanager
 def opened_at(url: str) -> Iterator[Ledger]:
-    """Opens a ledger that exists. Commands must neither create a ledger because of a misspelt name, nor upgrade a
-    ledger that an older program may be using."""
+    """Opens an existing ledger.
+
+    A command must not create a ledger, because the name may be misspelt, and must not upgrade one, because an older
+    program may be using it.
+    """
     from stateflow.ledger import Ledger
 
     author = f"{_user()[:100]} (command line)"
@@ -104,7 +107,7 @@ def _user() -> str:
 
 
 def told(opened: Ledger) -> str | None:
-    """Returns a sentence on what opening the ledger changed; None: nothing changed."""
+    """Returns a sentence about the change that opening the ledger made; None: opening changed nothing."""
     return {"made": "a new ledger was created", "upgraded": "the ledger was upgraded"}.get(opened.opened.value)
 
 
@@ -113,7 +116,7 @@ def told(opened: Ledger) -> str | None:
 
 @ledger_commands.command()
 def init(url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Create a ledger in an empty database, or upgrade an older ledger. A controller's first start does so, too."""
+    """Create a ledger in an empty database, or upgrade an older ledger. A controller that starts does the same."""
     from stateflow.ledger import Ledger
 
     url = url_of(url) or default_ledger(make=True)
@@ -174,7 +177,7 @@ def skip(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Make an application, or all, skip an item from now on."""
+    """Make one application or all of them skip an item from now on."""
     with opened_at(url) as opened:
         _written(opened.skip(item, app, note), as_json)
 

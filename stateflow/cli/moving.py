@@ -133,8 +133,8 @@ def rebalance(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give every replica its share of partitions by weight, with as few moves as possible; or, with other policies,
-    move partitions by their load, or to where their rows come from."""
+    """Give every replica its share of partitions by weight, with as few moves as possible. Other policies move
+    partitions by their load, or to the site that their rows come from."""
     moves, cluster = options(), Cluster(controller)
     names = [name.strip() for name in policy.split(",")]
     if dry_run:
@@ -161,7 +161,7 @@ def autopilot(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Let partitions follow their rows and their load from now on; without options, show the autopilot's settings."""
+    """Let partitions follow their rows and their load from now on. Without options, show the autopilot's settings."""
     given = {
         "--max-pause": max_pause is not None,
         "--cool-down": cool_down is not None,
@@ -218,7 +218,7 @@ def drain(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Move all partitions away from a replica, so that it can be stopped."""
+    """Move all partitions away from a replica, so that the replica can be stopped."""
     moves, cluster = options(), Cluster(controller)
     if (for_ or one_of) and not maintenance:
         raise InvalidArgument("--for and --one-of require --maintenance", remedy="add --maintenance")
@@ -238,7 +238,9 @@ def drain(
 @app.command()
 def replace(
     replica: Annotated[str, typer.Argument(help="Replica whose data directory is lost for good.")],
-    directory: Annotated[str, typer.Option(help="Data directory that gets the name, if several ask for it.")] = "",
+    directory: Annotated[
+        str, typer.Option(help="Id of the data directory that gets the name, if several processes claim the name.")
+    ] = "",
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -373,7 +375,7 @@ def _readable(name: str, value: Any) -> str:
 
 
 def length(seconds: float) -> str:
-    """Returns a duration with its unit, rounded to about two digits."""
+    """Returns a duration as text with its unit, rounded to about two digits."""
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -407,7 +409,7 @@ def _summary(report: Reconfiguration) -> dict[str, Any]:
 
 @reconfig_commands.command()
 def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Summarise all reconfigurations: their number by state, and their moves, bytes and pauses."""
+    """Summarise all reconfigurations: their number in each state, and their moves, bytes and pauses."""
     found = Cluster(controller).reconfigurations(0)
     show.say_who_answered(found[0].follower if found else None)
     moves = [move for report in found for move in report.moves]
@@ -522,7 +524,7 @@ def slowest(
 
 @reconfig_commands.command()
 def pause(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin no further moves; moves under way complete."""
+    """Pause a reconfiguration: no further moves begin, and moves under way complete."""
     _say(Cluster(controller).pause(id).report, as_json)
 
 
@@ -554,13 +556,13 @@ def retry(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Retry the moves that failed, with the same options."""
+    """Retry the failed moves of a reconfiguration, with the same options."""
     wait_for([Cluster(controller).retry(id, cancelled=cancelled)], as_json)
 
 
 @reconfig_commands.command()
 def cancel(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Roll back moves that are not fenced yet; the others complete."""
+    """Cancel a reconfiguration: moves that are not fenced yet are rolled back, and fenced moves complete."""
     cluster = Cluster(controller)
     cluster.cancel(id)
     _say(cluster.reconfiguration(id), as_json)
@@ -571,24 +573,24 @@ def resolve(
     id: Id,
     serve_source: Annotated[
         bool,
-        typer.Option("--serve-source", help="The source serves its sealed copy; nothing is lost if that is sound."),
+        typer.Option("--serve-source", help="Let the source serve its sealed copy. A sound copy loses nothing."),
     ] = False,
     restore: Annotated[
         bool,
         typer.Option(
             "--restore",
-            help="Do not trust the source: a standby or the newest checkpoint serves. Batches "
-            "acknowledged after that copy are lost, and their sources get position_gap.",
+            help="Do not use the source's copy, but a standby or the newest checkpoint. Batches that were acknowledged "
+            "later are lost, and their sources get position_gap.",
         ),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give up fenced moves whose target cannot prove its copy of the sealed partition.
+    """Give up fenced moves whose target has a copy that differs from the sealed partition.
 
-    Such a move cannot be cancelled, because only the source can roll a fenced move back, and the source has sealed the
-    partition. First the target promises never to own the partition; then the controller takes the partition over.
-    `reconfig details` and the target's log say what differs; the target keeps its copy in evidence/.
+    Such a move cannot be cancelled, because the source has sealed the partition. First the target promises never to own
+    the partition; then the controller takes the partition over. `reconfig details` and the target's log say what
+    differs; the target keeps its copy in evidence/.
     """
     if serve_source == restore:
         raise InvalidArgument(

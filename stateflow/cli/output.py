@@ -39,18 +39,21 @@ from stateflow.types import LABEL, MoveOptions, shown
 from stateflow.types import Order as MoveOrder
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: width without a terminal: no line is cut or folded, so that an id in a pipe is whole
+#: width of output that is not a terminal: so wide that no line is cut or folded, and ids in a pipe are complete
 _UNFOLDED = 1 << 15
 _looked_at = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
-#: all that is printed is plain text: nothing in it is markup or an emoji. Style is in Text and Style
+#: printed strings are plain text, without markup and emoji codes; Text objects have styles
 console = Console(markup=False, emoji=False, width=None if _looked_at else _UNFOLDED)
 errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
 
 
 def show_everything() -> None:
-    """Escapes characters that the terminal cannot show, in all that this process prints. Otherwise such a character
-    would end the command in the middle of its output. An ASCII or Latin-1 terminal lacks most characters, and every
-    terminal lacks halves of surrogate pairs, which file names may contain. Standard error escapes them by itself."""
+    """Makes standard output escape characters that the terminal cannot show.
+
+    Otherwise such a character would end the command in the middle of its output. An ASCII or Latin-1 terminal lacks
+    most characters, and every terminal lacks halves of surrogate pairs, which file names may contain. Standard error
+    escapes such characters by itself.
+    """
     found = sys.stdout
     if not isinstance(found, io.TextIOWrapper):  # a program has replaced it
         return
@@ -71,8 +74,10 @@ _for_emit: TextIO | None = None
 
 def keep_stdout() -> None:
     """Reserves standard output for :func:`emit`: all other output, such as that of operators, goes to standard error.
-    The parent process reads the lines that it needs and then stops; once the pipe is full, the next print would
-    block."""
+
+    The parent process reads only the lines that it needs from this process's standard output. Other output would fill
+    the pipe, and the next print would block.
+    """
     global _for_emit  # noqa: PLW0603 - a process has one standard output
     if _for_emit is None:
         _for_emit = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -81,12 +86,12 @@ def keep_stdout() -> None:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass for :func:`emit`, with their values as they are."""
+    """Returns field → value of a dataclass for :func:`emit`. Values are not converted."""
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _finite(value: Any) -> Any:
-    """Replaces numbers that are not finite by null, because JSON cannot represent them."""
+    """Returns the value with None in place of infinite numbers and NaN, which JSON cannot represent."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -101,8 +106,10 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def telling(*, as_json: bool = False) -> Iterator[None]:
-    """Reports errors of users and their environment as one line on stderr, and exits with status 1. Ctrl-C exits with
-    status 130."""
+    """Runs a block, and reports an error of the user or the environment as one line on stderr.
+
+    The process then exits with status 1; after Ctrl-C, with status 130.
+    """
     try:
         yield
     except StateflowError as error:
@@ -152,7 +159,7 @@ def guarded(function: F) -> F:
 
 
 def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
-    """Returns a time in UTC as tables show it; empty for None.
+    """Returns a time in UTC in the form that tables show; empty for None.
 
     Args:
         at_us: microseconds since 1970.
@@ -168,8 +175,9 @@ def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """A formatter that writes one JSON object a line. Its keys are ``time`` (RFC 3339, UTC), ``level``, ``who``,
-    ``logger``, ``message``, the line's ids (see :mod:`stateflow.tracing`), and ``exception`` if there is one."""
+    """A formatter that writes one JSON object a line. The object's keys are ``time`` (RFC 3339, UTC), ``level``,
+    ``who``, ``logger``, ``message``, the line's ids (see :mod:`stateflow.tracing`), and ``exception`` if there is
+    one."""
 
     def __init__(self, who: str) -> None:
         super().__init__()
@@ -195,7 +203,7 @@ def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> N
 
     Args:
         who: name of the process that logs.
-        one_of_several: True: several processes log to the same place, so lines of text begin with ``who``.
+        one_of_several: True: several processes log to the same stream, so lines of text begin with ``who``.
     """
     level, says = logging.DEBUG if verbose else logging.INFO, f"{who}: " if one_of_several else ""
     if LogSettings().format == "json":
@@ -211,7 +219,7 @@ def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> N
 
 
 def size(count: float) -> str:
-    """Returns a number of bytes as people read it, such as ``1.5 MiB``."""
+    """Returns a number of bytes with a binary unit, such as ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -229,7 +237,13 @@ LOOK_S = 0.25
 
 @dataclass(slots=True)
 class Shown:
-    """Progress that is shown. ``total`` is 0 while it is unknown."""
+    """The progress that a progress line shows.
+
+    Attributes:
+        what: description of the work.
+        total: number of parts; 0: not known.
+        over: set when the work has ended.
+    """
 
     what: str
     done: int = 0
@@ -249,10 +263,11 @@ def waiting(
     console: Console = errors,
     quiet_s: float = QUIET_S,
 ) -> Iterator[Shown]:
-    """Shows a progress line while the block runs, but not in a pipe, and not with ``--json``.
+    """Shows a progress line while the block runs, unless output is not a terminal or is JSON.
 
     Args:
         look: called at intervals to update the progress. Its errors are ignored, because the work itself continues.
+        quiet_s: seconds before the line appears.
     """
     shown = Shown(what)
     if as_json or not console.is_terminal:
@@ -268,7 +283,7 @@ def waiting(
 
 
 def one_by_one(what: str, items: Sequence[T], *, as_json: bool = False) -> Iterator[T]:
-    """Yields the items, and shows how many of them are done."""
+    """Yields the items, and shows how many of them the caller has processed."""
     with waiting(what, as_json=as_json) as shown:
         for done, item in enumerate(items):
             shown.of(done, len(items))
@@ -336,7 +351,11 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def default_ledger(*, make: bool = False) -> str:
-    """Returns the URL of the default ledger: one file for each user, in any working directory."""
+    """Returns the URL of the user's default ledger, a file that does not depend on the working directory.
+
+    Args:
+        make: creates the file's directory.
+    """
     from stateflow.ledger.database import sqlite_url
 
     file = state_directory() / "ledger.db"
@@ -449,7 +468,7 @@ def byte_count(text: str) -> int:
 
 
 class _OfMoves(NamedTuple):
-    """Options of moves on the command line, with their defaults."""
+    """The options of moves on the command line, with their defaults."""
 
     max_pause: MaxPause = None
     max_bandwidth: MaxBandwidth = None
@@ -479,11 +498,12 @@ GivenMoves = Callable[[], MoveOptions]
 
 
 def with_move_options(*left_out: str) -> Callable[[F], F]:
-    """Decorates a command, so that its command line has the options of moves in place of the parameter ``options``,
-    which gets a :data:`GivenMoves`.
+    """Decorates a command: its parameter ``options`` becomes the options of moves on its command line.
+
+    The command's function gets a :data:`GivenMoves` for the parameter.
 
     Args:
-        left_out: options of moves that the command lacks.
+        left_out: options of moves that the command does not have.
     """
     hints = get_type_hints(_OfMoves, include_extras=True)
     own = [

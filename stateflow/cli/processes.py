@@ -1,4 +1,6 @@
-"""Commands that run a process of a cluster or its live page, or probe one, and how such a process stops."""
+"""Commands that run a process of a cluster or its live page, or probe a process. A process stops on SIGINT and SIGTERM,
+within a time limit (:class:`_Stop`).
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def controller(
 ) -> None:
     """Run a controller, which assigns partitions to replicas, directs moves, and records both in the ledger.
 
-    If several controllers share a ledger, one leads; the others wait for it to end.
+    If several controllers share a ledger, one leads; the others wait until the leader ends.
     """
     from reconfig.controller.server import serve  # half of all imports, and no other command needs it
     from stateflow.ledger import Ledger
@@ -142,7 +144,10 @@ def controller(
 
 @contextlib.contextmanager
 def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool) -> Iterator[None]:
-    """Serves the live page in a thread, once the controller can be reached. Raises the errors of Dashboard."""
+    """Serves the live page in a thread while the block runs, from the time at which the controller can be reached.
+
+    Raises the errors of Dashboard.
+    """
     from stateflow.dashboard import Dashboard, DashboardOptions
     from stateflow.security.plain import tls_files
 
@@ -163,7 +168,7 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
                 console.print(Text.assemble("the dashboard is at ", (page.url, "bold")))
 
     def start(done: asyncio.Future[str]) -> None:
-        """Starts the page in a thread, so that it does not hold up the controller."""
+        """Starts the page in a thread, because starting it would block the controller's event loop."""
         if not done.cancelled():
             threading.Thread(target=begin, args=(done.result(),), name="dashboard begins", daemon=True).start()
 
@@ -292,7 +297,7 @@ def health(
     service: Annotated[str, typer.Option(help="live: the process answers; ready: it accepts work.")] = "ready",
     as_json: Json = False,
 ) -> None:
-    """Ask a process whether it is live or ready, as a probe does. Exits with status 0 if it is, otherwise with 1."""
+    """Ask a process whether it is live or ready, as a probe does. Exits with status 0 for yes, and with 1 for no."""
     well = ask_health(address, service, HEALTH_S)
     if as_json:
         emit({"address": address, "service": service, "serving": well})
@@ -312,8 +317,11 @@ def _given(
     checkpoint_cache: Path | None,
     verbose: bool,
 ) -> list[str]:
-    """Returns the arguments that all workers of a node share. The URL of checkpoints may contain a secret, so the
-    environment passes it on."""
+    """Returns the arguments that all workers of a node share.
+
+    The URL of the checkpoint store may contain a secret, so it is passed on as an environment variable, which this
+    function sets.
+    """
     given = ["replica", "--site", site, "--controller", controller, "--name", name, "--weight", str(weight)]
     if checkpoints is not None:
         os.environ["STATEFLOW_CHECKPOINTS"] = checkpoints
@@ -351,8 +359,10 @@ async def _run_workers(
 
 
 class _Stop(asyncio.Event):
-    """An event that stops the process. Once it is set, the process ends within ``limit_s`` seconds, even if threads are
-    busy: all that was acknowledged is on disk."""
+    """An event that stops the process. Once it is set, the process ends within ``limit_s`` seconds.
+
+    The process may end while threads are busy, because everything that was acknowledged is on disk.
+    """
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()
@@ -368,18 +378,18 @@ class _Stop(asyncio.Event):
         super().set()
 
     def say_over(self) -> None:
-        """Logs how long the shutdown took, unless the process ends for another reason.
-
-        Whoever sets the limit learns from it how much of the limit is needed.
-        """
+        """Logs how long the shutdown took, so that users can choose the limit. Logs nothing if the event is not set."""
         if self.is_set():
             took_s = SYSTEM_CLOCK.monotonic() - self._set_at
             log.info("shutdown took %.1f s of at most %g s", took_s, self._limit_s)
 
 
 def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:
-    """Returns an event that SIGINT and SIGTERM set. If ``with_parent``, the end of standard input sets it, too, because
-    standard input closes when the parent dies."""
+    """Returns an event that SIGINT and SIGTERM set.
+
+    Args:
+        with_parent: True: the end of standard input sets the event, too, because it means that the parent has died.
+    """
     stop = _Stop(limit_s)
     if with_parent:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _parent_ended, stop)
@@ -389,9 +399,11 @@ def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:
 
 
 def _parent_ended(stop: _Stop) -> None:
-    """Stops this process, because its parent has ended. The parent no longer reads this process's output, and a full
-    pipe would block each thread that writes to it. So threads that are blocked are released, and later output is
-    discarded."""
+    """Stops this process, because its parent has ended.
+
+    The parent no longer reads this process's output, and a full pipe would block each thread that writes to it. So this
+    function empties the pipe, which releases blocked threads, and discards later output.
+    """
     if not stop.is_set() and stat.S_ISFIFO(os.fstat(2).st_mode):
         with contextlib.suppress(OSError):  # without /proc, blocked threads stay blocked
             threading.Thread(target=_read_on, args=(os.open("/proc/self/fd/2", os.O_RDONLY),), daemon=True).start()
@@ -412,8 +424,10 @@ def _end_as_it_is(limit_s: float) -> None:
 
 
 def _end_now(status: int, why: str = "") -> None:
-    """Ends the process without waiting for threads that do not return, such as one that writes to a pipe without a
-    reader."""
+    """Ends the process at once, after logging ``why``.
+
+    Threads that do not return, such as one that writes to a pipe without a reader, are not waited for.
+    """
 
     def say() -> None:
         if why:
@@ -434,7 +448,7 @@ def say_ready(listening: Listening, what: str, as_json: bool) -> None:
         else:
             console.print(Text.assemble(f"{what} listens on ", (address, "bold"), " (Ctrl-C ends it)"))
     except OSError as error:
-        log.warning("%s listens on %s; cannot write that to stdout: %s", what, address, error.strerror)
+        log.warning("%s listens on %s, but cannot write that to stdout: %s", what, address, error.strerror)
 
 
 @app.command()

@@ -32,7 +32,7 @@ _UNBOUNDED = 1 << 15
 
 
 def plain(value: str | Text) -> Text:
-    """Returns foreign text as plain text, in which markup and escape codes have no effect."""
+    """Returns text from elsewhere as plain text on one line, in which markup and escape codes have no effect."""
     return Text(one_line(value.plain), value.style) if isinstance(value, Text) else Text(one_line(value))
 
 
@@ -80,7 +80,7 @@ def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ..
 
 
 def titled(title: str, table: Table) -> Group:
-    """Puts a title on its own line, because a table's own title would wrap at the table's width."""
+    """Returns a table below a title on its own line, because a title of the table would wrap at the table's width."""
     return Group(plain(Text(title, "bold")), table)
 
 
@@ -136,14 +136,14 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
 
 
 def answered_by(follower: FollowerReport) -> Text:
-    """Returns a line which says that a follower has answered, not the leader, and how old the answer is."""
+    """Returns a line which says that a follower has answered instead of the leader, and how old the answer is."""
     leads = f"a follower of {follower.leader}" if follower.leader else "a follower, no leader known"
     where = f" ({follower.address})" if follower.address else ""
     return plain(Text(f"answered by {leads}{where}, as of {follower.age_s:.1f} s ago", "yellow"))
 
 
 def say_who_answered(follower: FollowerReport | None) -> None:
-    """Prints on stderr that a follower has answered; nothing if ``follower`` is None, because the leader has."""
+    """Prints on stderr that a follower has answered; prints nothing if ``follower`` is None."""
     if follower is not None:
         errors.print(answered_by(follower), highlight=False)
 
@@ -155,9 +155,10 @@ def replicas(
     of_nodes: bool = False,
     resting: Collection[str] = (),
 ) -> Table:
-    """Returns a table with a line for each node.
+    """Returns a table of replicas, with a line for each node.
 
     Args:
+        workers: True adds a line for each worker of a node.
         lacking: replica → number of its partitions that are not served.
         of_nodes: True adds the columns weight and room.
         resting: nodes that are in maintenance.
@@ -189,7 +190,7 @@ def replicas(
 
 
 def _releases(found: Sequence[ReplicaStatus]) -> str | None:
-    """Returns the nodes' releases if they differ, as during the upgrade of a fleet; None: they do not differ."""
+    """Returns a line with the releases of the nodes; None: all nodes run the same release."""
     of: dict[str, list[str]] = {}
     for name, members in _nodes(found):
         if version := members[0].version:
@@ -201,7 +202,7 @@ def _releases(found: Sequence[ReplicaStatus]) -> str | None:
 
 
 def _room(members: Sequence[ReplicaStatus]) -> str:
-    """Returns the room of the replica with most room, as text; empty: unknown."""
+    """Returns the largest room of these replicas, as text; empty: not known."""
     known = [r.room_bytes for r in members if r.room_bytes is not None]
     return size(max(known)) if known else ""
 
@@ -223,7 +224,8 @@ def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaSta
 
 
 def _refused(found: Sequence[RefusedReplica]) -> list[tuple[RefusedReplica, int]]:
-    """Groups workers of a node that are refused for the same reason. Returns each group's first worker and size."""
+    """Returns (first worker, number of workers) for each group of workers of a node that are refused for the same
+    reason."""
     groups: dict[tuple[str, str], list[RefusedReplica]] = {}
     for each in found:
         groups.setdefault((node_of(each.name), each.error.partition(" (")[0]), []).append(each)
@@ -263,7 +265,10 @@ def _owned(partitions: int, lacking: int) -> Text:
 
 
 def _operator(operator: OperatorStatus) -> RenderableType:
-    """Returns a table of the nodes that serve partitions, and in red, the partitions that no node serves, and why."""
+    """Returns a table of an operator's nodes and the partitions that they serve.
+
+    Partitions that no node serves are shown in red, followed by the reasons.
+    """
     title = f"{operator.name}: {operator.partitions} partitions, assignment {operator.version}"
     if operator.sites:
         title += f", only at {', '.join(operator.sites)}"
@@ -335,7 +340,7 @@ def _follow(move: Migration) -> None:
 
 
 def standing(move: MoveReport, max_pause_ms: float) -> str:
-    """Returns a line on the progress of a move, and on what it waits for.
+    """Returns a line that describes the progress of a move, or what the move waits for.
 
     Args:
         max_pause_ms: the move's pause budget; 0: none.
@@ -382,7 +387,7 @@ def proposed(found: Placement, as_json: bool, takeovers: bool = False) -> None:
 
 
 def placement(proposed: Placement, takeovers: bool = False) -> RenderableType:
-    """Returns a table of proposed moves, with their reasons and their effect.
+    """Returns a table of proposed moves with their reasons, and the effects of these moves.
 
     Args:
         takeovers: the moves are takeovers from owners that do not answer.

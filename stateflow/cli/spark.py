@@ -132,7 +132,7 @@ def package(
     out: Annotated[Path, typer.Argument(help="Zip file to write.")],
     as_json: Json = False,
 ) -> None:
-    """Write stateflow itself as a zip, for `spark-submit --py-files`, without the packages that it requires."""
+    """Write the package stateflow as a zip for `spark-submit --py-files`, without the packages that it requires."""
     from stateflow.spark.session import write_package
 
     written = write_package(out)
@@ -159,7 +159,7 @@ def rewind(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Set a stopped query back to an earlier batch. Nothing is deleted: files that must go are moved to _rewound/."""
+    """Set a stopped query back to an earlier batch. Files of later batches are moved to _rewound/; none is deleted."""
     from stateflow.spark.rewind import rewind as rewind_query
 
     plan = rewind_query(directory, to_batch, sink=sink, apply=apply)

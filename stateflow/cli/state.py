@@ -1,5 +1,5 @@
-"""``stateflow state``: reading state of a live cluster or of a checkpoint, without stopping anything; and ``stateflow
-source``: sources of an operator, and the data kept for sources that no longer send.
+"""Commands on state and sources. ``stateflow state`` reads the state of a live cluster or of a checkpoint, while the
+cluster goes on. ``stateflow source`` shows the sources of an operator, and drops data that is stored for them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ app = Commands()
 state_commands = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
 app.add_typer(state_commands)
 Operator = Annotated[str, typer.Argument(help="Name of the operator.")]
-State = Annotated[str, typer.Argument(help="Name of the state: of its attribute or tag.")]
+State = Annotated[str, typer.Argument(help="Name of the state: its attribute's name or its tag.")]
 From = Annotated[str, typer.Option("--from", help="Checkpoint store to read instead of the cluster.")]
 Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
-_KEY = 'Key; types other than text as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; of several columns ["a", 1].'
+_KEY = (
+    'Key. Write other types than text as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; several columns as ["a", 1].'
+)
 Incomplete = Annotated[
     bool, typer.Option("--incomplete", help="With --from: skip partitions that cannot be read, and name them.")
 ]
 Target = Annotated[
-    str, typer.Option("--class", help="With --from: module:Class of the operator, if the class has moved.")
+    str, typer.Option("--class", help="With --from: the operator's class, module:Class, if it has moved.")
 ]
 
 
@@ -58,10 +60,12 @@ def _pages(
     lacking: list[StateflowError] | None,
     key: Any = None,
 ) -> Iterator[bytes]:
-    """Returns pages of a state, of the cluster or of a checkpoint.
+    """Returns pages of a state, from the cluster, or from checkpoints in the store at ``url``.
 
     Args:
-        lacking: collects errors of partitions that cannot be read; None: such an error is raised.
+        url: URL of a checkpoint store; empty: the cluster is read.
+        lacking: list to which errors of unreadable partitions are added; None: such an error is raised.
+        key: only entries of this key; None: all entries.
     """
     if not url:
         if savepoint or target or lacking is not None:
@@ -123,7 +127,7 @@ def scan(
     incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
-    """Show the first entries."""
+    """Show the first entries of a state."""
     rows: list[dict[str, Any]] = []
     lacking: list[StateflowError] | None = [] if incomplete else None
     for page in _pages(operator, state, controller, url, savepoint, target, lacking):
@@ -159,7 +163,7 @@ def export(
     incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
-    """Write all entries into a Parquet or Arrow file."""
+    """Write all entries of a state into a Parquet or Arrow file."""
     if out.suffix not in (".parquet", ".arrow"):
         raise InvalidArgument(f"{out.name!r} has no known format", remedy="use the suffix .parquet or .arrow")
     if not out.absolute().parent.is_dir():
@@ -184,8 +188,11 @@ def _warn(lacking: list[StateflowError] | None) -> None:
 
 
 def export_pages(pages: Iterator[bytes], out: Path) -> int:
-    """Writes pages into a file, and returns how many rows they had. One page at a time is in memory: types of columns
-    are known only after the last page, so pages wait in temporary files."""
+    """Writes pages into a file. Returns the number of rows.
+
+    The types of the columns are known only after the last page, so all pages are first written to temporary files.
+    Memory holds one page at a time.
+    """
     with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
         spooled: list[Path] = []
         schemas: list[pa.Schema] = []

@@ -1,12 +1,12 @@
 """Bundles of operator code, loaded so that several versions of a module can live in one process.
 
-A bundle is a zip file, identified by the SHA-256 of its bytes: ``code/`` has the operator's module or package, ``lib/``
-its requirements. Only modules of the bundle search these two folders, before the installed packages. In Python, the
-modules of a bundle belong to a package that is named after the bundle's digest. So two versions of one module are two
-modules, and neither sees changes that the other makes to its own contents.
+A bundle is a zip file, identified by the SHA-256 of its bytes. Its folder ``code/`` has the operator's module or
+package, and ``lib/`` has the requirements. Only modules of the bundle search these two folders, before the installed
+packages. In Python, the modules of a bundle belong to a package that is named after the bundle's digest. So two
+versions of one module are two modules, and each has its own contents.
 
 A module of a bundle uses import statements as usual: its ``__import__`` searches the bundle first. An explicit call of
-``importlib`` does not.
+``importlib`` searches only the installed packages.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _PART = 24
 
 
 def digest_of(packed: bytes) -> str:
-    """SHA-256 of a bundle, hexadecimal."""
+    """Returns the SHA-256 of a bundle, in hexadecimal."""
     return hashlib.sha256(packed).hexdigest()
 
 
 def check(packed: bytes, digest: str) -> None:
-    """Checks that a bundle has the digest, and can be read completely. Raises BundleDamaged."""
+    """Checks that a bundle has the given digest, and that all its files can be read. Raises BundleDamaged."""
     found = _files(packed, digest)
     with _reading(digest), zipfile.ZipFile(io.BytesIO(packed)) as archive:
         for info in found:
@@ -75,8 +75,11 @@ def _damaged(what: str, digest: str) -> BundleDamaged:
 
 
 def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
-    """Lists the files of a bundle, all of them inside ``PLACES``. Raises BundleDamaged for a wrong digest, a file
-    elsewhere, or a bundle that is too large."""
+    """Lists the files of a bundle.
+
+    Raises BundleDamaged for a wrong digest, for a file outside the folders ``PLACES``, and for a bundle that is too
+    large.
+    """
     if digest_of(packed) != digest:
         raise _damaged("its digest is not the deployed one", digest)
     with _reading(digest), zipfile.ZipFile(io.BytesIO(packed)) as archive:
@@ -101,9 +104,9 @@ def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
 
 
 class BundleStore:
-    """Bundles of a data directory. Each process that loads a kept bundle checks and unpacks it again.
+    """The bundles in a data directory. Each process that loads a stored bundle checks and unpacks it again.
 
-    Thread-safe. Raises OSError.
+    Thread-safe. All methods raise OSError.
     """
 
     def __init__(self, root: Path) -> None:
@@ -112,7 +115,7 @@ class BundleStore:
         self._open: dict[str, Path] = {}
 
     def has(self, digest: str) -> bool:
-        """Tells whether a bundle is here. Removes a damaged one, and returns False for it."""
+        """Tells whether a bundle is stored. Removes a damaged bundle, and returns False for it."""
         with self._mutex:
             return digest in self._open or self._packed(digest) is not None
 
@@ -169,7 +172,10 @@ class BundleStore:
 
 
 def package_of(digest: str, place: Path) -> str:
-    """Returns the name of the package of a bundle unpacked at ``place``; ``package.name`` is the bundle's module."""
+    """Returns the name of the package for a bundle that is unpacked at ``place``, and creates the package if needed.
+
+    ``importlib`` imports module ``NAME`` of the bundle as ``PACKAGE.NAME``.
+    """
     name = PACKAGE + digest[:_PART]
     if name not in sys.modules:
         package = ModuleType(name, f"Code of the bundle {digest}.")
@@ -182,13 +188,17 @@ def package_of(digest: str, place: Path) -> str:
 
 
 def builtins_of(package: str) -> dict[str, Any]:
-    """Returns the ``__builtins__`` of a bundle's modules."""
+    """Returns the ``__builtins__`` for modules of a bundle.
+
+    Args:
+        package: name of the bundle's package, as returned by :func:`package_of`.
+    """
     found: dict[str, Any] = vars(sys.modules[package])["__builtins__"]
     return found
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules of bundles."""
+    """Finds the modules of bundles for Python's import system."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -243,7 +253,7 @@ def _builtins(package: str, places: Sequence[str]) -> dict[str, Any]:
 
 
 def _try_import(name: str) -> None:
-    """Imports a module if it exists. If not, the import statement itself raises for the missing name."""
+    """Imports a module if it exists. Otherwise does nothing: the import statement itself then raises an error."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

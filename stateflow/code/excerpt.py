@@ -1,14 +1,14 @@
-"""Excerpt of a program: the part that one class uses, directly or indirectly. No I/O.
+"""Makes the excerpt of a program: the part of its text that one class uses, directly or indirectly. No I/O.
 
 An operator written in a script, a notebook or a REPL has no module that a replica could import: importing the script
 would run it. So the class is sent as text, with the imports, functions, classes and assignments of its program that it
 uses. The excerpt leaves out everything else that the program does (``with``, calls, loops, and assignments of names
 that the class does not use).
 
-A name that holds plain data has the same value in the excerpt as in the program, no matter how the program computed it
-(from ``sys.argv``, in a loop that filled a dict). For any other name, the excerpt contains the statements that make it.
-If a statement outside the excerpt changes such an object, the excerpt would have only half of the object, and is
-refused. Nothing is pickled.
+A name that holds plain data has the same value in the excerpt as in the program, no matter how the program computed the
+value (from ``sys.argv``, in a loop that filled a dict). For any other name, the excerpt contains the statements that
+make its object. If a statement outside the excerpt changes such an object, the object in the excerpt would be
+incomplete, so the class is refused. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stateflow.errors import OperatorNotImportable
 
 
 class Unwritten(Exception):
-    """The value cannot be written as Python text."""
+    """Raised for a value that cannot be written as Python text."""
 
 
 class Writer:
@@ -85,7 +85,7 @@ class Writer:
         return "{" + ", ".join(f"{self._write(key)}: {self._write(each)}" for key, each in mapping.items()) + "}"
 
     def sorted(self, values: Iterable[Any]) -> str:
-        """Returns the elements' texts in order, so that equal sets give equal text."""
+        """Returns the elements' texts in sorted order, so that equal sets give equal text."""
         return ", ".join(sorted(self._write(each) for each in values))
 
     def call(self, made_by: str, *arguments: Any, **named: Any) -> str:
@@ -95,7 +95,7 @@ class Writer:
         return f"{_imported(module)}.{name}({', '.join(said)})"
 
     def _reference(self, value: Any) -> str:
-        """Returns a reference to a function or class that is found by its name, in the program or in another module."""
+        """Returns the text that refers to a function or class by its name, in the program or in another module."""
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if not isinstance(module, str) or not name.isidentifier():
             raise Unwritten
@@ -107,7 +107,7 @@ class Writer:
         return f"{_imported(_home(value, module, name))}.{name}"
 
     def _numpy(self, value: Any) -> str:
-        """Returns the text of an array or a scalar, exact to the bit."""
+        """Returns the text of a NumPy array or scalar, exact to the bit."""
         import numpy as np  # already imported if there is an array
 
         exact = type(value) is np.ndarray or isinstance(value, np.generic)
@@ -125,7 +125,7 @@ class Writer:
 
 
 def _imported(module: str) -> str:
-    """Returns an import expression for the text that needs no name of the program."""
+    """Returns an expression that imports a module, and needs no name of the program."""
     return f"__import__({module!r}, fromlist=['*'])" if "." in module else f"__import__({module!r})"
 
 
@@ -202,15 +202,15 @@ _KINDS: dict[tuple[str, str], _Write] = {
 
 # -- Programs and their excerpts -------------------------------------------------------------------------------------
 
-#: names that every module has of its own
+#: names that every module defines for itself
 _OWN = frozenset({"__name__", "__builtins__", "__spec__", "__loader__", "__doc__", "__annotations__"})
-#: modules of sessions, data frames and clusters: such objects cannot be sent to a replica, nor made there
+#: modules of sessions, data frames and clusters; a replica can neither receive nor make such objects
 _NOT_MADE_AGAIN = (
     *("pyspark.sql.session", "pyspark.sql.dataframe", "pyspark.sql.classic", "pyspark.sql.streaming", "pyspark.core"),
     *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
 )
 _FUTURE = "from __future__ import annotations"
-#: order after all statements of the program
+#: position after all statements of the program
 _LAST = (1 << 30, 0)
 #: cell magics of IPython that run the rest of their cell as an ordinary cell
 _RUN_AS_IT_IS = frozenset({"time", "capture", "prun"})
@@ -221,32 +221,35 @@ _MADE = re.compile(r"^(?:class|(?:async )?def)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?
 class Statement:
     """A statement that defines names."""
 
-    order: tuple[int, int]  # number of its text, and of its line
+    order: tuple[int, int]  # (number of the text, number of the line)
     code: str
     binds: frozenset[str]
-    at_once: set[str] = field(default_factory=set)  # names that it reads when it runs
+    at_once: set[str] = field(default_factory=set)  # names that the statement reads when it runs
     uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
     hints: set[str] = field(default_factory=set)  # names in annotations, which may or may not be read
     star: bool = False
     imports: bool = False
-    defines: bool = False  # it is a def or a class
-    empty: bool = False  # it makes an empty container
+    defines: bool = False  # the statement is a def or a class
+    empty: bool = False  # the statement makes an empty container
 
 
 @dataclass(slots=True)
 class Program:
-    """Statements of a program."""
+    """The statements of a program, and what else an excerpt needs to know about it."""
 
     statements: list[Statement]
-    elsewhere: dict[str, int] = field(default_factory=dict)  # names made by statements outside the excerpt → line
+    elsewhere: dict[str, int] = field(default_factory=dict)  # name made by a statement that no excerpt contains → line
     touches: list[Touch] = field(default_factory=list)  # places where the program may change its objects
-    magics: dict[str, str] = field(default_factory=dict)  # names made in cells that are not Python → magic of the cell
+    magics: dict[str, str] = field(default_factory=dict)  # name made in a cell that is not Python → magic of the cell
     futures: bool = False  # annotations are text
     single: bool = False  # the program is one text with known line numbers
 
     def makers(self, name: str) -> list[Statement]:
-        """Returns the statements that make the final value of a name, last first. The first is the last statement that
-        binds the name. If it also reads the name, the one that bound the name before follows, and so on."""
+        """Returns the statements that make the final value of a name, last first.
+
+        The list begins with the last statement that binds the name. If this statement also reads the name, the previous
+        statement that binds the name follows, and so on.
+        """
         found: list[Statement] = []
         for statement in reversed(self.statements):
             if name in statement.binds:
@@ -257,11 +260,12 @@ class Program:
 
 
 def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = None) -> str:
-    """Makes the source of a module in which ``qualname`` is the same as in the program.
+    """Returns the source of a module in which the class ``qualname`` is the same as in the program.
 
-    ``values`` are the current values of the program's names; None: the program is not running here.
+    Raises OperatorNotImportable, which names the object that cannot be sent.
 
-    Raises OperatorNotImportable, naming the object that cannot be sent.
+    Args:
+        values: current values of the program's names; None: the program is not running here.
     """
     taken = _Taking(program, values)
     name = qualname.partition(".")[0]
@@ -278,10 +282,13 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
 
 
 def written(texts: Sequence[str], package: str | None = None) -> Program:
-    """Reads a program from its texts, in the order in which they ran. A script is one text, a notebook has one for each
-    cell. ``package`` is the package that relative imports start from.
+    """Reads a program from its texts.
 
     Raises OperatorNotImportable for a script that is not valid Python.
+
+    Args:
+        texts: texts in the order in which they ran. A script is one text; a notebook has a text for each cell.
+        package: package that relative imports start from.
     """
     program = Program([], single=len(texts) == 1)
     bodies: list[tuple[int, list[str], list[ast.stmt]]] = []
@@ -307,8 +314,10 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
 
 
 def _cell(program: Program, text: str) -> str:
-    """Returns the Python source of a cell that IPython ran; empty: the cell is not Python. IPython stores a cell that
-    begins with ``%%name`` as a call, with the rest of the cell as text."""
+    """Returns the Python source of a text; empty for a notebook's cell that is not Python.
+
+    IPython stores a cell that begins with ``%%name`` as a call, with the rest of the cell as text.
+    """
     if not text.startswith("get_ipython().run_cell_magic("):
         return text
     match ast.parse(text).body:
@@ -322,7 +331,7 @@ def _cell(program: Program, text: str) -> str:
 
 def _in_magic(what: str, magic: str) -> OperatorNotImportable:
     return OperatorNotImportable(
-        f"{what} defined in a cell that begins with {magic}, which is ignored",
+        f"{what} defined in a cell that begins with {magic}, and such cells are not sent",
         remedy="define it in a plain Python cell",
     )
 
@@ -395,7 +404,7 @@ class _Taking:
                 f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot be sent to a replica",
                 remedy="provide what the operator needs in its rows, its state or open()",
             )
-        # a defaultdict's factory (a lambda) is taken from the program, its entries are written
+        # the statements of the program make the defaultdict with its factory (a lambda); its entries are written
         if isinstance(value, defaultdict) and makers:
             text, uses = _text_of(dict(value), self._values)
             if text is not None and not uses:
@@ -412,8 +421,11 @@ class _Taking:
         return [] if imported is None else [imported]
 
     def _as_it_is(self, name: str, text: str, uses: set[str], makers: list[Statement]) -> list[Statement]:
-        """Returns the statements that write a value. They replace the statement that made it, or follow all statements
-        if the value holds functions or classes of the program."""
+        """Returns the statements that assign a value by its text.
+
+        They take the place of the statement that made the value. If the value holds functions or classes of the
+        program, they follow all other statements.
+        """
         if not uses:
             at = makers[0].order if makers else (-1, 0)
             return [Statement(at, f"{name} = {text}", frozenset({name}))]
@@ -424,8 +436,7 @@ class _Taking:
         return self._late[name]
 
     def check_order(self) -> None:
-        """Checks that no statement reads, when it runs, a name that is assigned after it. Raises
-        OperatorNotImportable."""
+        """Checks that no statement reads a name that the excerpt assigns only later. Raises OperatorNotImportable."""
         for name, made in self._late.items():
             for statement in self.statements:
                 if name in statement.at_once and statement not in made:
@@ -436,8 +447,8 @@ class _Taking:
                     )
 
     def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
-        """Returns the first place where another statement may change the object that ``makers`` made; None: no
-        statement does."""
+        """Returns the first place where another statement may change the object that ``makers`` made; None: there is no
+        such place."""
         if not makers:
             return None
         own = {statement.order for statement in makers}
@@ -483,7 +494,7 @@ class _Taking:
         )
 
     def text(self) -> str:
-        """Writes the excerpt. The statements of a script keep their lines, so that tracebacks name the right ones."""
+        """Returns the excerpt. The statements of a script keep their line numbers, so that tracebacks are correct."""
         lines = [_FUTURE] if self._program.futures else []
         for statement in sorted(self.statements, key=lambda each: each.order):
             if self._program.single:
@@ -501,7 +512,7 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _binds(node: ast.stmt) -> set[str] | None:
-    """Returns the names that a statement defines; None: the statement may do something else."""
+    """Returns the names that a statement defines; None for a statement that may do anything else."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return {node.name}
@@ -621,8 +632,10 @@ def _is_empty(made: ast.expr | None) -> bool:
 
 
 def _import_of(name: str, value: object, program: object) -> Statement | None:
-    """Returns an import for an object of another module that no statement of the excerpt binds; None: the object cannot
-    be imported by name."""
+    """Returns a statement that imports an object of another module; None: the object cannot be imported by name.
+
+    Such an import is needed if no statement of the program binds the object's name.
+    """
     if isinstance(value, ModuleType):
         return Statement((-1, 0), f"import {value.__name__} as {name}", frozenset({name}))
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -633,8 +646,11 @@ def _import_of(name: str, value: object, program: object) -> Statement | None:
 
 
 def _home(value: object, module: str, name: str) -> str:
-    """Returns the module to import an object from: ``stateflow`` for a public name, which another release may define in
-    another module."""
+    """Returns the module from which the excerpt imports an object.
+
+    For a public name of stateflow, that is ``stateflow``, because another release may define the name in another
+    module.
+    """
     is_public = module.startswith("stateflow.") and getattr(sys.modules["stateflow"], name, None) is value
     return "stateflow" if is_public else module
 
@@ -643,10 +659,11 @@ def _home(value: object, module: str, name: str) -> str:
 
 
 def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str, Any], qualname: str) -> None:
-    """Checks that the excerpt has the code that runs here: a file may have changed since it ran, and a cell may have
-    failed.
+    """Checks that the functions in the excerpt have the same code as those of the running program.
 
-    Raises OperatorNotImportable."""
+    They may differ, because a file may have changed since it was run, and a cell may have failed. Raises
+    OperatorNotImportable.
+    """
     written: dict[str, list[CodeType]] = {}  # functions of a property share a name, and so do lambdas
     for code in _codes(compile(text, "<excerpt>", "exec", dont_inherit=True)):
         written.setdefault(code.co_qualname, []).append(code)
@@ -670,7 +687,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _functions(value: object, values: Mapping[str, Any]) -> Iterator[FunctionType]:
-    """Yields the program's own functions in a value, those inside wrappers included."""
+    """Yields the functions of the program that a value contains, including wrapped functions."""
     if isinstance(value, type):
         for each in vars(value).values():
             if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):

@@ -6,10 +6,11 @@ text is only the part of the program that the class needs (:mod:`stateflow.code.
 load a class from it. The text must have the announced SHA-256, and becomes one module per text.
 
 Replicas run operators that are sent as text or in a bundle, so a controller that accepted any code would let everyone
-who reaches its port run code on the replicas. Only holders of the controller's key can deploy such code: the controller
-accepts it with an HMAC (RFC 2104, SHA-256) by that key. The key is a file of the user who runs the controller, made by
-the first client that needs it, so that a single machine needs no setup; or it is in ``STATEFLOW_CODE_KEY``, with the
-same value for the controller and all deploying clients. The key itself is never sent.
+who reaches its port run code on the replicas. Therefore only holders of the controller's code key can deploy such code:
+the controller requires an HMAC (RFC 2104, SHA-256) of the code, made with that key. The key is in a file of the user
+who runs the controller. The first client that needs the file makes it, so a single machine needs no setup. Otherwise
+the key is in ``STATEFLOW_CODE_KEY``, with the same value for the controller and all deploying clients. The key itself
+is never sent.
 """
 
 from __future__ import annotations
@@ -50,26 +51,28 @@ _REMEDY = (
 )
 #: name of a module made from text: this prefix and the text's digest
 _MODULE = "stateflow code "
-#: line by which an excerpt imports what the program got by ``import *``
+#: line by which an excerpt imports a name of stateflow that the program got by ``import *``
 _FORMER = re.compile(r"^from (stateflow\.[\w.]+) import (?=(\w+) as )", re.MULTILINE)
-#: the operator that is being loaded in this context; empty: none
+#: words that name the operator that is being loaded in this context; empty: none
 _inside: ContextVar[str] = ContextVar("inside", default="")
-#: environment variable with the same meaning for a whole process and its children, such as a replica
+#: environment variable that names the replica inside which a process and its children run
 INSIDE = "STATEFLOW_INSIDE"
 
 # -- Authentication of deployed code ---------------------------------------------------------------------------------
 
 
 def signed(spec: OperatorSpec) -> OperatorSpec:
-    """Returns the spec with the HMAC of its text or bundle, unchanged if it has neither. Raises InvalidArgument if
-    the key cannot be stored or read."""
+    """Returns the spec with the HMAC of its text or bundle. A spec without text and bundle is returned unchanged.
+
+    Raises InvalidArgument if the key cannot be stored or read.
+    """
     if not (spec.source or spec.bundle):
         return spec
     return replace(spec, source_mac=_mac(_key(make=True), spec))
 
 
 def check_signed(spec: OperatorSpec) -> None:
-    """Checks that a text or bundle was signed with this process's key. Raises CodeRefused."""
+    """Checks that the text or bundle of a spec was signed with this process's key. Raises CodeRefused."""
     if not (spec.source or spec.bundle):
         return
     key = _key(make=False)
@@ -87,7 +90,13 @@ def _mac(key: bytes, spec: OperatorSpec) -> str:
 
 
 def _key(*, make: bool) -> bytes:
-    """Returns the key; empty: there is none, and ``make`` is not set."""
+    """Returns the code key of the environment or of this user's file; empty: there is no key.
+
+    Raises InvalidArgument for a key that is too short or cannot be read.
+
+    Args:
+        make: True creates the file if there is no key.
+    """
     given = CodeSettings().key.get_secret_value()
     if given:
         if len(given) < LENGTH_MIN:
@@ -111,7 +120,7 @@ def _make(path: Path) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
     try:
-        with contextlib.suppress(FileExistsError):  # another process made a key at the same time, and that key counts
+        with contextlib.suppress(FileExistsError):  # another process made a key at the same time, and its key is used
             path.hardlink_to(own)
     finally:
         own.unlink()
@@ -128,7 +137,7 @@ def _read(path: Path) -> bytes:
 
 
 def place_of(cls: type) -> tuple[str, str]:
-    """Returns (target, text) by which :func:`find` finds the class again; the text is empty for a class of a module.
+    """Returns (target, text), from which :func:`find` loads the class. The text is empty for a class of a module.
 
     Raises OperatorNotImportable for a class inside a function, and if the text is missing or too long.
     """
@@ -145,11 +154,12 @@ def place_of(cls: type) -> tuple[str, str]:
 
 
 def find(target: str, text: str = "", package: str = "") -> Any:
-    """Loads an object by its target and text, the inverse of :func:`place_of`. The object may be anything.
+    """Loads the object that :func:`place_of` described by target and text. It may be any object, not only an operator.
 
     Raises OperatorNotImportable with the error that loading raised.
 
     Args:
+        text: text of the object and of all that it uses; empty: the target is imported, or its file is read.
         package: package of the bundle with the code, see :mod:`stateflow.code.bundles`; empty: no bundle.
     """
     place, _, qualname = target.rpartition(":")
@@ -185,7 +195,10 @@ def find(target: str, text: str = "", package: str = "") -> Any:
 
 
 def _remedy(error: BaseException, place: str) -> str:
-    """Names what is missing: the operator, a module that its code imports, or the named file."""
+    """Returns the remedy for an error of loading.
+
+    It depends on what is missing: a module that the operator's code imports, the named file, or the operator itself.
+    """
     if isinstance(error, ModuleNotFoundError) and error.name and not f"{place}.".startswith(f"{error.name}."):
         return f"install {error.name}, which the operator's code imports, in this process's environment"
     if isinstance(error, FileNotFoundError) and place.endswith(".py"):
@@ -209,7 +222,7 @@ def is_text(target: str) -> bool:
 
 
 def digest_of(text: str) -> str:
-    """SHA-256, hexadecimal; empty for no text."""
+    """Returns the SHA-256 of a text, in hexadecimal; empty for an empty text."""
     return hashlib.sha256(text.encode()).hexdigest() if text else ""
 
 
@@ -229,11 +242,13 @@ def _loading(target: str) -> Iterator[None]:
 
 
 def check_outside(what: str) -> None:
-    """Checks that this call is not made inside a replica or while an operator's code is being loaded. Raises
-    InvalidArgument.
+    """Checks that the caller is neither inside a replica nor in code of an operator that is being loaded.
 
     Otherwise a replica that imports a script, or an operator that calls one, would start a cluster, and the replicas of
-    that cluster would import the script again, and so on.
+    that cluster would import the script again, and so on. Raises InvalidArgument.
+
+    Args:
+        what: what the caller is about to start, for the error.
     """
     inside = _inside.get() or os.environ.get(INSIDE, "")
     if inside:
@@ -260,7 +275,7 @@ def _text_of_file(path: Path, qualname: str) -> str:
 
 
 def _check_whose(path: Path) -> None:
-    """Checks that no other user of this machine can write to a file. Raises PermissionError."""
+    """Checks that no other user can write to a file, and that this user or root owns it. Raises PermissionError."""
     found = path.stat()
     if found.st_mode & stat.S_IWOTH:
         raise PermissionError(f"{path} is world-writable: remove that permission (chmod o-w)")
@@ -269,7 +284,10 @@ def _check_whose(path: Path) -> None:
 
 
 def _module(place: str, text: str, package: str = "") -> ModuleType:
-    """Returns the module of a text, one per text and bundle: a class that is loaded twice is the same class."""
+    """Returns the module of a text, and runs the text if there is no module of it yet.
+
+    Each pair of text and bundle has one module, so a class that is loaded twice is the same class.
+    """
     digest = digest_of(text)
     name = _MODULE + digest + package
     if name in sys.modules:
@@ -291,8 +309,10 @@ def _module(place: str, text: str, package: str = "") -> ModuleType:
 
 
 def _for_today(text: str) -> str:
-    """Returns a text with its lines that import public names from modules of release 0.1, which are gone, changed to
-    import them from ``stateflow``."""
+    """Returns a text that imports all public names of stateflow from ``stateflow``.
+
+    Excerpts that release 0.1 made import such names from modules that no longer exist.
+    """
     return _FORMER.sub(lambda found: "from stateflow import " if _is_former(*found.groups()) else found[0], text)
 
 

@@ -1,10 +1,10 @@
-"""Text of the program that runs here: of a script, ``python -c``, ``python -``, a notebook or a REPL.
+"""Finds the text of the program that runs in this process: a script, ``python -c``, ``python -``, a notebook or a REPL.
 
 A program that ``python -`` read from a pipe leaves no text, only its compiled code (:func:`compiled`). The interpreter
 compiles such a program as a whole before it runs it, and the code object lives as long as the program runs. A
-definition in it is a straight run of instructions that ends by storing its name, so the run can be cut out and executed
-alone; an import is written as a statement again. The excerpt loads only in interpreters of the same version,
-because bytecode differs between versions.
+definition in the code object is a sequence of instructions without jumps, and the last instruction stores the defined
+name. So this sequence can be cut out and executed alone. An import is written as a statement again. The excerpt loads
+only in interpreters of the same version, because bytecode differs between versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from stateflow.code.excerpt import CONTAINERS, Program, Statement, named_in, wri
 from stateflow.code.statements import Touch, only_looks
 from stateflow.errors import OperatorNotImportable
 
-#: instructions of an expression or definition without a jump; a definition with any other is not cut out
+#: instructions of an expression or definition without a jump; a definition that has any other instruction is not cut
+#: out
 _PLAIN = (
     *("LOAD_", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "CALL", "PRECALL", "KW_NAMES", "PUSH_NULL"),
     *("BUILD_", "LIST_", "SET_", "DICT_", "FORMAT_", "CONVERT_VALUE", "GET_ITER"),
@@ -42,7 +43,7 @@ _STORES = ("STORE_NAME", "STORE_GLOBAL")
 #: instructions that change the object on top of the stack, or the one below
 _CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
-#: beginnings of lines that continue the statement before them
+#: beginnings of lines that continue the statement of the line before
 _GOES_ON = (" ", "\t", ")", "]", "}", "else", "elif", "except", "finally")
 _COMMAND = re.compile(r"-[bBdEhiIOPqsSuvVx]*c(.*)", re.DOTALL)
 
@@ -51,8 +52,13 @@ _COMMAND = re.compile(r"-[bBdEhiIOPqsSuvVx]*c(.*)", re.DOTALL)
 
 
 def code_of_main(values: Mapping[str, Any]) -> CodeType | None:
-    """Returns the code object of ``__main__`` while it runs, from the outermost frame of the main thread. None: it is
-    not running."""
+    """Returns the code object of the running ``__main__``, found among the frames of the main thread.
+
+    Returns None if ``__main__`` is not running.
+
+    Args:
+        values: namespace of ``__main__``.
+    """
     main = threading.main_thread().ident
     frame = None if main is None else sys._current_frames().get(main)
     while frame is not None:
@@ -95,8 +101,10 @@ def compiled(code: CodeType) -> Program:
 def _touches(
     code: CodeType, instructions: Sequence[dis.Instruction], statement_at: Mapping[int, Statement]
 ) -> Iterator[Touch]:
-    """Finds the places where a name's object may be changed: instructions that load the name, and soon after call a
-    method of the object or store into it."""
+    """Yields the places where a name's object may be changed.
+
+    There, instructions load the name, and soon after call a method of the object or store into the object.
+    """
     functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
     for at, instruction in enumerate(instructions):
         statement = statement_at.get(at)
@@ -134,7 +142,7 @@ def _changes(instructions: Sequence[dis.Instruction], at: int) -> bool:
 
 
 def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:
-    """Returns (the attributes looked up on the object loaded at ``at``, whether something is stored into it)."""
+    """Returns (attributes looked up on the object that instruction ``at`` loads, whether a value is stored into it)."""
     behind = at + 1
     while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         behind += 1
@@ -148,8 +156,11 @@ def _line(instruction: dis.Instruction) -> int:
 
 
 def _begin(instructions: Sequence[dis.Instruction], at: int) -> int | None:
-    """Returns the index of the first instruction that makes the value stored at ``at``: where the stack is as high as
-    after the store. None: an instruction on the way is not in ``_PLAIN``, or a jump leads into it."""
+    """Returns the index of the first instruction that makes the value stored at ``at``.
+
+    Before that instruction, the stack is as high as after the store. Returns None if an instruction between the two is
+    not in ``_PLAIN``, or is the target of a jump.
+    """
     missing = 1
     while missing:
         at -= 1
@@ -186,7 +197,7 @@ def _source(code: CodeType, run: Sequence[dis.Instruction]) -> str:
 
 
 def code(magic: str, data: str) -> CodeType:
-    """Decodes a code object, the inverse of ``_source``. Raises OperatorNotImportable in another version of Python."""
+    """Decodes a code object that :func:`_source` wrote. Raises OperatorNotImportable in another version of Python."""
     if magic != importlib.util.MAGIC_NUMBER.hex():
         raise OperatorNotImportable(
             "the operator's program came through a pipe, and another version of Python compiled it",
@@ -219,9 +230,13 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
-    """Returns (file of ``__main__`` or its kind in angle brackets, its program, the present values of its names).
+    """Returns (file of ``__main__``, its program, the present values of its names).
 
-    Raises OperatorNotImportable if its text is no longer available.
+    A program without a file has ``<notebook>`` or ``<stdin>`` in place of the file. Raises OperatorNotImportable if the
+    program's text is no longer available.
+
+    Args:
+        needed_by: name of the class that needs the text, for the error.
     """
     main = sys.modules["__main__"]
     values = vars(main)
@@ -252,8 +267,7 @@ def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
 
 
 def _notebook() -> Any:
-    """Returns IPython's shell, which keeps the cells that it ran, in a terminal or behind a notebook; None: this is not
-    IPython."""
+    """Returns IPython's shell, which keeps the cells that it ran; None: the program does not run in IPython."""
     if "IPython" not in sys.modules:
         return None
     return sys.modules["IPython"].get_ipython()
@@ -268,7 +282,7 @@ def _text_of(file: str, values: dict[str, Any]) -> str:
 
 
 def _of_command(arguments: Sequence[str]) -> str:
-    """Returns the program behind ``-c``; empty: there is none."""
+    """Returns the program that follows ``-c`` in a command line; empty: there is none."""
     for at, argument in enumerate(arguments[1:], 1):
         command = _COMMAND.fullmatch(argument)
         if command is not None:
@@ -279,18 +293,21 @@ def _of_command(arguments: Sequence[str]) -> str:
 
 
 def _of_standard_input() -> str:
-    """Returns the program of ``python - < file``, from the beginning of the file, however far the interpreter has read
-    it; empty: standard input is not a regular file."""
+    """Returns the program of ``python - < file``; empty: standard input is not a regular file.
+
+    The whole file is read from its beginning, no matter how far the interpreter has read it.
+    """
     if not stat.S_ISREG(os.fstat(0).st_mode):
         return ""
     return os.pread(0, os.fstat(0).st_size, 0).decode()
 
 
 def _typed() -> list[str]:
-    """Returns the statements that were typed into this REPL, after those of earlier sessions, if they are kept. The
-    last definition wins.
+    """Returns the statements that were typed into this REPL, in their order.
 
-    From Python 3.13 on the interpreter keeps the text, as numbered files; before that, the line editor does.
+    From Python 3.13 on the interpreter keeps the statements, as numbered files. Before that, the line editor keeps
+    them, and its history may also have statements from before this REPL. They come first, so newer definitions of the
+    same names replace theirs. The list is empty if neither keeps the statements.
     """
     kept = sorted((int(name[14:-1]), name) for name in linecache.cache if re.fullmatch(r"<python-input-\d+>", name))
     if kept:
@@ -304,10 +321,9 @@ def _typed() -> list[str]:
 
 
 def statements(lines: Sequence[str]) -> list[str]:
-    """Joins lines to statements.
+    """Joins lines to statements, and leaves out lines that form no statement.
 
-    The lines are those of a line editor, which drops the empty lines that end a block. Lines that form no statement are
-    left out.
+    The lines come from a line editor, which drops the empty lines that end a block.
     """
     found, at = [], 0
     while at < len(lines):

@@ -1,5 +1,7 @@
-"""Finds the statements of a program that change objects made by other statements; without them an excerpt would be
-incomplete. No I/O."""
+"""Finds the places where a program's statements change objects that other statements made. No I/O.
+
+An excerpt of the program without such a change would contain another object than the program.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
-#: types whose values never change, or keep nothing that an operator could miss
+#: types whose values never change, or whose changes do not matter to an operator
 _FIXED = (
     *(str, bytes, int, float, complex, tuple, frozenset, range, type(None), PurePath, re.Pattern, enum.Enum),
     *(logging.Logger, logging.LoggerAdapter, ModuleType, MethodType, BuiltinFunctionType, functools.partial),
@@ -30,7 +32,7 @@ _LOOKS = re.compile(
     r"get|items|keys|values|copy|index|count|sections|options|cache_\w+|(get|has|is|as|to|find|show|print|count)_\w+"
     r"|describe|head|tail|join|format|split|match|search|fullmatch|debug|info|warning|error|exception|critical|log|setLevel|addHandler|addFilter"
 )
-#: names of methods that change their object, for a value of unknown type
+#: names of methods that, in most libraries, change their object
 _CHANGES = re.compile(
     r"append\w*|extend\w*|insert|update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
     r"|subtract|read\w*|load\w*|register|fill|put\w*|push|fit|train"
@@ -39,14 +41,14 @@ _CHANGES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A place where a name's value may be changed.
+    """A place in a program where a name's value may be changed.
 
     Attributes:
         order: position of the statement, as in :class:`~stateflow.code.excerpt.Statement`.
         path: attributes from the value to the called method; empty if the name itself is bound anew.
-        stores: whether it is an assignment, or a deletion.
-        discards: whether it is a call whose result is not used.
-        guarded: whether it runs only if the program is the main one.
+        stores: the place is an assignment or a deletion.
+        discards: the place is a call whose result is not used.
+        guarded: the place is in an ``if`` statement that tests ``__name__``.
     """
 
     name: str
@@ -70,14 +72,14 @@ class Touch:
         return not fixed and not only_looks(self.path)
 
     def may_change_any(self) -> bool:
-        """Tells whether the statement at this place may change the name's value, when that value is unknown."""
+        """Tells whether the statement at this place may change the name's value. Use it if the value is not known."""
         if self.guarded or (not self.stores and only_looks(self.path)):
             return False
         return self.stores or self.discards or bool(_CHANGES.fullmatch(self.path[-1]))
 
 
 def only_looks(path: tuple[str, ...]) -> bool:
-    """Tells whether the called method only reads the object."""
+    """Tells whether the name of the called method suggests that the method only reads the object."""
     return bool(path) and _LOOKS.fullmatch(path[-1]) is not None
 
 
@@ -86,7 +88,7 @@ def _is_frozen(value: object) -> bool:
 
 
 def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
-    """Returns a program's own functions, by name."""
+    """Returns name → definition for the functions at the top level of a program."""
     return {node.name: node for body in bodies for node in body if isinstance(node, _Function)}
 
 
@@ -160,7 +162,7 @@ def _of_call(
 
 
 def _run_by(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes that run when a statement runs, which excludes the bodies of functions."""
+    """Yields the nodes that run when a statement runs. The bodies of functions are not among them."""
     yield node
     if isinstance(node, _INNER):
         left: list[ast.AST] = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
@@ -181,7 +183,8 @@ def _local(function: _Function) -> set[str]:
 
 
 def _path(node: ast.expr) -> tuple[str, tuple[str, ...]] | None:
-    """Returns ``a.b.c`` as ("a", ("b", "c")), without subscripts in between; None for other expressions."""
+    """Returns ``a.b.c`` as ("a", ("b", "c")); None for other expressions. Subscripts, as in ``a[0].b``, are left
+    out."""
     path: list[str] = []
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute):

@@ -1,10 +1,11 @@
 """Requests of the page's users: who may make them, and how they are carried out through the client's API.
 
-*Access* is decided from a request's headers, a token and the table of roles, without I/O. The page is requested at an
-address, or under a name configured as its own (:func:`check_host`). A request that changes something comes from the
-page itself (:func:`check_same_page`). Users sign in with a token, and get a session for it (:class:`Sessions`). The
-role of the user and that of this process, which acts for the user, must both allow the gRPC call that a function of the
-page makes (:class:`Access`). In plain text users cannot be told apart, and each may do everything.
+*Access* is decided from a request's headers, a token and the table of roles, without I/O. The page must be requested at
+an IP address, or under a name that is configured as its own (:func:`check_host`). A request that changes something must
+come from the page itself (:func:`check_same_page`). Users sign in with a token, and get a session for it
+(:class:`Sessions`). A function of the page makes a gRPC call. The user's role must allow this call, and so must the
+role of this process, which acts for the user (:class:`Access`). In plain text users cannot be told apart, and each may
+do everything.
 
 *Acts*: requests are parsed from JSON (:func:`read_body`), checked, and carried out (:class:`Acts`).
 """
@@ -39,13 +40,13 @@ from stateflow.security.roles import Identity, Role, check_call
 
 # -- Access ----------------------------------------------------------------------------------------------------------
 
-#: header of requests that change something: no form and no picture of another page can send it
+#: header of requests that change something; a form or a picture of another page cannot send it
 HEADER, HEADER_VALUE = "x-stateflow", "1"
 COOKIE = "stateflow-session"
 SESSIONS_MAX = 1000
 #: longest time until a user has to present a token again
 LONGEST = timedelta(hours=24)
-#: in plain text users cannot be told apart, and each may do everything
+#: the user of each request in plain text, where users cannot be told apart
 EVERYBODY = Identity(Role.ADMIN, "everybody")
 #: the gRPC call that each function of the page makes
 CALLS: Mapping[str, str] = {
@@ -92,8 +93,9 @@ def host_of(header: str) -> str:
 def check_host(header: str, hosts: Collection[str]) -> None:
     """Checks the name or address by which the page was requested. Raises NotAllowed.
 
-    Another website may let its own name point to this address, and its page could then read the answers (DNS
-    rebinding). So a name is accepted only if it is configured as this page's. An IP address needs no such check.
+    The operator of another website can let that website's name point to this address; the website's page could then
+    read the answers (DNS rebinding). So a name is accepted only if it is configured as this page's. An IP address needs
+    no such check.
     """
     host = host_of(header)
     if host == "localhost" or host.endswith(".localhost") or _is_address(host) or host in hosts:
@@ -115,7 +117,11 @@ def check_same_page(headers: Mapping[str, str], scheme: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The contents of a token that a user has presented: identity, serial number, and end of validity."""
+    """The contents of a token that a user has presented.
+
+    Attributes:
+        until: end of the token's validity, or of ``LONGEST`` from the sign-in, if that is earlier.
+    """
 
     identity: Identity
     serial: int
@@ -123,7 +129,10 @@ class Shown:
 
 
 def shown_by(text: str, ca: bytes, revoked: Collection[int], now: datetime) -> Shown:
-    """Checks a token against this process's certificate authority, not the one in the token. Raises BadCertificate."""
+    """Returns the contents of a token after checking it. Raises BadCertificate.
+
+    The check uses this process's certificate authority, and ignores the authority that the token contains.
+    """
     _, cert, key = decoded_token(text)
     found = checked_pair(ca, cert, key, now, "the token")
     if found.serial in revoked:
@@ -133,15 +142,15 @@ def shown_by(text: str, ca: bytes, revoked: Collection[int], now: datetime) -> S
 
 
 class Sessions:
-    """Sessions of users that have presented a token. The token is not kept; the browser gets a random number in its
-    place."""
+    """The sessions of users that have presented a token. The token itself is not kept: a session is known by a random
+    id, which the browser gets."""
 
     def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_urlsafe(32)) -> None:
         self._new_id = new_id
         self._sessions: dict[str, Shown] = {}
 
     def open(self, shown: Shown) -> str:
-        """Opens a session, and returns its number. Beyond ``SESSIONS_MAX`` the oldest session ends."""
+        """Opens a session, and returns its id. If there are ``SESSIONS_MAX`` sessions already, the oldest one ends."""
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         number = self._new_id()
@@ -149,8 +158,10 @@ class Sessions:
         return number
 
     def find(self, number: str, revoked: Collection[int], now: datetime) -> Identity | None:
-        """Returns the user of a session. None: there is no such session, or its token has expired or was revoked, which
-        ends the session."""
+        """Returns the user of a session; None: there is no such session.
+
+        A session ends here if its token has expired or was revoked.
+        """
         shown = self._sessions.get(number)
         if shown is None:
             return None
@@ -167,7 +178,9 @@ class Sessions:
 class Access:
     """The rights of one request.
 
-    ``own``: this process's identity in the cluster; None: plain text. ``signed_in``: the user; None: not signed in.
+    Attributes:
+        own: this process's identity in the cluster; None: plain text.
+        signed_in: the user; None: nobody has signed in.
     """
 
     own: Identity | None
@@ -187,7 +200,7 @@ class Access:
         return self.signed_in
 
     def check(self, act: str) -> None:
-        """Checks that the user may use a function of the page, and that this process, which acts for the user, may too.
+        """Checks that the user and this process, which acts for the user, may both use a function of the page.
 
         Raises NotAllowed, SignInRequired.
         """
@@ -203,14 +216,13 @@ class Access:
             check_call("/stateflow.rpc.ControllerService/Status", self.who)
 
     def check_operator(self, operator: str) -> None:
-        """Checks that the user's token, and this process's, may reach an operator. Raises NotAllowed,
-        SignInRequired."""
+        """Checks that the user and this process may both reach an operator. Raises NotAllowed, SignInRequired."""
         for each in (self.who, self.own):
             if each is not None and not each.reaches(operator):
                 raise NotAllowed(f"{each} may not reach the operator {operator!r}", remedy="use another token")
 
     def may(self) -> dict[str, bool]:
-        """Returns, for each function of the page, whether it offers the function to the user."""
+        """Returns function of the page → whether the user may use it."""
         return {act: self._allows(act) for act in CALLS}
 
     def _allows(self, act: str) -> bool:
@@ -280,13 +292,14 @@ def read_body(kind: type[B], data: bytes) -> B:
 
 
 class Acts:
-    """The requests that the page offers. Methods raise NotAllowed, and the cluster's errors."""
+    """Carries out the requests that the page offers. The methods raise NotAllowed, SignInRequired and the cluster's
+    errors."""
 
     def __init__(self, cluster: Cluster, records: Records | None) -> None:
         self._cluster, self._records = cluster, records
 
     def plan(self, access: Access, move: Move) -> dict[str, Any]:
-        """Returns the moves that a request would make. Moves nothing."""
+        """Returns the moves that a request would make, without making them."""
         access.check("plan")
         cluster = self._cluster
         if move.do == "migrate":
@@ -314,7 +327,7 @@ class Acts:
         return partition_numbers(move.partitions, self._cluster.operator(move.operator).partitions)
 
     def change_batch(self, access: Access, named: Named) -> dict[str, Any]:
-        """Pauses, resumes, cancels or retries a batch. ``named.name`` is its id on the board."""
+        """Pauses, resumes, cancels or retries a batch. ``named.name`` is the batch's id on the board."""
         kind, id_ = runner_of(named.name)
         if kind == "reconfiguration":
             return self._change_reconfiguration(access, id_, named.change)

@@ -1,5 +1,7 @@
-"""Serves the page: its files, its stream of events, and the requests of its users. The web application runs in any
-process, in a thread with its own event loop, so that it holds up no other loop."""
+"""Serves the page: its files, its stream of events, and the requests of its users.
+
+The web application can run in any process. It has a thread with its own event loop, so that it blocks no other loop.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ from stateflow.types import cannot_listen, listened_at
 STATIC = Path(__file__).parent / "static"
 #: limit of a request's body: a token has 1,600 characters
 BODY_MAX = 64 << 10
-#: longest silence of an event stream, in seconds, so that no proxy considers it dead
+#: longest silence of an event stream, in seconds; a proxy might close a connection that is silent for longer
 QUIET_S = 15.0
 _HEADERS = (
     (
@@ -79,7 +81,7 @@ class Parts:
         files: this process's certificates; None: plain text.
         hosts: names under which the page is served.
         secure: the page is served with TLS.
-        refusals: counts and logs users who may not sign in, or not do what they ask for.
+        refusals: counts and logs refused sign-ins and requests.
     """
 
     watching: Watching
@@ -97,8 +99,11 @@ class Parts:
 
 
 class _Guard:
-    """Middleware for all requests. It checks the name under which the page was requested, and that changes come from
-    the page itself, and adds headers that limit what a browser may do with the answer."""
+    """Middleware for all requests.
+
+    It checks the name under which the page was requested, and that a request which changes something comes from the
+    page itself. It adds headers that limit what a browser may do with the answer.
+    """
 
     def __init__(self, app: ASGIApp, parts: Parts) -> None:
         self._app, self._hosts = app, parts.hosts
@@ -291,8 +296,8 @@ async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterato
     """Yields events in the format of a browser's EventSource.
 
     Args:
-        check: raises NotAllowed when the user may no longer look. Then the stream ends. The page opens a new
-            one, which is refused with the reason.
+        check: raises NotAllowed when the user may no longer look at the page. Then the stream ends. The page requests a
+            new stream, and this request is refused with the reason.
     """
     yield "retry: 1000\n\n"
     changes = watching.changes()
@@ -320,20 +325,20 @@ async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterato
 
 
 log = logging.getLogger(__name__)
-#: open connections are closed after this many seconds: event streams do not end by themselves
+#: seconds after which an ending server closes open connections, because event streams do not end by themselves
 GRACE_S = 1
-#: limit of the wait for the start, and for the end, in seconds
+#: maximum time for the start and for the end of the server, in seconds
 WITHIN_S = 20.0
 AUTHOR = "stateflow dashboard"
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardOptions:
-    """The options of a dashboard: where the page is served, and what it shows.
+    """The options of a dashboard: the address of its page, and the sources of the page's contents.
 
     Args:
         controller: host:port, or comma-separated addresses of several; empty: passed to ``start``.
-        listen: host:port; port 0 stands for a free one.
+        listen: host:port of the page; port 0 picks a free port.
         cert, key: PEM files of a certificate that browsers accept, and its key; None: plain text.
         hosts: names under which browsers reach the page, in addition to those in the certificate.
         ledger: SQLAlchemy URL of the ledger whose batches are shown and records searched; None: no ledger.
@@ -362,10 +367,13 @@ class _Server(uvicorn.Server):
 
 
 class Dashboard:
-    """A context manager that serves the page from ``start`` to ``close``. ``url``: address of the page.
+    """A context manager that serves the page from ``start`` to ``close``.
 
-    Raises InvalidArgument, PortInUse, BadCertificate; InsecureRefused if it would be served in plain text to other
-    machines.
+    Raises InvalidArgument, PortInUse and BadCertificate; InsecureRefused if the page would be served in plain text to
+    other machines.
+
+    Attributes:
+        url: address of the page.
     """
 
     def __init__(self, options: DashboardOptions) -> None:
@@ -418,7 +426,7 @@ class Dashboard:
     # -- lifecycle ----------------------------------------------------------------------------------------
 
     def start(self, controller: str = "") -> Dashboard:
-        """Starts the thread, and returns when the page can be reached.
+        """Starts the thread that serves the page, and returns when the page can be reached.
 
         Args:
             controller: address of the controller, if the options have none.
@@ -489,7 +497,7 @@ class Dashboard:
                 records.close()
 
     def close(self) -> None:
-        """Ends the thread and its open streams."""
+        """Ends the thread that serves the page, and the open streams."""
         loop, server, watching = self._loop, self._server, self._watching
         if loop is None or server is None or watching is None:
             self._listener.close()

@@ -1,8 +1,8 @@
-"""The snapshot that the page draws, made from a cluster's reports, and the rates in it.
+"""Makes the snapshot that the page draws from a cluster's reports.
 
-:class:`Rates` computes rows a second and durations of requests from the counts that replicas report: it compares each
-report with earlier ones. :func:`snapshot` returns plain data, a few bytes for each replica and partition. Long lists
-are truncated; for most of them, the number of all items is included.
+:class:`Rates` computes rows a second and durations of requests. It compares the counts in each report of a replica with
+those in earlier reports. :func:`snapshot` returns plain data, a few bytes for each replica and partition. Long lists
+are truncated; for most of them, the snapshot has the number of all items.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from stateflow.types import node_of
 
 # -- Rates -----------------------------------------------------------------------------------------------------------
 
-#: rates and latency cover this many seconds: micro-batches come in bursts, and one second alone has too few requests
-#: for a 99th percentile
+#: number of past seconds that rates and latencies cover: micro-batches arrive in bursts, and a single second has too
+#: few requests for a 99th percentile
 WINDOW_S = 5.0
-#: a replica that has not reported for this long has no rate
+#: seconds without a report after which a replica has no rate
 STALE_S = 30.0
-#: slow requests are shown for this long, and at most this many of an operator
+#: seconds for which slow requests are shown, and maximum number of them for an operator
 SLOW_S, SLOW_KEPT = 300.0, 5
 #: points of the time lines: half an hour of seconds
 POINTS = 1800
@@ -44,18 +44,21 @@ Partition = tuple[str, int]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Returns the smallest value that at least ``share`` of the values do not exceed; None without values.
+    """Returns a percentile by nearest rank, which is one of the values; None without values.
 
     Args:
-        values: in ascending order.
+        values: values in ascending order.
+        share: rank as a fraction, such as 0.99.
     """
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latency of ``count`` requests, in milliseconds, from first message to last output; None: there were no
-    requests."""
+    """The latency of ``count`` requests, from the first message to the last output of each.
+
+    The percentiles are None if there were no requests.
+    """
 
     p50_ms: float | None
     p99_ms: float | None
@@ -91,7 +94,10 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Rows since the first report of a replica, in total and by partition, across its restarts."""
+    """Rows that a replica has received since its first report, in total and by partition.
+
+    The counts continue when the replica restarts.
+    """
 
     at_s: float
     rows: int
@@ -100,7 +106,7 @@ class _Count:
 
 @dataclass(slots=True)
 class _Counted:
-    """A replica's last report, and its counts of the last seconds, oldest first."""
+    """A replica's last report, and the counts of its reports of about the last ``WINDOW_S`` seconds, oldest first."""
 
     rows: int
     partitions: dict[Partition, int]
@@ -125,12 +131,12 @@ class _Counted:
 
 
 def _grown(before: int, now: int) -> int:
-    """Returns the growth of a count; a restarted process counts from 0."""
+    """Returns by how much a count has grown. A count that fell belongs to a restarted process, which counts from 0."""
     return now - before if now >= before else now
 
 
 class Rates:
-    """Rates from replicas' reports. Times in seconds are of any clock that does not run backwards."""
+    """Computes rates from the reports of replicas. Times in seconds are those of a monotonic clock."""
 
     def __init__(self) -> None:
         self._counted: dict[str, _Counted] = {}
@@ -141,7 +147,7 @@ class Rates:
         self.points: deque[Point] = deque(maxlen=POINTS)
 
     def after(self, replica: str) -> int:
-        """Returns the number of the replica's last known request; 0: none is known."""
+        """Returns the number of the newest request that the replica has reported; 0: it has reported none."""
         counted = self._counted.get(replica)
         return 0 if counted is None else counted.last_request
 
@@ -187,7 +193,7 @@ class Rates:
         del slow[SLOW_KEPT:]
 
     def keep(self, replicas: Collection[str], operators: Collection[str], now_s: float) -> None:
-        """Forgets all other replicas and operators, and values that are too old."""
+        """Forgets all replicas and operators except these, and values that are too old."""
         self._counted = {name: each for name, each in self._counted.items() if name in replicas}
         self._bytes = {each: size for each, size in self._bytes.items() if each[0] in operators}
         self._entries = {each: count for each, count in self._entries.items() if each[0] in operators}
@@ -224,7 +230,7 @@ class Rates:
         return self._entries.get(partition)
 
     def latencies(self, now_s: float) -> defaultdict[str, Latency]:
-        """Returns latencies of the last ``WINDOW_S``, by operator; those of all operators under an empty name."""
+        """Returns operator → latency in the last ``WINDOW_S`` seconds. The empty name stands for all operators."""
         took: defaultdict[str, list[float]] = defaultdict(list)
         for at_s, request in self._requests:
             if now_s - at_s <= WINDOW_S:
@@ -247,20 +253,21 @@ class Rates:
 
 # -- Snapshot --------------------------------------------------------------------------------------------------------
 
-#: limits of the lists that are sent
+#: limits of the lists in a snapshot
 MOVES_MAX, ENDED_MAX, RECONFIGURATIONS_MAX, MARKS_MAX, HOT_MAX, PLANNED_MAX = 200, 40, 30, 200, 5, 200
 COPIES_MAX = 4096
-#: a partition with a lower rate is not shown as hot
+#: smallest rate of a partition that is shown as hot
 HOT_MIN_PER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The answers of a cluster.
+    """The answers of a cluster from which a snapshot is made.
 
     Attributes:
         history: reconfigurations, newest first.
-        jobs, orders: None: this process may not ask for them.
+        jobs: jobs; None: not known.
+        orders: the autopilot's settings; None: this process may not ask for them.
         batches: batches on the ledger's board; None: no ledger is configured.
     """
 
@@ -272,7 +279,7 @@ class Seen:
 
 
 def error_view(error: StateflowError) -> dict[str, Any]:
-    """Returns an error's code, what happened, where, what to do next, and all that as one ``line``."""
+    """Returns the view of an error: its code, what happened, where, the remedy, and all this as one ``line``."""
     wire = error.to_wire()
     wire["where"].pop("traceback", None)
     return {**wire, "line": str(error)}
@@ -334,8 +341,10 @@ def snapshot(seen: Seen, rates: Rates, now_s: float) -> dict[str, Any]:
 
 
 def _together(seen: Seen) -> list[Reconfiguration]:
-    """Returns the reconfigurations under way, taken from the status, which is newer, and earlier ones from the
-    history."""
+    """Returns the reconfigurations of status and history, those under way first, and then the newest first.
+
+    A reconfiguration that is in both is taken from the status, which is newer.
+    """
     found = {each.id: each for each in seen.history}
     found |= {each.id: each for each in seen.status.reconfigurations}
     return sorted(found.values(), key=lambda each: (each.over, -each.created_us))
@@ -373,7 +382,7 @@ def _replicas(status: ClusterStatus, rates: Rates, now_s: float) -> list[dict[st
 
 
 def _state_of(replica: ReplicaStatus) -> str:
-    """Returns alive, opening, stopped or silent; or unknown, if a follower reports the replica."""
+    """Returns the state of a replica: alive, opening, stopped, silent, or unknown in a follower's report."""
     if replica.stopped:
         return "stopped"
     if replica.alive is None:
@@ -407,7 +416,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _whole(values: Sequence[int | None]) -> int | None:
-    """Returns the sum; None if a value is not known."""
+    """Returns the sum of the values; None if any of them is not known."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
@@ -421,8 +430,8 @@ def _operator(
 ) -> dict[str, Any]:
     """Returns the view of an operator.
 
-    In it, ``owners`` has the owner of each partition as an index into ``replicas``, -1 if it is not among them.
-    ``stored`` has the estimated number of entries of each partition, None if it is unknown.
+    ``owners`` in the view has an index into the snapshot's ``replicas`` for each partition; -1: the owner is not among
+    them. ``stored`` has the estimated number of entries of each partition; None: not known.
     """
     name = operator.name
     stored = [rates.entries_of((name, number)) for number in range(operator.partitions)]
@@ -450,15 +459,18 @@ def _operator(
 
 
 def _copies(standbys: Sequence[StandbyReport], number_of: Mapping[str, int]) -> list[tuple[int, int, bool]]:
-    """Returns (partition, index of the replica, whether it may take over)."""
+    """Returns (partition, index of the replica in the snapshot, whether the copy can take over) for each standby."""
     return [
         (each.partition, number_of.get(each.replica, -1), each.phase == "CATCHING_UP") for each in standbys[:COPIES_MAX]
     ]
 
 
 def _move(of: Reconfiguration, move: MoveReport) -> dict[str, Any]:
-    """Returns the view of a move. ``progress``: share of the copy that is done, from 0 to 1; None: its size is unknown
-    yet."""
+    """Returns the view of a move.
+
+    ``progress`` in the view is the fraction of the base copy that the target has, from 0 to 1; None: the size of the
+    copy is not known yet.
+    """
     sent = move.bytes_warm + move.bytes_delta
     done = move.bytes_warm + move.bytes_reused
     return {
@@ -518,7 +530,7 @@ def _reconfiguration(report: Reconfiguration) -> dict[str, Any]:
 
 
 def _job(job: JobReport) -> dict[str, Any]:
-    """Returns the view of a job. ``runs``: only its last run, if there is one."""
+    """Returns the view of a job. ``runs`` has only the last run, if there is one."""
     return {
         "name": job.name,
         "schedule": job.schedule,
@@ -537,7 +549,7 @@ def _batch(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(points: Iterable[Point]) -> dict[str, list[Any]]:
-    """Returns the time lines by column, as they are drawn; ``at``: seconds since 1970."""
+    """Returns the columns of the time lines, name → values. ``at`` has the times in seconds since 1970."""
     rows = [(round(p.at_us / 1e6, 3), p.rows_per_s, p.p50_ms, p.p99_ms) for p in points]
     columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
     return dict(zip(("at", "rows_per_s", "p50_ms", "p99_ms"), columns, strict=True))
@@ -558,5 +570,5 @@ def plan_view(placement: Placement) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """Returns the value, or None if it is infinite, which JSON cannot express."""
+    """Returns the value; None for infinity and NaN, which JSON cannot express."""
     return value if math.isfinite(value) else None

@@ -1,5 +1,7 @@
-"""Watches a cluster: asks the cluster once for all viewers, and hands the answers to each of them. Reads batches and
-the records that a search finds from the ledger, and checkpoints from the checkpoint store."""
+"""Watches a cluster for the page: asks the cluster once for all viewers, and hands the answers to each of them.
+
+This module also reads batches and searched records from the ledger, and checkpoints from the checkpoint store.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ SAVEPOINTS_MAX = 100
 def checkpoints(store: CheckpointStore) -> dict[str, Any]:
     """Returns counts and times of checkpoints by operator, and the names of savepoints.
 
-    ``oldest_us`` is the time of the oldest among the partitions' newest checkpoints: a restore would set no partition
-    back further than that.
+    ``oldest_us`` is the time of the oldest checkpoint that a restore would use. It is found by taking the newest
+    checkpoint of each partition.
     """
     newest: dict[str, dict[int, int]] = defaultdict(dict)
     counts: dict[str, int] = defaultdict(int)
@@ -57,9 +59,10 @@ def checkpoints(store: CheckpointStore) -> dict[str, Any]:
 
 # -- Ledger ----------------------------------------------------------------------------------------------------------
 
-#: batches shown, and batches read, newest first: most are reconfigurations, which the page shows elsewhere
+#: number of batches shown, and number of newest batches read; most of these are reconfigurations, which the page shows
+#: elsewhere
 BATCHES_MAX, LOOKED_AT = 30, 300
-#: newest records that a search reads, and records found that it shows
+#: number of newest records that a search reads, and number of matching records that it shows
 SEARCHED, FOUND_MAX = 5000, 200
 #: characters shown of a record's payload
 PAYLOAD_MAX = 2000
@@ -68,7 +71,7 @@ RECONFIGURATIONS = "reconfiguration/"
 
 
 class Records:
-    """The ledger as the page reads it. Used by several threads.
+    """Reads the ledger for the page. Several threads may share an object.
 
     Args:
         url: URL of an existing ledger; opened at first use.
@@ -83,9 +86,9 @@ class Records:
         self._ledger.close()
 
     def batches(self) -> list[dict[str, Any]]:
-        """Returns batches with all their counts, newest first, without reconfigurations.
+        """Returns the newest batches with all their counts, newest first. Reconfigurations are left out.
 
-        Costs one query, and three more for each batch that has not ended.
+        This takes one query, and three more for each batch that has not ended.
         """
         rows = [row for row in self.board.batches(limit=LOOKED_AT) if not row["bid"].startswith(RECONFIGURATIONS)]
         found = [self._known(row) or self.board.batch(row["bid"]) for row in rows[:BATCHES_MAX]]
@@ -93,16 +96,18 @@ class Records:
         return found
 
     def _known(self, row: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns a batch that an earlier call has read, if the batch is unchanged. Since then it may have been
-        retried, and have ended again."""
+        """Returns an ended batch as an earlier call has read it; None: the batch is not known, or has changed.
+
+        A batch changes after its end if it is retried.
+        """
         batch = self._over.get(row["bid"])
         return batch if batch is not None and all(batch[each] == row[each] for each in ("status", "ended_us")) else None
 
     def search(self, words: str) -> dict[str, Any]:
-        """Returns the item of this name with all its records, or else the newest records that match.
+        """Returns the item with this name and its newest records; without such an item, the newest matching records.
 
-        A record matches if each of the words is in its item, state, application, author or payload. ``searched``:
-        number of newest records that were read.
+        A record matches if each of the words is in its item, state, application, author or payload. At most
+        ``FOUND_MAX`` records are returned. ``searched`` is the number of newest records that were read; 0 for an item.
         """
         item = self._ledger.item(words) if words else None
         if item is not None:
@@ -141,13 +146,13 @@ def _shown(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 log = logging.getLogger(__name__)
-#: seconds between two looks with viewers, and without
+#: seconds between two looks while the page has viewers, and while it has none
 LOOK_S, IDLE_S = 1.0, 5.0
-#: two looks closer than this many seconds tell nothing about rates
+#: minimum number of seconds between two looks from which rates are computed
 APART_S = 0.5
 #: intervals in seconds of questions whose answers change seldom
 HISTORY_S, JOBS_S, BATCHES_S, MEASURED_S, SIZES_S = 10.0, 3.0, 3.0, 15.0, 15.0
-#: replicas asked in one look, how many of them at a time, and the requests that each reports
+#: number of replicas asked in one look, number asked at a time, and number of requests that each of them reports
 ASKED, AT_ONCE, REQUESTS = 40, 8, 500
 #: seconds to wait for a replica's answer; a slower replica is asked again later
 ANSWER_S = 2.0
@@ -155,9 +160,11 @@ HISTORY_MAX = 60
 
 
 class Seldom:
-    """A question that is asked at intervals, and its last answer (``value``).
+    """A question that is asked at intervals, and its last answer.
 
-    ``refused``: error of the newest attempt; empty: the attempt succeeded.
+    Attributes:
+        value: last answer.
+        refused: error of the newest attempt; empty: the attempt succeeded.
     """
 
     def __init__(self, every_s: float, value: Any) -> None:
@@ -170,7 +177,7 @@ class Seldom:
         self._at_s, self.value, self.refused = now_s, value, ""
 
     def ask(self, now_s: float, call: Callable[[], Any]) -> None:
-        """Asks again. If that fails, the value stays, and the question is repeated when it is due."""
+        """Asks the question by ``call``. If that fails, the last answer stays until the question is due again."""
         self._at_s = now_s
         try:
             self.told(now_s, call())
@@ -181,7 +188,7 @@ class Seldom:
 
 
 class Looking:
-    """A sequence of looks at a cluster, each of which yields a snapshot. Used by one thread."""
+    """Looks at a cluster again and again, and returns a snapshot each time. Not thread-safe."""
 
     def __init__(self, cluster: Cluster, records: Records | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._cluster, self._records, self._clock = cluster, records, clock
@@ -198,7 +205,7 @@ class Looking:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> dict[str, Any]:
-        """Returns a snapshot. Raises the cluster's error if its status cannot be read."""
+        """Returns a snapshot of the cluster. Raises the cluster's error if the status cannot be read."""
         now_s = self._clock.monotonic()
         measured = self._measured.due(now_s)
         status = self._cluster.status(measured=measured)
@@ -224,7 +231,7 @@ class Looking:
         under_way = frozenset(each.id for each in status.reconfigurations)
         if self._history.due(now_s, sooner=not self._under_way <= under_way):  # one has ended
             self._history.ask(now_s, lambda: self._cluster.reconfigurations(HISTORY_MAX))
-        # while the history is refused, reconfigurations that have ended are still to be shown
+        # while the history cannot be read, ended reconfigurations are kept, so that the history is asked for again
         self._under_way = self._under_way | under_way if self._history.refused else under_way
         if self._jobs.due(now_s):
             self._jobs.ask(now_s, self._cluster.jobs)
@@ -235,7 +242,8 @@ class Looking:
         return Seen(status, self._history.value, self._jobs.value, self._batches.value, self._orders.value)
 
     def _ask(self, replicas: Sequence[ReplicaStatus]) -> None:
-        """Asks up to ``ASKED`` replicas, in turn: first those whose last answer is oldest."""
+        """Asks up to ``ASKED`` replicas for statistics. All replicas are asked in turn, so the next call asks the next
+        ones."""
         there = [each for each in replicas if each.alive is not False and each.address]
         first, self._turn = self._turn % max(1, len(there)), self._turn + ASKED
         asked = (there[first:] + there[:first])[:ASKED]
@@ -286,11 +294,11 @@ class Watching:
         self._news.set()
 
     def look_now(self) -> None:
-        """Takes a look now, so that a viewer who changed something need not wait for the next one."""
+        """Makes the thread look at once, so that a viewer who changed something sees the change without delay."""
         self._wanted.set()
 
     async def changes(self) -> AsyncIterator[tuple[str, str]]:
-        """Yields (event, JSON): the time lines so far, then each snapshot. Ends on ``close``."""
+        """Yields (name of an event, JSON): first the time lines so far, then each snapshot. Ends on ``close``."""
         self._viewers += 1
         self.look_now()
         try:
@@ -340,9 +348,10 @@ class Watching:
 
 
 def _rounded(value: Any) -> Any:
-    """Rounds numbers to three digits, because each snapshot has thousands of them, and replaces infinite ones by None.
+    """Returns a value with its floats rounded to three decimal places, and infinite floats and NaN replaced by None.
 
-    JSON cannot express infinity, such as a pause without a known end.
+    Rounding matters because each snapshot has thousands of numbers. JSON cannot express infinity, which stands for a
+    pause without a known end.
     """
     if isinstance(value, float):
         return round(value, 3) if math.isfinite(value) else None

@@ -1,1 +1,1 @@
-"""The demonstration: real flights through one operator while its state moves, and a report at the end."""
+"""The demonstration: real flights stream through one operator while its state moves, and a report is written."""

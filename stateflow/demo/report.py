@@ -1,6 +1,6 @@
 """Writes the report of a demonstration run: an HTML page, the library that draws its charts, and a picture.
 
-The picture, for a README, shows the timeline with its moves, and the pauses they caused.
+The picture shows the timeline with the moves, and the pauses that the moves caused. It is meant for a README.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stateflow.errors import ExtraMissing
 
 HTML_NAME = "demo.html"
 PNG_NAME = "demo.png"
-#: a separate file: inside it, the page would be fifty times as large
+#: file with the library plotly; with the library inside, the page would be fifty times as large
 PLOTLY_NAME = "plotly.min.js"
 #: colours of the picture
 INK, SOFT, GRID, CARD = "#14181f", "#5b6472", "#e8ebf0", "#ffffff"
@@ -38,7 +38,7 @@ MOVE, BAD, GOOD = "#e06c00", "#c9252d", "#1a7f37"
 
 
 def write_report(result: DemoResult, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Writes the page and the picture into ``directory``, which is created; returns their paths.
+    """Writes the page and the picture into ``directory``, which is created if needed. Returns (page, picture).
 
     Raises:
         ExtraMissing: plotly or matplotlib is not installed.
@@ -62,7 +62,7 @@ def write_report(result: DemoResult, directory: str | os.PathLike[str]) -> tuple
 
 
 def render(result: DemoResult) -> str:
-    """Returns the page. It refers to nothing but the file with plotly beside it."""
+    """Returns the text of the page, which loads only the file with plotly in the same directory."""
     return Template(PAGE).substitute(
         headline=escape(headline(result)),
         verdict="good" if _sound(result) and not result.moves_failed else "bad",
@@ -78,13 +78,13 @@ def render(result: DemoResult) -> str:
 
 
 def embedded(drawn: Mapping[str, Figure]) -> str:
-    """Returns figures as the content of a script element."""
+    """Returns figures as JSON that can be the content of a script element."""
     # "</" could end the element early; "<\\/" is the same string to JSON.
     return json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
 
 
 def headline(result: DemoResult) -> str:
-    """Returns the run in one sentence, which claims equality only if it was found."""
+    """Returns a sentence about the run: its moves and rows, and whether the result is equal to the reference."""
     moves = f"{result.moves_completed} live moves under {result.rows:,} rows"
     if not _sound(result):
         return f"{moves}: the result differs from the reference"
@@ -137,7 +137,7 @@ def card(title: str, value: str, tone: str, note: str) -> str:
 
 
 def differences(found: Sequence[str]) -> str:
-    """Returns a panel of the differences; empty if there are none."""
+    """Returns an HTML panel with the differences; empty if there are none."""
     if not found:
         return ""
     items = "".join(f"<li><code>{escape(line)}</code></li>" for line in found)
@@ -171,7 +171,7 @@ def facts(facts: Mapping[str, Any]) -> str:
 
 
 def write_picture(result: DemoResult, path: str | os.PathLike[str]) -> None:
-    """Draws ``result`` as a PNG 1,400 pixels wide."""
+    """Draws ``result`` as a PNG file that is 1,400 pixels wide."""
     from matplotlib.figure import Figure as Canvas
 
     figure = Canvas(figsize=(10, 6.9), dpi=140, facecolor=CARD)
@@ -261,8 +261,8 @@ def _mark_incidents(axes: Any, result: DemoResult) -> None:
 def _side(incident: Incident, duration_s: float) -> str:
     """Returns the horizontal alignment of an incident's label: "right" puts the label left of the incident's line.
 
-    The label of a kill is left of its line, and that of the event that followed is right of it, so that both are in
-    order of time. Near an edge of the plot, the label is on the other side.
+    The label of a SIGKILL is left of its line, and the label of a restart is right of its line, so that the two do not
+    overlap. Near an edge of the plot, the label is on the other side.
     """
     share = incident.at_s / max(duration_s, 1e-9)
     if incident.kind == "SIGKILL":
@@ -327,7 +327,7 @@ def _draw_pauses(axes: Any, result: DemoResult) -> None:
 
 
 def plain(axes: Any) -> None:
-    """Removes unnecessary lines from axes."""
+    """Gives axes the plain style of the picture: a light grid, and no frame but the bottom line."""
     axes.set_facecolor(CARD)
     axes.set_axisbelow(True)
     axes.grid(True, color=GRID, lw=0.8)

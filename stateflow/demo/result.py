@@ -1,13 +1,13 @@
-"""Measurements of a run of the demonstration, the figures that its charts derive from them, and the expected result of
-its operator. The run fills in this plain data, and the report draws it.
+"""The measurements of a demonstration run, the figures that charts show of them, and the expected result.
 
-Times whose names end in ``_s`` are seconds since the stream's start, unless said otherwise.
+A run fills in this plain data, and the report draws it. Times whose names end in ``_s`` are seconds since the stream's
+start, unless said otherwise.
 
-The expected result is computed a second time by other means: nothing of the framework is imported here, and there is no
-loop over rows and no running state. Running values are grouped cumulative sums over the whole year, and the set
-of carriers seen so far is a cumulative sum of bits. Each carrier of a key contributes its bit once, on first sight, so
-that the sum is the union. Arrival delays are whole minutes, so sums of them are exact in float64 in any order, and the
-comparisons need no tolerance.
+The expected result is computed independently of the framework: nothing of it is imported here, and there is no loop
+over rows and no running state. Running values are grouped cumulative sums over the whole year. Each carrier has a bit,
+and the set of carriers seen so far is a cumulative sum of bits. A key adds the bit of a carrier only once, at the
+carrier's first flight, so the sum is the union. Arrival delays are whole minutes, so their sums are exact in float64 in
+any order, and the comparisons need no tolerance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPLETED = "COMPLETED"
 
 @dataclass(frozen=True, slots=True)
 class MoveRow:
-    """One move of one partition; ``pause_at_s`` is when the pause began, ``duration_s`` the whole move."""
+    """One move of one partition. ``pause_at_s`` is the begin of the pause; ``duration_s`` covers the whole move."""
 
     partition: int
     source: str
@@ -56,7 +56,7 @@ class MoveRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One micro-batch of the Spark query; ``at_s`` is when its trigger began."""
+    """One micro-batch of the Spark query. ``at_s`` is the begin of the micro-batch's trigger."""
 
     batch: int
     at_s: float
@@ -76,7 +76,7 @@ class RequestSample:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something done to a replica from outside, for example ``SIGKILL`` or ``restart``."""
+    """An action of the demonstration on a replica's process. ``kind`` is ``SIGKILL`` or ``restart``."""
 
     at_s: float
     kind: str
@@ -107,17 +107,17 @@ class DemoResult:
 
     @property
     def moves_failed(self) -> int:
-        """Moves that did not complete, in any state."""
+        """The number of moves that did not complete, whatever their state is."""
         return len(self.moves) - self.moves_completed
 
     @property
     def held(self) -> bool:
-        """Tells whether state and output are equal to the reference, and every move completed."""
+        """True if state and output are equal to the reference and every move completed."""
         return self.state_equal and self.output_equal and not self.moves_failed
 
     @property
     def pause_ms_max(self) -> float | None:
-        """Longest pause of the completed moves; None: there was no move, so nothing can be claimed."""
+        """The longest pause of the completed moves; None: no move completed."""
         return max(self._pauses_ms(), default=None)
 
     @property
@@ -148,7 +148,7 @@ LATENCY_WINDOW_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LatencyWindow:
-    """Latencies of the requests in ``[at_s - width / 2, at_s + width / 2)``, all in milliseconds."""
+    """The latencies of the requests in a window of ``LATENCY_WINDOW_S``, whose middle is ``at_s``."""
 
     at_s: float
     requests: int
@@ -159,7 +159,12 @@ class LatencyWindow:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Rows per second in consecutive windows; every series has one value per entry of ``at_s``."""
+    """Rows per second in consecutive windows.
+
+    Attributes:
+        at_s: middle of each window.
+        rows_per_s: name of a replica → one value for each window.
+    """
 
     at_s: list[float]
     width_s: float
@@ -167,13 +172,13 @@ class Throughput:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns a percentile by nearest rank: always one of ``values``, which must not be empty."""
+    """Returns a percentile by nearest rank, which is always one of ``values``. ``values`` must not be empty."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def latency_windows(requests: Sequence[RequestSample]) -> list[LatencyWindow]:
-    """Returns an entry for each window with a request, in order."""
+    """Returns the latencies of each window in which there was a request, in order of time."""
     gathered: dict[int, list[float]] = defaultdict(list)
     for request in requests:
         gathered[math.floor(request.at_s / LATENCY_WINDOW_S)].append(request.total_ms)
@@ -188,7 +193,7 @@ def latency_windows(requests: Sequence[RequestSample]) -> list[LatencyWindow]:
 def throughput(
     requests: Sequence[RequestSample], batches: Sequence[BatchRow], width_s: float | None = None
 ) -> Throughput:
-    """Returns rows per second by replica, or of the whole query if no request was sampled."""
+    """Returns rows per second by replica. If there are no requests, the only series is that of the whole query."""
     arrivals = [(request.at_s, request.replica, request.rows) for request in requests]
     arrivals = arrivals or [(batch.at_s, "query", batch.rows) for batch in batches]
     if not arrivals:
@@ -203,20 +208,21 @@ def throughput(
 
 
 def round_step(at_least: float) -> float:
-    """Returns the smallest 1, 2 or 5 times a power of ten that is at least ``at_least``, and at least 0.5."""
+    """Returns the smallest number 1, 2 or 5 times a power of ten that is not below ``at_least`` and 0.5."""
     wanted = max(at_least, 0.5)
     decade: float = 10.0 ** math.floor(math.log10(wanted))
     return next(step * decade for step in (1, 2, 5, 10) if step * decade >= wanted * (1 - 1e-9))
 
 
 def log_extent(values: Sequence[float]) -> tuple[float, float]:
-    """Returns both ends of a log axis for ``values``, with room above them for the names of incidents."""
+    """Returns (lower end, upper end) of a log axis for ``values``, with room at the top for the names of incidents."""
     positive = [value for value in values if value > 0]
     return min(positive, default=1.0) * 0.6, max(positive, default=1000.0) * 6
 
 
 def lanes(moves: Sequence[MoveRow]) -> list[int]:
-    """Assigns a lane to each move so that moves of one lane do not overlap in time, with as few lanes as possible."""
+    """Returns the number of a lane for each move. Moves of one lane do not overlap in time; lanes are as few as
+    possible."""
     free_from: list[float] = []
     chosen = [0] * len(moves)
     for index in sorted(range(len(moves)), key=lambda position: moves[position].started_s):
@@ -228,7 +234,7 @@ def lanes(moves: Sequence[MoveRow]) -> list[int]:
 
 
 def human_bytes(count: float) -> str:
-    """Formats a size in decimal units: 1536 is ``1.5 kB``."""
+    """Returns a size as text in decimal units: ``1.5 kB`` for 1536."""
     value = float(count)
     for unit in ("B", "kB", "MB"):
         if abs(value) < 999.95:
@@ -247,7 +253,8 @@ _CARRIERS_MAX = 62  # bits of a non-negative int64
 
 @dataclass(frozen=True, slots=True)
 class FinalState:
-    """State of one key after the last row. ``delay_by_dest``: sum of delays by destination; a null counts as 0.0."""
+    """The state of one key after the last row. ``delay_by_dest`` maps destinations to sums of delays; a null delay
+    counts as 0.0."""
 
     flights: int
     delay_by_dest: dict[str, float]
@@ -256,8 +263,13 @@ class FinalState:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected result. ``outputs``: :data:`OUTPUT_COLUMNS`, one row per input row in input order, ``carriers`` as
-    tuples."""
+    """The expected result.
+
+    Attributes:
+        outputs: frame with :data:`OUTPUT_COLUMNS` and one row for each input row, in input order; ``carriers`` are
+            tuples.
+        state: key → state.
+    """
 
     outputs: pd.DataFrame
     state: dict[str, FinalState]
@@ -265,10 +277,14 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Outcome of a comparison.
+    """The outcome of a comparison of expected and actual items.
 
-    ``compared`` counts items found on both sides, ``missing`` expected items that are absent, ``extra`` unexpected
-    items (a second copy included), ``different`` items with another value. ``differences`` describes the first ten.
+    Attributes:
+        compared: number of items on both sides.
+        missing: number of expected items that are absent.
+        extra: number of unexpected items, including second copies.
+        different: number of items on both sides with another value.
+        differences: descriptions of the first ten differences.
     """
 
     equal: bool
@@ -310,7 +326,7 @@ def expected(flights: pd.DataFrame) -> Expected:
 
 
 def compare_state(expected: Expected, actual: Mapping[str, FinalState]) -> Comparison:
-    """Compares final states key by key, including every entry of every map."""
+    """Compares the final states of all keys, including every entry of every map."""
     wanted = expected.state
     missing = sorted(wanted.keys() - actual.keys())
     extra = sorted(actual.keys() - wanted.keys())
@@ -330,7 +346,11 @@ def compare_state(expected: Expected, actual: Mapping[str, FinalState]) -> Compa
 
 
 def compare_outputs(expected: Expected, actual: pd.DataFrame) -> Comparison:
-    """Compares output rows by ``seq``, in any order; ``actual`` may hold carriers as any kind of sequence."""
+    """Compares output rows with the same ``seq``. The order of rows does not matter.
+
+    Args:
+        actual: frame of output rows; its carriers may be any kind of sequence.
+    """
     absent = [column for column in OUTPUT_COLUMNS if column not in actual.columns]
     if absent:
         every = [f"column {column!r}: absent from the output" for column in absent]
@@ -399,7 +419,7 @@ def _explain_state(wanted: FinalState, actual: FinalState) -> Iterable[str]:
 
 
 def _cells_differ(wanted: pd.Series[Any], actual: pd.Series[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Returns one flag per row. A null always differs, because no expected cell is null."""
+    """Returns a flag for each row, which tells whether the cells differ. A null differs from every expected cell."""
     if wanted.name == "carriers":
         pairs = zip(wanted.to_numpy(), actual.to_numpy(), strict=True)
         return np.fromiter((_as_tuple(got) != want for want, got in pairs), dtype=bool, count=len(wanted))

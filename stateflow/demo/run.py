@@ -1,9 +1,9 @@
 """Runs the demonstration: streams real flights through Spark and five real processes, moves partitions and kills a
 replica while the stream runs, and then compares every row of state and output with an independent computation.
 
-Limits keep it short on any machine. A slow machine streams fewer flights (:class:`Stretch`). A machine whose pauses
-vary widely cannot promise the usual budget (:class:`Budget`). Then a move is refused before its partition stops, and
-only the time for which it waited is lost.
+Limits keep the demonstration short on any machine. A slow machine streams fewer flights (:class:`Stretch`). A machine
+whose pauses vary widely cannot promise the usual budget (:class:`Budget`). On such a machine a move is refused before
+its partition stops, so the refusal only costs time.
 """
 
 from __future__ import annotations
@@ -54,28 +54,33 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 
-# -- Limits: how much is streamed, and which pause is asked for ------------------------------------------------------
+# -- Limits of the stream and of pauses ------------------------------------------------------------------------------
 
 #: seconds from the start of the demonstration to the end of the stream; comparing and drawing follow
 STREAM_UNTIL_S = 75.0
 #: minimum seconds of streaming, however long the processes took to start
 STREAM_LEAST_S = 20.0
-#: slices that are available before they are read: the stream never waits, and little is left to read at the end
+#: number of slices that are available before they are read; so the stream never waits, and little is left at the end
 AHEAD = 4
 BUDGET_MS = 250.0
-#: factor by which a new budget exceeds the need of the refused moves: the next move may need more
+#: factor by which a new budget exceeds the need of the refused moves, because the next move may need more
 ROOM = 1.5
 BUDGET_STEP_MS = 50.0
-#: a larger budget is dropped, and any pause is allowed
+#: largest budget; if a larger one is needed, any pause is allowed
 BUDGET_MS_MAX = 3_000.0
-#: seconds that a move waits for a moment within its budget, at first, and after a move was refused
+#: seconds for which a move waits until its pause is predicted within the budget: at first, and after a refused move
 PATIENCE_S, PATIENCE_THEN_S = 3.0, 1.0
 
 
 @dataclass(slots=True)
 class Stretch:
-    """A stream of ``slices`` slices, which ends at ``until_s``. ``began_s``: time at which its first slice was done;
-    None: nothing can be moved yet. All times are of one monotonic clock, in seconds."""
+    """Decides how much of the stream is fed, so that the stream ends in time. Times are monotonic seconds.
+
+    Attributes:
+        slices: number of all slices.
+        until_s: time at which the stream is closed.
+        began_s: time at which the first slice had been processed; None: no slice yet, so nothing can be moved.
+    """
 
     slices: int
     until_s: float
@@ -84,7 +89,7 @@ class Stretch:
     closed: bool = False  # no more slices are made available
 
     def look(self, done: int, now_s: float) -> None:
-        """Notes the number of slices done, and the time. Allows more slices until the stream is closed."""
+        """Allows more slices, or closes the stream. ``done`` is the number of slices that have been processed."""
         if done and self.began_s is None:
             self.began_s, self.until_s = now_s, max(self.until_s, now_s + STREAM_LEAST_S)
         self.closed = self.closed or (self.began_s is not None and now_s >= self.until_s)
@@ -92,11 +97,14 @@ class Stretch:
             self.allowed = max(self.allowed, min(self.slices, done + AHEAD))
 
     def is_over(self, done: int) -> bool:
-        """Tells whether every slice that is or becomes available was read."""
+        """Tells whether all slices were processed, or all allowed slices of a closed stream."""
         return done >= self.slices or (self.closed and done >= self.allowed)
 
     def share(self, done: int, now_s: float) -> float:
-        """Returns the progress of the stream, from 0 to 1: by slices read or by time used, whichever is further."""
+        """Returns the progress of the stream, from 0 on; 1 is the end.
+
+        The progress is the share of processed slices or the share of used time, whichever is greater.
+        """
         if self.began_s is None:
             return 0.0
         return max(done / self.slices, (now_s - self.began_s) / (self.until_s - self.began_s))
@@ -106,15 +114,21 @@ def stretch_of(slices: int, demo_began_s: float, *, whole: bool = False) -> Stre
     """Returns the stream of a demonstration.
 
     Args:
-        whole: stream all slices, however long that takes.
+        demo_began_s: start of the demonstration.
+        whole: stream all slices, no matter how long that takes.
     """
     return Stretch(slices, math.inf if whole else demo_began_s + STREAM_UNTIL_S)
 
 
 @dataclass(slots=True)
 class Budget:
-    """Budget of each move's pause, in milliseconds; None: any pause is allowed. ``asked``: the user set the budget, so
-    it does not change."""
+    """The budget of each move's pause, which grows if this machine cannot keep it.
+
+    Attributes:
+        ms: budget in milliseconds; None: any pause is allowed.
+        asked: the user has set the budget, so it does not change.
+        patience_s: seconds for which a move waits until its pause is predicted within the budget.
+    """
 
     ms: float | None = BUDGET_MS
     asked: bool = False
@@ -126,11 +140,11 @@ class Budget:
         return ", then ".join([*(f"{ms:g}" for ms in self.former), "none" if self.ms is None else f"{self.ms:g}"])
 
     def after(self, moves: Sequence[MoveReport]) -> str:
-        """Changes the budget if it refused some of these moves, which have ended.
+        """Changes the budget if some of these ended moves were refused because of it.
 
-        From then on moves wait less long for a moment within the budget. Unless the user has set the budget, it is
-        raised above what the refused moves needed, or lifted if that is too much. Returns a sentence for the user if
-        the budget was raised or lifted, because the refused moves are then repeated; otherwise an empty text.
+        Later moves have less patience. Unless the user has set the budget, it is raised above the need of the refused
+        moves, or lifted if they need too much. Returns a sentence for the user if the budget was raised or lifted;
+        empty: the budget stays. The caller repeats the refused moves if the text is not empty.
         """
         refused = [move for move in moves if is_refused(move)]
         if not refused:
@@ -150,7 +164,7 @@ class Budget:
 
 
 def is_refused(move: MoveReport) -> bool:
-    """Tells whether the budget refused a move: its partition never stopped."""
+    """Tells whether a move was refused because of its budget. The partition of such a move was never paused."""
     return move.fault is not None and move.fault.code == BudgetUnreachable.code
 
 
@@ -168,7 +182,7 @@ PARTITIONS = 16
 ROWS_PER_FILE = 6_000
 FILES_MIN = 24
 POLL_S = 0.25
-#: share of the stream after which each step begins; a step moves one group of partitions to each place
+#: (share of the stream after which the step begins, site → number of the group of partitions that moves to it)
 STEPS: tuple[tuple[float, dict[str, int]], ...] = (
     (0.12, {"EWR": 0, "JFK": 1, "LGA": 2}),  # cloud → edge
     (0.40, {"JFK": 0, "LGA": 1, "EWR": 2}),  # edge → other edge
@@ -186,9 +200,9 @@ class DemoOptions:
 
     Attributes:
         rows: number of flights, from the first on; None: as many as there is time for.
-        max_pause_ms: budget of every move; None: what this machine can promise.
+        max_pause_ms: pause budget of every move; None: a budget that this machine can keep.
         nats_url: server whose JetStream streams the flights; None: they are streamed from files.
-        before_compare: called with the cluster when the stream has ended: tests use it to spoil the result.
+        before_compare: called with the cluster when the stream has ended; tests use it to spoil the result.
     """
 
     out: Path = Path("demo-out")
@@ -199,8 +213,13 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
-    """Runs the demonstration, and reports its progress on stdout or stderr. Raises JavaMissing, ExtraMissing,
-    DataDirLocked, or the error of the cluster or of Spark."""
+    """Runs the demonstration, and returns its result.
+
+    Raises JavaMissing, ExtraMissing, DataDirLocked, or the error of the cluster or of Spark.
+
+    Args:
+        tell_stderr: print progress on stderr instead of stdout.
+    """
     began_s, console = SYSTEM_CLOCK.monotonic(), console_of(tell_stderr)
     work = fresh(options.out)
     console.print(
@@ -230,8 +249,8 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
             source = running.enter_context(replay(flights, files, work, options.nats_url))
         with telling.of("starting the processes"):
             running.enter_context(local)
-            # the killed replica returns with all of its state: no other replica should take over from an older
-            # checkpoint before that, however slow this machine is
+            # the killed replica returns with all of its state, and even on a slow machine no other replica should take
+            # over from an older checkpoint before that
             local.cluster.deploy(DelayByAircraft, PARTITIONS, failover="manual")
         running.enter_context(live_page(local, console))
         with telling.of("starting Spark"):
@@ -277,7 +296,7 @@ def _start(spark: SparkSession, local: LocalCluster, work: Path, source: Replay)
 
 
 class _Story:
-    """Makes the moves and the crash while the stream runs, and keeps the observations."""
+    """Carries out the moves and the crash while the stream runs, and keeps the measurements."""
 
     def __init__(
         self,
@@ -328,7 +347,7 @@ class _Story:
 
     @property
     def rows(self) -> int:
-        """Number of flights that were streamed."""
+        """The number of flights that were streamed."""
         return self._bounds[self._slices]
 
     @property
@@ -344,7 +363,11 @@ class _Story:
         return move
 
     def _moved(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Moves partitions. Returns those to try again because the budget has become larger."""
+        """Moves partitions. Returns those whose move was refused and should be repeated with a larger budget.
+
+        Args:
+            wanted: site or replica → partitions that move to it; the result has the same form.
+        """
         budget = self._budget
         started = {
             to: self._local.migrate(OPERATOR, partitions, to, max_pause_ms=budget.ms, patience_s=budget.patience_s)
@@ -394,7 +417,7 @@ class _Story:
 
     @contextmanager
     def _feeding(self, query: StreamingQuery) -> Iterator[None]:
-        """Feeds the stream in a thread, so that the stream continues during moves, which take time."""
+        """Feeds the stream in a thread while the block runs, so that the stream continues during moves."""
 
         def go_on(stop: threading.Event) -> None:
             while not stop.is_set() and query.isActive:
@@ -407,8 +430,10 @@ class _Story:
             yield
 
     def _sample(self, stop: threading.Event) -> None:
-        """Collects how long each request took on its replica. Samples that a killed process had not reported are
-        lost."""
+        """Collects the durations of requests from all replicas until ``stop`` is set.
+
+        Durations that a killed process had not reported are lost.
+        """
         cluster = self._local.cluster
         seen: dict[int, int] = {}  # by process id: a restarted replica numbers requests anew
         while True:
@@ -482,14 +507,16 @@ def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def _batches(query: StreamingQuery) -> int:
-    """Returns how many batches are done. Progress without rows means that the stream waits; it then carries the number
-    of the next batch."""
+    """Returns the number of micro-batches that are done.
+
+    Progress without rows is reported while the stream waits, and has the number of the next micro-batch.
+    """
     progress = query.lastProgress
     return int(progress["batchId"]) + (progress["numInputRows"] > 0) if progress else 0
 
 
 def _standing(report: Reconfiguration) -> str:
-    """Returns the progress of a reconfiguration, and the first of its running moves."""
+    """Returns text on the progress of a reconfiguration, with the state of the first running move."""
     done = sum(move.state == "COMPLETED" for move in report.moves)
     going = [move for move in report.moves if move.state not in ("COMPLETED", "ABORTED", "WAITING")]
     said = f"{done} of {len(report.moves)}"
@@ -497,7 +524,8 @@ def _standing(report: Reconfiguration) -> str:
 
 
 def _group(number: int) -> list[int]:
-    """Returns the partitions of a group: 0, 3, 6, … for group 0. One partition stays in the cloud throughout."""
+    """Returns the partitions of a group: 0, 3, 6, … for group 0. The last partition is in no group, and stays in the
+    cloud."""
     return list(range(number, PARTITIONS - 1, len(EDGES)))
 
 

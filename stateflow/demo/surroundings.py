@@ -1,5 +1,5 @@
-"""Serves the live page of the cluster and prints progress for all demonstrations, and makes their working directory,
-and the rows for moves and versions in their reports."""
+"""Functions that all demonstrations share: the live page, progress on the console, the working directory, and the parts
+of reports that show moves and versions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from stateflow.testing import LocalCluster
 
 # -- The live page of the cluster, while it runs ---------------------------------------------------------------------
 
-#: address of the page if it is free, so that a tab that is still open shows the next demonstration too
+#: preferred address of the page: a browser tab that is still open then shows the next demonstration, too
 LISTEN = "127.0.0.1:7071"
 
 
 @contextmanager
 def live_page(local: LocalCluster, console: Console) -> Iterator[Dashboard]:
-    """Serves the page, and prints its URL."""
+    """Serves the live page of a cluster while the block runs, and prints the page's URL."""
     with _at_a_free_port(local) as page:
         console.print(Text.assemble("  live page: ", (page.url, "bold")))
         yield page
@@ -48,7 +48,7 @@ def _at_a_free_port(local: LocalCluster) -> Dashboard:
         return Dashboard(DashboardOptions(local.address, ledger=local.ledger, checkpoints=checkpoints))
 
 
-# -- Progress: a line that changes on a terminal, and elsewhere a line from the third second on ----------------------
+# -- Progress: on a terminal, one line that is redrawn; elsewhere, a line every three seconds ------------------------
 
 #: seconds between two lines of progress, without a terminal
 SAY_EVERY_S = 3.0
@@ -56,7 +56,7 @@ LOG_WIDTH = 110
 
 
 def console_of(tell_stderr: bool) -> Console:
-    """Returns a console of stdout, or of stderr."""
+    """Returns a console that writes to stderr if ``tell_stderr``, otherwise to stdout."""
     console = Console(stderr=tell_stderr, markup=False, emoji=False)
     if console.is_terminal:
         return console
@@ -64,8 +64,10 @@ def console_of(tell_stderr: bool) -> Console:
 
 
 class ProgressPrinter:
-    """Prints the running step of the demonstration. A thread of its own shows that the step still runs. Only one thread
-    may call the methods."""
+    """Prints the step of the demonstration that is running, with its duration.
+
+    A second thread keeps the duration current. Only one thread may call :meth:`of` and :meth:`say`.
+    """
 
     def __init__(self, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
         self._console, self._clock = console, clock
@@ -75,7 +77,7 @@ class ProgressPrinter:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Shows, until the block is left, that a step which may take long is running."""
+        """Shows ``what`` as the running step while the block runs."""
         self._said, self._began = what, self._clock.monotonic()
         self._said_at = self._began
         over = threading.Event()
@@ -105,7 +107,7 @@ class ProgressPrinter:
             self.tick()
 
     def tick(self) -> None:
-        """Redraws the line; without a terminal, prints it when it is due."""
+        """Redraws the line of the running step. Without a terminal, prints the line if it is due."""
         now = self._clock.monotonic()
         if self._status is not None:
             self._status.update(self._line())
@@ -118,8 +120,11 @@ class ProgressPrinter:
 
 
 def fresh(out: Path) -> Path:
-    """Makes an empty working directory, which will also hold the report. Raises InvalidArgument, and DataDirLocked
-    while replicas of another or a killed demonstration still run there."""
+    """Makes an empty directory ``work`` in ``out``, and returns it.
+
+    Raises InvalidArgument if ``out`` is not a directory, and DataDirLocked while replicas of another or a killed
+    demonstration still run there.
+    """
     if out.exists() and not out.is_dir():
         raise InvalidArgument("the report path is not a directory", remedy="pass a directory with --out", path=out)
     work = out / "work"
@@ -132,10 +137,10 @@ def fresh(out: Path) -> Path:
 
 
 def move_row(move: MoveReport, began_us: int) -> MoveRow:
-    """Returns a move as the report shows it.
+    """Returns the row for a move in the report.
 
     Args:
-        began_us: time from which the report counts seconds.
+        began_us: start of the stream or the drive, from which the report counts seconds.
     """
     return MoveRow(
         partition=move.partition,

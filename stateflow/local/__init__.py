@@ -1,1 +1,1 @@
-"""Clusters on this machine. The program that uses one starts its processes, and they end with the program."""
+"""Clusters on this machine. A program that uses such a cluster starts the processes, and they end with the program."""

@@ -1,7 +1,7 @@
 """Clusters of real processes on this machine.
 
 :class:`LocalCluster` starts controllers and replicas, deploys operators, and causes faults: it kills, freezes, restarts
-and replaces processes. :class:`Certificates` is the authority of such a cluster, for its processes and its users.
+and replaces processes. :class:`Certificates` issues certificates to the processes and the users of such a cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stateflow.types import check_name, worker_name
 
 
 class Certificates:
-    """A certificate authority in a folder of ``directory``, with a folder beside it for each certificate."""
+    """A certificate authority and its certificates, in ``directory``. Each certificate has a folder of its own."""
 
     def __init__(self, directory: Path) -> None:
         from stateflow.security.authority import Authority
@@ -45,7 +45,10 @@ class Certificates:
         self._own = ExitStack()
 
     def issue(self, name: str, role: str, host: str = "", operators: tuple[str, ...] = ()) -> Mapping[str, str]:
-        """Issues a certificate, unless there is one. Returns the environment variables that name its files."""
+        """Issues a certificate, unless this name and role already have one.
+
+        Returns the environment variables that name the certificate's files.
+        """
         out = self._directory / f"{role}-{name}"
         if not (out / OWN_CERT).exists():
             self.authority.issue(Identity.of(role, name, operators), [host] if host else [], out)
@@ -66,7 +69,7 @@ class Certificates:
         return sorted(path.parent for path in self._directory.glob(f"*/{OWN_CERT}"))
 
     def begin(self) -> None:
-        """Gives this process an administrator's certificate until :meth:`end`."""
+        """Makes this process use an administrator's certificate until :meth:`end`."""
         self.end()
         self._own.enter_context(environment(self.issue("local", "admin")))
 
@@ -76,7 +79,7 @@ class Certificates:
 
 log = logging.getLogger(__name__)
 CONTROLLERS_MAX = 9
-#: arguments that override addresses in the settings file and the environment, which are meant for a single process
+#: arguments with empty addresses; those in the settings file or the environment would apply to all processes
 _NOWHERE = ("--advertise", "", "--metrics", "")
 
 
@@ -108,7 +111,7 @@ class LocalCluster:
         sites: site → number of replicas; None: one replica at the site ``local``.
         partitions: number of partitions of each operator.
         data_dir: data directory, which is kept; None: a temporary directory that ``stop`` removes.
-        deploy_to: sites that get the partitions at first; empty: all sites.
+        deploy_to: sites at which the partitions are created; they may move to all sites later; empty: all sites.
         checkpoint_interval_s: seconds between two rounds of checkpoints.
         workers: number of worker processes of each replica.
         controllers: number of controllers, named ``controller``, ``controller-1``, …. The first one leads; if it ends,
@@ -150,12 +153,12 @@ class LocalCluster:
         self.controllers = ("controller", *(f"controller-{number}" for number in range(1, controllers)))
         self.processes: dict[str, Process] = {}
         self.address = ""  # addresses of all controllers
-        #: certificates of the cluster; None: plain text
+        #: certificates of the cluster; None: the cluster uses plain text
         self.certificates = Certificates(self.data_dir / "certificates") if tls else None
 
     @property
     def ledger(self) -> str:
-        """URL of the ledger."""
+        """The URL of the cluster's ledger."""
         from stateflow.ledger.database import sqlite_url
 
         return sqlite_url(self.data_dir / "ledger.db")
@@ -185,7 +188,7 @@ class LocalCluster:
         self._wait_for_members({worker_name(name, number) for name in names for number in range(self._workers)})
         for operator in self._operators:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
-            if self._deploy_to:  # confined only at first: the partitions may move to all sites afterwards
+            if self._deploy_to:  # only the creation is confined: the partitions may move to all sites afterwards
                 self.cluster.deploy(operator, self._partitions, sites=())
 
     def _start_controller(self, name: str) -> str:
@@ -195,13 +198,13 @@ class LocalCluster:
         return self._stay(name)
 
     def _stay(self, name: str) -> str:
-        """Makes a process listen at the same address after a restart. Returns the address."""
+        """Makes a process listen at its present address again after a restart. Returns this address."""
         process = self.processes[name]
         process._arguments[process._arguments.index(self._listen(name))] = process.address
         return process.address
 
     def _process(self, name: str, arguments: list[str]) -> Process:
-        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # so that it can import what this process can
+        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # the process can import what this one can import
         environment: Mapping[str, str] = {}
         if self.certificates is not None:
             role = "controller" if name in self.controllers else "node"
@@ -211,12 +214,12 @@ class LocalCluster:
         return process
 
     def _listen(self, name: str) -> str:
-        """Returns the address at which a process listens. Subclasses may use another network than loopback."""
+        """Returns the ``--listen`` address for a process. Subclasses may use another network than loopback."""
         return "127.0.0.1:0"
 
     def _within(self, name: str) -> Sequence[str]:
-        """Returns the command that starts a process, such as ``ip netns exec NAME``; empty: none. Subclasses may
-        override it."""
+        """Returns a prefix for the command of a process, such as ``ip netns exec NAME``; empty: no prefix. Subclasses
+        may override this method."""
         return ()
 
     def _replica_arguments(self, name: str) -> list[str]:
@@ -259,7 +262,7 @@ class LocalCluster:
                 if (self.data_dir / process.name / WORKERS).is_dir():
                     with self._nobody_in(process.name):
                         pass
-        except StateflowError as error:  # it must not hide an error that the caller is raising
+        except StateflowError as error:  # only logged, so that it does not hide an error that the caller is raising
             log.warning("data directory %s is kept: %s", self.data_dir, error)
             return
         if self._temporary:
@@ -307,14 +310,17 @@ class LocalCluster:
                 try:
                     self.cluster.replace(worker)
                     break
-                except (InvalidArgument, NameTaken):  # it has not asked yet, or its predecessor's lease still runs
+                except (InvalidArgument, NameTaken):  # not registered yet, or the former worker's lease still runs
                     if SYSTEM_CLOCK.monotonic() > deadline:
                         raise
                 time.sleep(0.05)
         self._wait_for_members(set(workers))  # each worker asks for its name again after a while
 
     def _is_in(self, name: str) -> bool:
-        """Tells whether a worker was admitted without a command because its predecessor had no partitions."""
+        """Tells whether a new worker was admitted without :meth:`Cluster.replace`.
+
+        That happens if its predecessor had no partitions.
+        """
         if self._workers == 1:
             return False
         status = self.cluster.status()
@@ -322,7 +328,8 @@ class LocalCluster:
         return not refused and any(each.name == name and each.alive for each in status.replicas)
 
     def freeze(self, name: str) -> None:
-        """Freezes a process with SIGSTOP. It does nothing until :meth:`thaw`, and cannot notice the pause."""
+        """Freezes a process with SIGSTOP. The process does nothing until :meth:`thaw`, and does not notice the
+        pause."""
         os.kill(self._named(name).pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:

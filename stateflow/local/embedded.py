@@ -1,8 +1,8 @@
-"""The embedded cluster, which a program runs if it names no other. It is a controller, and a replica for each core, in
-processes of their own.
+"""The embedded cluster, which a program starts for itself if it names no other cluster. It consists of a controller and
+a replica for each core, in separate processes.
 
 One directory contains the ledger and all state. The processes end with the program, and the next run uses the same
-state. One program at a time uses a directory, and holds the directory's lock ``EMBEDDED`` until its processes have
+state. Only one program at a time uses a directory: it holds the directory's lock ``EMBEDDED`` until its processes have
 ended. The file ``embedded.json`` in the directory names the program that runs the cluster, and the controller's
 address.
 """
@@ -29,14 +29,14 @@ from stateflow.settings import EmbeddedSettings, ReplicaSettings
 
 LOCK, FILE = "EMBEDDED", "embedded.json"
 SITE = "local"
-#: maximum wait for the processes of a program that has just ended, in seconds
+#: maximum time for the processes of an ended program to end, in seconds
 ENDING_S = 20.0
 _LOOK_S = 0.1
 _REPLICAS_MAX = 64
 
 
 class Embedded(LocalCluster):
-    """A program's own cluster, as returned by :func:`embedded`. ``cluster``: a client of the cluster."""
+    """A program's own cluster, as returned by :func:`embedded`. Its property ``cluster`` is a client."""
 
     def __init__(self, directory: Path, replicas: int, lock: TextIO) -> None:
         super().__init__(sites={SITE: replicas}, data_dir=directory)
@@ -64,12 +64,12 @@ class Embedded(LocalCluster):
 
 
 _MUTEX = threading.Lock()
-#: running clusters by process id and directory; a forked process has another id, and so has none of them
+#: (process id, directory) → running cluster; a forked process has another id, and therefore no cluster in here
 _RUNNING: dict[tuple[int, Path], Embedded] = {}
 
 
 def embedded(directory: str | Path | None = None, replicas: int | None = None, *, create: bool = True) -> Embedded:
-    """Returns the running cluster of this program in ``directory``, and starts it if need be.
+    """Returns this program's cluster in ``directory``, and starts the cluster if it is not running.
 
     Further calls return the same cluster.
 
@@ -139,9 +139,9 @@ def _check_place(place: Path, create: bool) -> None:
 
 
 def _claimed(place: Path) -> TextIO:
-    """Claims a directory. Waits for the processes of a program that has ended, which end by themselves.
+    """Claims a directory, after the processes of an ended program have released it.
 
-    Raises DataDirLocked while another program runs there, or if those processes do not end.
+    Raises DataDirLocked if a running program uses the directory, or if those processes do not end in time.
     """
     deadline = SYSTEM_CLOCK.monotonic() + ENDING_S
     while True:
@@ -162,7 +162,7 @@ def _claimed(place: Path) -> TextIO:
 
 
 def _wait_for_ends(place: Path, count: int) -> None:
-    """Waits for the replicas of a program that was killed, which finish their running batches and end."""
+    """Waits until the replicas of a killed program have ended. They first finish their running batches."""
     for directory in (place / f"{SITE}-{number}" for number in range(count)):
         if directory.is_dir():
             with nobody_in(directory, ReplicaSettings().stop_timeout_s):
@@ -194,10 +194,10 @@ def _check_count(place: Path, known: int, wanted: int | None) -> None:
 
 
 def said_in(place: Path) -> dict[str, Any]:
-    """Returns the contents of a directory's ``embedded.json``; empty: there is none.
+    """Returns the contents of a directory's ``embedded.json``; empty: the file is missing or damaged.
 
-    The keys are ``replicas`` (number of replicas), ``pid`` and ``program`` (the program that ran the cluster last), and
-    ``address`` (of its controller).
+    The keys are ``replicas`` (number of replicas), ``pid`` and ``program`` (of the program that ran the cluster last),
+    and ``address`` (of the controller).
     """
     try:
         found = json.loads((place / FILE).read_text())
@@ -207,7 +207,7 @@ def said_in(place: Path) -> dict[str, Any]:
 
 
 def running_in(directory: str | Path | None = None) -> str | None:
-    """Returns the address of the controller that a program now runs in a directory; None: no program does.
+    """Returns the address of the controller whose cluster is running in a directory; None: no cluster is running there.
 
     Args:
         directory: see :func:`embedded`.

@@ -1,21 +1,22 @@
 """One process of a cluster on this machine, and the fork server that starts such processes quickly.
 
 :class:`Process` starts a process, waits until it listens, and ends it. On Linux the fork server forks the process,
-unless another command must start it.
+unless the process needs a command with a prefix.
 
-A cluster spends most of its start on imports, which every process repeats. :class:`ForkServer` starts one process that
-imports everything once, and forks the others from it. It resembles :mod:`multiprocessing.forkserver`, but does not run
-the caller's main module again in every process, so a script that starts a cluster need not guard its ``__main__``. A
-forked process is a real process with its own memory; it is killed, stopped and waited for like any other.
+Without the fork server, a cluster would spend most of its start on imports, which every process repeats.
+:class:`ForkServer` starts one process that imports everything once, and forks the others from this process. It
+resembles :mod:`multiprocessing.forkserver`, but does not run the caller's main module again in every process. So a
+script that starts a cluster need not guard its ``__main__``. A forked process is a real process with its own memory; it
+is killed, stopped and waited for like any other process.
 
-The fork server has one thread, and only imports; a child is forked before any other code has run. The fork server ends
-when the process that started it and all forked processes have ended. Forked processes have the limits, priority and
-processors that the starting process had when it started the fork server.
+The fork server has one thread, and runs no code but imports before it forks. It ends when the process that started it
+and all forked processes have ended. Forked processes have the limits, priority and processors that the starting process
+had when it started the fork server.
 
-A request is a length (``!I``) and a :class:`Request` of that length as JSON, sent through a socket pair. Four file
-descriptors are sent with it: the process's standard input, output and error, and the writing end of its *life* pipe.
-The fork server writes the process id (``!i``) into the life pipe, and the exit code (``!i``) when the process has
-ended. A life pipe that ends without an exit code means that the fork server has died; the process is then killed.
+A request is sent through a socket pair: a length (``!I``), and a :class:`Request` of that length as JSON. Four file
+descriptors are sent with the request: the new process's standard input, output and error, and the writing end of its
+*life* pipe. The fork server writes the process id (``!i``) into the life pipe, and the exit code (``!i``) when the
+process has ended. If the life pipe ends without an exit code, the fork server has died; the process is then killed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.fleet import Command, Launcher, Listening, Started, heard
 from stateflow.fleet import Process as Child
 
-#: prefixes of variables that are read only after the fork; any other variable may affect what is imported before it
+#: prefixes of variables that are read only after the fork; any other variable may affect the imports before the fork
 _READ_LATER = ("STATEFLOW_", "PYTEST_")
 _LENGTH = struct.Struct("!I")
 _EXIT = struct.Struct("!i")
@@ -73,11 +74,11 @@ class Forked:
         self.stdout: IO[str] | None = os.fdopen(stdout)
 
     def poll(self) -> int | None:
-        """Returns the exit code, negative for a signal, as with Popen; None while the process runs."""
+        """Returns the exit code; None: the process runs. As with Popen, the code is negative if a signal ended it."""
         return self._ended(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end of the process. Returns its exit code. Raises subprocess.TimeoutExpired."""
+        """Waits until the process has ended, and returns its exit code. Raises subprocess.TimeoutExpired."""
         code = self._ended(timeout)
         if code is None:
             assert timeout is not None
@@ -101,7 +102,7 @@ class Forked:
 
 
 class ForkServer:
-    """Forks ``python -m stateflow`` processes; may be used by several threads. Linux only."""
+    """Forks ``python -m stateflow`` processes from a process that has imported everything. Thread-safe. Linux only."""
 
     def __init__(self) -> None:
         self._environment = _from_the_beginning()
@@ -118,7 +119,7 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """Tells whether the fork server is running with the environment that this process has now."""
+        """True if the fork server is running, and was started with the environment that this process has now."""
         return self._process.poll() is None and self._environment == _from_the_beginning()
 
     def start(self, name: str, arguments: list[str], environment: dict[str, str], log: IO[str]) -> Forked:
@@ -142,7 +143,7 @@ class ForkServer:
         return Forked(_EXIT.unpack(pid)[0], life, stdin, stdout)
 
     def close(self) -> None:
-        """Ends the fork server once its processes have ended. They keep running, but no new process can start."""
+        """Makes the fork server accept no more requests. It ends when all processes that it forked have ended."""
         self._socket.close()
 
     def _gone(self) -> Unavailable:
@@ -154,9 +155,10 @@ _lock = threading.Lock()
 
 
 def fork_server() -> ForkServer:
-    """Returns this process's fork server.
+    """Returns the fork server of this process, and starts one if needed.
 
-    It is replaced if it has ended, or if environment variables have changed that may affect imports.
+    A new one is needed if there is none, if the former one has ended, or if environment variables that may affect
+    imports have changed.
     """
     global _fork_server  # noqa: PLW0603 - one for all clusters of a process
     with _lock:
@@ -177,7 +179,8 @@ class ForkLauncher(Processes):
 
 
 def _forget() -> None:
-    """Drops the fork server in a process that was forked from this one, because it belongs to the parent."""
+    """Drops the fork server in a process that was forked from this one, because the fork server belongs to the
+    parent."""
     global _fork_server, _lock
     _fork_server, _lock = None, threading.Lock()
 
@@ -193,7 +196,7 @@ def _from_the_beginning() -> dict[str, str]:
 def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
     """Returns the files that can be read without blocking, including files at their end.
 
-    Returns an empty set if there are none within ``timeout_s``; None: waits without a limit.
+    Returns an empty set if no file can be read within ``timeout_s`` seconds; None: waits without a limit.
     """
     waiting = select.poll()  # select() supports no file descriptor above 1023
     for file in files:
@@ -213,8 +216,10 @@ def _read(file: int, size: int) -> bytes:
 
 
 def _serve(requests: socket.socket) -> Request | None:
-    """Forks processes on request. Returns the request in each forked process, and None in the fork server itself at its
-    end."""
+    """Forks processes on request.
+
+    Returns twice: in each forked process it returns the request, and in the fork server it returns None at the end.
+    """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -258,7 +263,7 @@ def _reap(lives: dict[int, int]) -> None:
 
 
 def _say(life: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # no process reads it any more
+    with contextlib.suppress(BrokenPipeError):  # no process reads the life pipe any more
         os.write(life, _EXIT.pack(number))
 
 
@@ -285,8 +290,10 @@ def _directories(environment: Mapping[str, str]) -> list[str]:
 
 
 def _import_all() -> None:
-    """Imports what a controller and a replica import. It calls no library function, because threads that a library
-    starts would not survive a fork."""
+    """Imports all modules that a controller and a replica need.
+
+    It calls no function of a library, because threads that the library starts would not survive a fork.
+    """
     import gc
     import importlib
 
@@ -312,7 +319,7 @@ START_TIMEOUT_S = 60.0
 def python_path(paths: Iterable[str]) -> str:
     """Returns the PYTHONPATH for a process that must import from these directories.
 
-    Raises InvalidArgument for a directory that PYTHONPATH cannot express, so that its modules would not be found.
+    Raises InvalidArgument for a directory that PYTHONPATH cannot express, because its modules would not be found.
     """
     found = list(dict.fromkeys(filter(None, paths)))
     for path in found:
@@ -326,11 +333,12 @@ def python_path(paths: Iterable[str]) -> str:
 
 
 class Process:
-    """One stateflow process. It logs to a file; its first line of output contains its address.
+    """One process of stateflow. It logs to a file, and prints its address as its first line of output.
 
     Args:
-        within: command that starts the process, such as ``ip netns exec NAME``; empty: none.
-        environment: variables in addition to those of this process.
+        arguments: arguments of ``python -m stateflow``.
+        within: prefix of the command, such as ``ip netns exec NAME``; empty: no prefix.
+        environment: environment variables in addition to those of this process.
     """
 
     def __init__(

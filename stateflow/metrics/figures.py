@@ -1,7 +1,8 @@
-"""All metrics of stateflow, with their kinds, meanings and labels.
+"""Declares all metrics of stateflow, with their kinds, meanings and labels.
 
-Names contain their units, as Prometheus recommends (prometheus.io/docs/practices/naming). Names do not change; new ones
-may be added. The values of labels are limited to deployed operators, states, and replicas that the cluster knows.
+Names contain their units, as Prometheus recommends (prometheus.io/docs/practices/naming). Existing names do not change;
+new names may be added. The values of labels are limited to deployed operators, states, and replicas that the cluster
+knows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
-#: bounds for batches, in seconds, from a tenth of the quickest batch to the time at which a batch is interrupted
+#: bounds for durations of batches, in seconds, from a tenth of the quickest batch to the time limit of a batch
 BATCH_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 #: bounds for pauses of moves, in seconds
 PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
@@ -22,7 +23,13 @@ PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts observed values, each in the bucket of the least bound that is not below it. ``total`` is their sum."""
+    """Counts observed values in buckets.
+
+    Attributes:
+        bounds: upper bounds of the buckets, ascending. A value belongs to the first bucket whose bound is not less.
+        counts: number of values in each bucket; the last bucket has the values above all bounds.
+        total: sum of the values.
+    """
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -37,7 +44,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of observed values."""
+        """The number of observed values."""
         return sum(self.counts)
 
     def merge(self, other: Histogram) -> None:
@@ -59,7 +66,7 @@ class Figure:
     labels: Labels = ()
 
 
-#: metric → its values by labels; a metric without values is not known
+#: metric → its values by labels; a metric that is missing has no known value
 Values = dict[str, Mapping[Any, float | Histogram]]
 
 COMMON = (
@@ -126,13 +133,18 @@ FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One ``/metrics`` page. ``address`` is the host:port where it listens; ``labels`` are added to its metrics."""
+    """One ``/metrics`` page that Prometheus reads.
+
+    Attributes:
+        address: host:port of the page.
+        labels: labels that Prometheus adds to the page's metrics.
+    """
 
     address: str
     labels: Mapping[str, str]
 
 
 def monitoring() -> dict[str, str]:
-    """Returns file name → text, for the rules of Prometheus and the dashboard of Grafana."""
+    """Returns the files for monitoring, file name → text: rules for Prometheus and a dashboard for Grafana."""
     folder = Path(__file__).parent / "files"
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}

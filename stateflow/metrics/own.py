@@ -1,10 +1,10 @@
-"""Metrics that operators declare through ``ctx.metrics``, and their values in a whole process.
+"""Metrics that operators declare through ``ctx.metrics``, and their values in a process.
 
 Counts made while a batch is processed are kept with the partition, and added to the process's values only when the
-batch commits. If the batch is not applied, they are discarded. So a batch that fails and is sent again counts once. A
-batch that is sent again because its answer was lost counts once, too, because it is recognised and skipped.
+batch commits. If the batch is not applied, the counts are discarded. So a batch that fails and is sent again counts
+once. A batch that is sent again because its answer was lost counts once, too, because it is recognised and skipped.
 
-Names, labels and values of labels are limited in number, because a metric per key would be as large as the state.
+Names, labels and values of labels are limited in number, because a metric for each key would be as large as the state.
 """
 
 from __future__ import annotations
@@ -76,8 +76,12 @@ class Declared:
 
 
 class _Pending(NamedTuple):
-    """A change of a series by a batch. ``base`` is the value to which a gauge was set before ``amount`` was added; None
-    if it was not set."""
+    """The change of a series by one batch.
+
+    Attributes:
+        amount: amount to add, or a histogram of observed values.
+        base: value to which the batch has set a gauge before adding ``amount``; None: the batch has set no value.
+    """
 
     amount: float | Histogram
     base: float | None = None
@@ -88,7 +92,7 @@ class Family:
     """A metric of an operator in this process.
 
     Attributes:
-        version: version of the operator that declared it.
+        version: version of the operator that declared the metric.
         series: values of labels → value of the metric; None for a gauge without a value.
     """
 
@@ -114,11 +118,11 @@ class OwnFigures:
         self._families: dict[str, dict[str, Family]] = {}
 
     def declare(self, operator: str, version: object, declared: Declared) -> Family:
-        """Returns the metric with this declaration, and makes it if there is none.
+        """Returns the operator's metric with this declaration, and makes it if there is none.
 
-        A metric that another version of the operator declared differently begins without values. Raises
-        DeclarationError if the declaration is invalid or this version has declared the metric differently before, and
-        InvalidArgument if there are too many metrics.
+        If another version of the operator has declared the metric differently, the new metric begins without values.
+        Raises DeclarationError if the declaration is invalid or this version has declared the metric differently
+        before, and InvalidArgument if there are too many metrics.
         """
         declared.check(operator)
         with self._lock:
@@ -154,7 +158,7 @@ class OwnFigures:
                 )
 
     def admit(self, operator: str, family: Family, values: Labels) -> None:
-        """Makes a series for these values of the labels, if there is none.
+        """Makes a series for these values of the labels, unless it exists.
 
         Raises InvalidArgument if there are too many series, or if the value of a label is too long.
         """
@@ -180,7 +184,7 @@ class OwnFigures:
             family.series[values] = family.nothing()
 
     def add(self, pending: Sequence[tuple[Family, Labels, _Pending]]) -> None:
-        """Adds the counts of a batch in one atomic step."""
+        """Adds the counts of a batch to the values of the process. Readers see all of these counts or none."""
         with self._lock:
             for family, values, (amount, base) in pending:
                 now = family.series[values]
@@ -194,7 +198,10 @@ class OwnFigures:
                     family.series[values] = (now or 0.0) + amount
 
     def read(self) -> list[tuple[str, Declared, dict[Labels, float | Histogram]]]:
-        """Returns (operator, declaration, value by the values of the labels), sorted by operator."""
+        """Returns (operator, declaration, values of the labels → value of the metric) for each metric.
+
+        The list is sorted by operator.
+        """
         with self._lock:
             return [
                 (operator, family.declared, {values: _copy(now) for values, now in series if now is not None})
@@ -204,7 +211,7 @@ class OwnFigures:
             ]
 
     def value(self, operator: str, name: str, labels: Mapping[str, str]) -> float | Histogram:
-        """Returns one value, for tests. Raises InvalidArgument if there is none."""
+        """Returns the value of one series, for tests. Raises InvalidArgument if there is none."""
         for of, declared, series in self.read():
             if of == operator and declared.name == name and labels.keys() == set(declared.labels):
                 values = tuple(labels[label] for label in declared.labels)
@@ -231,11 +238,15 @@ def _wrong(operator: str, name: str, what: str, remedy: str) -> DeclarationError
     return DeclarationError(f"the metric {name!r} {what}", remedy=remedy, operator=operator)
 
 
-# -- metrics as an operator uses them -----------------------------------------------------------------------------
+# -- What operators use -------------------------------------------------------------------------------------------
 
 
 class _Series:
-    """A metric of one partition. ``values`` are those of its labels; None: :meth:`labels` must be called first."""
+    """A series of a metric in one partition.
+
+    Args:
+        values: values of the metric's labels; None: the metric has labels, and :meth:`labels` must be called first.
+    """
 
     kind: Kind
 
@@ -277,7 +288,7 @@ class _Series:
             self._metrics.touched.append(self)
 
     def take(self) -> tuple[Family, Labels, _Pending]:
-        """Returns the counts since the last call, and resets them."""
+        """Returns the change since the last call, and resets it."""
         assert self._values is not None
         self._is_touched = False
         return self._family, self._values, self._taken()
@@ -287,7 +298,7 @@ class _Series:
 
 
 class Counter(_Series):
-    """A value that only rises."""
+    """A counter, whose value only rises."""
 
     kind = "counter"
     _amount = 0.0
@@ -307,7 +318,10 @@ class Counter(_Series):
 
 
 class Gauge(_Series):
-    """A value that rises and falls: the value last set by any partition of the process, plus additions since then."""
+    """A gauge, whose value rises and falls.
+
+    The process has one value: the value that any of its partitions set last, plus all additions since then.
+    """
 
     kind = "gauge"
     _amount = 0.0
@@ -331,7 +345,7 @@ class Gauge(_Series):
 
 
 class HistogramSeries(_Series):
-    """Observed values: their number by bucket, and their sum."""
+    """A histogram, which counts observed values by bucket and sums them up."""
 
     kind = "histogram"
     _observed: Histogram | None = None
@@ -354,8 +368,8 @@ class HistogramSeries(_Series):
 class Metrics:
     """An operator's own counters, gauges and histograms for one partition, used as ``ctx.metrics``.
 
-    Only the operator's methods may use them, not threads that the operator starts. Counts take effect when the running
-    batch commits. Each process has one value for all of its partitions.
+    Only the operator's methods may use metrics, not threads that the operator starts. Counts take effect when the
+    running batch commits. The value of a metric is for all partitions of a process together.
     """
 
     def __init__(self, figures: OwnFigures, operator: str, version: object) -> None:
@@ -366,7 +380,7 @@ class Metrics:
         self.touched: list[_Series] = []
 
     def counter(self, name: str, what: str | None = None, labels: Sequence[str] | None = None) -> Counter:
-        """Returns a counter, ``stateflow_operator_<name>_total`` in the replica's ``/metrics``.
+        """Returns a counter, which the replica's ``/metrics`` shows as ``stateflow_operator_<name>_total``.
 
         Args:
             what: description for users.
@@ -379,7 +393,7 @@ class Metrics:
         return self._series(Counter, name, what, labels, None)
 
     def gauge(self, name: str, what: str | None = None, labels: Sequence[str] | None = None) -> Gauge:
-        """Returns a gauge, ``stateflow_operator_<name>``. See :meth:`counter`."""
+        """Returns a gauge, which ``/metrics`` shows as ``stateflow_operator_<name>``. See :meth:`counter`."""
         return self._series(Gauge, name, what, labels, None)
 
     def histogram(
@@ -389,7 +403,9 @@ class Metrics:
         labels: Sequence[str] | None = None,
         buckets: Sequence[float] | None = None,
     ) -> HistogramSeries:
-        """Returns a histogram, ``stateflow_operator_<name>_bucket``, ``_sum`` and ``_count``. See :meth:`counter`.
+        """Returns a histogram. ``/metrics`` shows it as ``stateflow_operator_<name>_bucket``, ``_sum`` and ``_count``.
+
+        See :meth:`counter` for the other arguments.
 
         Args:
             buckets: upper bounds of the buckets, ascending; None: bounds for seconds, from 5 ms to 10 s.
@@ -425,12 +441,12 @@ class Metrics:
         self._figures.admit(self.operator, family, values)
 
     def count(self) -> None:
-        """Adds the batch's counts after the batch was applied."""
+        """Adds the counts of the running batch to the process's values, because the batch was applied."""
         if self.touched:
             self._figures.add(self._taken())
 
     def forget(self) -> None:
-        """Discards the batch's counts after the batch was not applied."""
+        """Discards the counts of the running batch, because the batch was not applied."""
         self._taken()
 
     def _taken(self) -> list[tuple[Family, Labels, _Pending]]:
@@ -439,10 +455,10 @@ class Metrics:
 
 
 def by_name(figures: OwnFigures) -> Iterator[tuple[Declared, list[tuple[str, Declared, Mapping[Labels, Any]]]]]:
-    """Yields each metric with the operators that declare it, and their values.
+    """Yields (first declaration, [(operator, declaration, values), …]) for each name of a metric.
 
-    Prometheus allows only one kind per name. If operators use one name for metrics of different kinds, only metrics of
-    the first operator's kind are shown, and a warning is logged.
+    Prometheus allows only one kind for a name. If operators use one name for metrics of different kinds, only the
+    metrics of the first operator's kind are yielded. A warning is logged when such metrics are declared.
     """
     found: dict[str, list[tuple[str, Declared, Mapping[Labels, Any]]]] = {}
     for each in figures.read():

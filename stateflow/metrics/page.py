@@ -1,11 +1,11 @@
-"""The HTTP pages ``/metrics`` and ``/sd`` of a process, for Prometheus.
+"""Serves the HTTP pages ``/metrics`` and ``/sd`` of a process, for Prometheus.
 
 ``/metrics`` contains the process's metrics in the formats of Prometheus (OpenMetrics and text). ``/sd`` lists the
 addresses at which metrics are served, for Prometheus's discovery (``http_sd_configs``).
 
-The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, the table of roles says
-which clients may read the pages, as it does for calls; others get 403. Replaced TLS files take effect when the next
-client connects.
+The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, the table of roles
+decides which clients may read the pages, as it does for calls. Other clients get status 403. Replaced TLS files take
+effect when the next client connects.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: seconds within which the process must compute its metrics; otherwise it is too busy, and the request fails
+#: seconds within which the process must compute its metrics; a request fails if it takes longer
 WITHIN_S = 5.0
 #: seconds of silence after which a client is disconnected
 PATIENCE_S = 10.0
 ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addresses of others
-#: key of a request's connection in its environment
+#: key in the environment of a WSGI request, under which the request's connection is found
 _CONNECTION = "stateflow.connection"
 
 
 def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
-    """Returns, in a thread that answers HTTP, a result that the event loop computes. Raises TimeoutError."""
+    """Returns the result of ``made``, which the event loop runs. Raises TimeoutError. Blocks the calling thread."""
 
     async def make() -> T:
         return await made()
@@ -72,7 +72,7 @@ class _Figures(Collector):
 
 
 def families(values: Values) -> Iterator[Any]:
-    """Yields the metrics as families of the Prometheus client."""
+    """Yields the metrics as metric families of the package prometheus_client."""
     for name, by_labels in values.items():
         figure = FIGURES[name]
         family = _family(figure)
@@ -87,7 +87,8 @@ def families(values: Values) -> Iterator[Any]:
 
 
 class _Own(Collector):
-    """Collects the metrics that operators declare. If a metric has several descriptions, the first one is shown."""
+    """Collects the metrics that operators declare. If operators describe a metric differently, the first description is
+    shown."""
 
     def __init__(self, figures: OwnFigures) -> None:
         self._figures = figures
@@ -128,9 +129,11 @@ def _family(figure: Figure) -> Any:
 def answer(targets: Iterable[Target], asked: str) -> bytes:
     """Returns the targets as JSON.
 
+    A target that listens at all addresses of this machine gets the host under which the caller has reached this
+    process, because the caller can reach the target there, too.
+
     Args:
-        asked: host or host:port at which the caller reached this process. This host replaces that of targets that
-            listen at all addresses of this machine, because the caller can reach those targets there, too.
+        asked: host or host:port under which the caller has reached this process.
     """
     found = [{"targets": [_reached(each.address, asked)], "labels": dict(each.labels)} for each in targets]
     return json.dumps(found).encode()
@@ -147,10 +150,12 @@ def _reached(address: str, asked: str) -> str:
 def _with_discovery(
     figures: Any, targets: Callable[[str], Iterable[Target]], own: str, loop: asyncio.AbstractEventLoop
 ) -> Any:
-    """Returns a WSGI application that answers ``/sd``.
+    """Returns a WSGI application that answers requests for ``/sd``.
 
     Args:
-        figures: the application that answers all other requests.
+        figures: application that answers all other requests.
+        targets: returns the targets, given ``own``.
+        own: host:port of this process's page.
     """
 
     async def found_now() -> list[Target]:
@@ -167,8 +172,10 @@ def _with_discovery(
 
 
 class _Tls:
-    """Wraps connections in TLS, with the files as they are when a client connects. Creation raises BadCertificate for
-    unusable files."""
+    """Wraps connections in TLS. The newest TLS files are used for each new client.
+
+    Creating an object raises BadCertificate if the files cannot be used.
+    """
 
     def __init__(self, files: TlsFiles, settings: ConnectionSettings) -> None:
         self._files, self._settings, self._lock = files, settings, threading.Lock()
@@ -187,7 +194,7 @@ class _Tls:
         return context.wrap_socket(client, server_side=True)
 
     def check(self, client: ssl.SSLSocket) -> None:
-        """Checks that a client may read the page, by its certificate and the table of roles. Raises NotAllowed."""
+        """Checks that the role in a client's certificate may read the page. Raises NotAllowed."""
         from stateflow.security.certificates import Caller
 
         shown = ssl.DER_cert_to_PEM_cert(client.getpeercert(binary_form=True) or b"").encode()
@@ -214,7 +221,7 @@ class _Tls:
 
 
 def _admitting(pages: Any, tls: _Tls) -> Any:
-    """Returns a WSGI application that answers the clients that may read ``pages``, and refuses the others."""
+    """Returns a WSGI application that serves ``pages`` to clients that may read them, and refuses other clients."""
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
         try:
@@ -263,12 +270,16 @@ class _Handler(WSGIRequestHandler):
 
 
 class Page:
-    """A page of metrics, served until it is closed. ``address`` is its host:port.
+    """A page of metrics, which is served until it is closed.
 
     Args:
+        listen: host:port of the page; port 0 picks a free port.
         made: computes the metrics, in the event loop ``loop``.
         operators: metrics that operators declare; None: there are no operators.
         targets: returns the targets of ``/sd``, given the address of this page; None: there is no ``/sd``.
+
+    Attributes:
+        address: host:port of the page.
 
     Raises InvalidArgument, PortInUse and BadCertificate, and InsecureRefused for an address beyond this machine without
     TLS or ``--insecure``.

@@ -1,1 +1,1 @@
-"""A small project that runs at once; its contents are in ``files``."""
+"""Writes projects for ``stateflow init``. The files of the default project are in ``files``."""

@@ -1,7 +1,7 @@
-"""Projects that ``stateflow init`` writes: a small one that runs at once, or an example.
+"""Writes the projects of ``stateflow init``: a small default project that runs at once, or an example.
 
-``stateflow init --example`` writes one of ``EXAMPLES``. Their files are in ``stateflow/examples``, one folder for each
-example, and are copied unchanged; docs/examples has a page for each.
+``stateflow init --example`` writes one of ``EXAMPLES``. Each example has a folder in ``stateflow/examples``, whose
+files are copied, and a page in docs/examples.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Example:
 
     Attributes:
         shows: what the example shows, in a few words.
-        uses: states and other features of operators that it uses.
-        run: the first command to run, in the project's directory.
-        files: all files of the folder.
+        uses: states and other features of operators that the example uses.
+        run: the first command to run in the project's directory.
+        files: names of all files in the example's folder.
     """
 
     name: str

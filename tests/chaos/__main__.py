@@ -1,6 +1,7 @@
-"""Cause every fault of the table, and write a page of verdicts: ``python -m tests.chaos``.
+"""Cause every fault of the table, and write the page of verdicts: ``python -m tests.chaos``.
 
-Most tests wait for leases and time limits, so two faults are caused at a time, except those that need the machine.
+Most of the time the tests wait for leases and time limits, so two faults are caused at a time. Faults whose tests need
+the whole machine are caused one by one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.chaos.page import FAILED, NOT_RUN, PAGE, SKIPPED, table, verdicts_of
 from tests.chaos.rows import ROWS, Row
 
-#: seconds; a row that takes longer has not passed
+#: seconds after which the tests of a row are stopped, and the row fails
 TIMEOUT_S = 600
-#: faults at a time
+#: number of faults that are caused at the same time
 AT_ONCE = 2
 
 
@@ -35,7 +36,7 @@ def run(row: Row) -> tuple[str, str]:
 
 
 def run_all(rows: Sequence[Row]) -> Iterator[tuple[Row, tuple[str, str]]]:
-    """Runs all rows' tests, and yields each row with what :func:`run` returned: first those that share the machine."""
+    """Runs the tests of all rows, and yields each row with the result of :func:`run`. Rows that run alone come last."""
     shared, alone = ([row for row in rows if row.alone is each] for each in (False, True))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from zip(shared, pool.map(run, shared), strict=True)
@@ -43,7 +44,13 @@ def run_all(rows: Sequence[Row]) -> Iterator[tuple[Row, tuple[str, str]]]:
 
 
 def verdict(status: int, said: str, took_s: float) -> str:
-    """Makes a verdict of pytest's exit status and its output ``said``, whose last line has the counts."""
+    """Returns the verdict on a row.
+
+    Args:
+        status: the exit status of pytest.
+        said: the output of pytest; its last line has the counts.
+        took_s: how long the tests took.
+    """
     if status:
         return f"{FAILED} ({took_s:.0f} s)"
     counts = {word: number for number, word in re.findall(r"(\d+) (passed|skipped)", said.splitlines()[-1])}
@@ -54,7 +61,7 @@ def verdict(status: int, said: str, took_s: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--only", help="faults that have this in their text; the page keeps the others' verdicts")
+    parser.add_argument("--only", help="cause only faults that contain this text; other verdicts stay on the page")
     wanted = parser.parse_args().only
     before = verdicts_of(PAGE.read_text()) if PAGE.exists() else {}
     verdicts = {row.fault: before.get(row.fault, NOT_RUN) for row in ROWS}

@@ -1,4 +1,4 @@
-"""The page docs/chaos.md: the table of faults, with the verdicts of its last run."""
+"""Renders and reads the page docs/chaos.md: the table of faults with the verdict of each fault's last run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ and the state are compared with a model. "Lost" refers to acknowledged batches. 
 |---|---|---|---|---|---|
 """
 
-#: verdicts that the committed page may contain: the row was run, at least in part, and came out as said
+#: verdicts that the committed page may contain: at least one test of the row ran, and all that ran passed
 GOOD = re.compile(r"as said \(\d+ s\)(, \d+ not possible here)?")
 SKIPPED, FAILED, NOT_RUN = "skipped: not possible here", "**failed**", "not run"
 
 
 def table(verdicts: Mapping[str, str]) -> str:
-    """Renders the page. ``verdicts``: by fault."""
+    """Renders the page from ``verdicts``, which maps faults to verdicts."""
     return HEAD + "".join(f"{_line(row)} {verdicts[row.fault]} |\n" for row in ROWS)
 
 
@@ -36,6 +36,6 @@ def _line(row: Row) -> str:
 
 
 def verdicts_of(text: str) -> dict[str, str]:
-    """Reads the verdicts of a page, by fault."""
+    """Returns fault → verdict, as a page says."""
     rows = [line.split(" | ") for line in text.removeprefix(HEAD).splitlines()]
     return {cells[0].removeprefix("| "): cells[-1].removesuffix(" |") for cells in rows}

@@ -1,6 +1,6 @@
-"""Faults, and the tests that cause them on real processes under load.
+"""The table of faults, with the tests that cause each of them on real processes under load.
 
-``python -m tests.chaos`` runs them all and writes docs/chaos.md; a unit test compares the page with this table.
+``python -m tests.chaos`` runs all these tests and writes docs/chaos.md. A test compares that page with this table.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ _INTEGRATION = "tests/integration/"
 class Row:
     """One fault.
 
-    ``seen``: what those affected see. ``lost``: of acknowledged data. ``tests``: ids below tests/integration.
-    ``alone``: no other fault is caused meanwhile, because its tests are marked so.
+    Attributes:
+        fault: the fault itself, in words.
+        seen: what users and clients notice.
+        lost: which acknowledged data is lost.
+        recovers: how the system recovers.
+        tests: ids of the tests, below tests/integration.
+        alone: whether no other fault may be caused at the same time, as a test of the row is marked ``alone``.
     """
 
     fault: str

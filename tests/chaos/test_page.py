@@ -1,4 +1,4 @@
-"""The page has the rows of the table, and each of their tests is there."""
+"""The page docs/chaos.md has the rows of the table, and every test that a row names exists."""
 
 from __future__ import annotations
 

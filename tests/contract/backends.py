@@ -1,4 +1,4 @@
-"""Misbehaving backends around a sound one, and checkpoints small enough to make by the hundred."""
+"""Backends of checkpoint stores that wrap a sound backend and misbehave, and very small checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ WRITES = ("create", "upload", "delete")
 
 
 class Wrapper:
-    """Calls ``before`` with the operation and its name, then the backend, then ``after``."""
+    """A backend that calls ``before`` and ``after`` around each operation of another backend.
+
+    Both get the operation and the name of the object.
+    """
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -78,7 +81,12 @@ class Counting(Steps):
 
 
 class Failing(Wrapper):
-    """Fails the ``at``-th operation from now on, before it is done or after (``lost``: only its answer is lost)."""
+    """A backend whose ``at``-th operation fails.
+
+    Args:
+        lost: the operation is done, and only its answer is lost; otherwise it is not done.
+        error: the error that is raised.
+    """
 
     def __init__(self, inner: Backend, at: int, *, lost: bool = False, error: OSError | None = None) -> None:
         super().__init__(inner)
@@ -101,7 +109,7 @@ class Failing(Wrapper):
 
 
 class Killing(Wrapper):
-    """Sends SIGKILL to this process at the ``at``-th operation, before or after it."""
+    """A backend that sends SIGKILL to this process before or, with ``after``, after the ``at``-th operation."""
 
     def __init__(self, inner: Backend, at: int, *, after: bool) -> None:
         super().__init__(inner)
@@ -123,7 +131,7 @@ class Killing(Wrapper):
 
 
 class Torn(Wrapper):
-    """A store without atomic writes: the ``at``-th write keeps only half of its content, and fails."""
+    """A backend without atomic writes: the ``at``-th write stores half of its content, and fails."""
 
     def __init__(self, inner: Backend, at: int, scratch: Path) -> None:
         super().__init__(inner)
@@ -150,7 +158,7 @@ class Torn(Wrapper):
 
 
 class Lying(Wrapper):
-    """A store whose reads come back with one bit flipped."""
+    """A backend that flips one bit in everything that it reads."""
 
     def __init__(self, inner: Backend, seed: int = 0) -> None:
         super().__init__(inner)
@@ -174,7 +182,10 @@ class Lying(Wrapper):
 
 
 class Later(Wrapper):
-    """A store whose clock has gone on since everything in it was written."""
+    """A backend whose clock has advanced by a number of seconds since its objects were written.
+
+    ``stat``, by which a collection reads that clock, says later times than ``list``.
+    """
 
     def __init__(self, inner: Backend, seconds: float) -> None:
         super().__init__(inner)
@@ -186,7 +197,7 @@ class Later(Wrapper):
 
 
 class Silent(Wrapper):
-    """Blocks every operation from now on until ``answer`` is set."""
+    """A backend that blocks every operation until ``answer`` is set."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -197,7 +208,7 @@ class Silent(Wrapper):
 
 
 class Slow(Wrapper):
-    """Calls ``wait`` before every operation."""
+    """A backend that calls ``wait`` before every operation."""
 
     def __init__(self, inner: Backend, wait: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -208,7 +219,7 @@ class Slow(Wrapper):
 
 
 def small(folder: Path, **content: str) -> Path:
-    """Makes a directory with these files, as a snapshot would."""
+    """Creates a directory with these files below ``folder``, in place of a snapshot of a database."""
     directory = folder / f"snapshot-{len(list(folder.iterdir()))}"
     directory.mkdir(parents=True)
     for name, text in content.items():

@@ -1,4 +1,7 @@
-"""Contract of checkpoint stores: reads, adoptions and uploads beside collections. Inherit, and give a ``backend``."""
+"""Contract of checkpoint stores: reads, adoptions and uploads that run at the same time as collections.
+
+Test classes inherit the contract and define the fixture ``backend``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ DEAD = MARK_LIFE_S + 60
 
 
 class At(Steps):
-    """A backend that does ``work`` before the ``at``-th operation."""
+    """A backend that calls ``work`` before the ``at``-th operation."""
 
     def __init__(self, inner: Backend, at: int, work: Callable[[], object]) -> None:
         super().__init__(inner)
@@ -32,17 +35,17 @@ class At(Steps):
 
     @property
     def over(self) -> bool:
-        """Returns whether there were fewer than ``at`` operations."""
+        """Tells whether there were fewer than ``at`` operations, so that ``work`` was not called."""
         return len(self.done) < self._at
 
     @property
     def happened_leased(self) -> bool:
-        """Returns whether the lease was there before ``work`` was done."""
+        """Tells whether the lease was written before ``work`` was called."""
         return ("create", "intents") in [(op, name.partition("/")[0]) for op, name in self.done[: self._at - 1]]
 
 
 def put_back(store: CheckpointStore, folder: Path, old: Manifest, epoch: int) -> None:
-    """Restores an older checkpoint as a replica does: finds, fetches, adopts and publishes it."""
+    """Restores an older checkpoint as a replica does: finds, downloads, adopts and publishes it."""
     manifest = next(each for each in store.newest(P) if each.order == old.order)
     directory = folder / f"restored-{len(list(folder.iterdir()))}"
     store.restore(manifest, directory)
@@ -57,7 +60,7 @@ class LeasesContract(BackendContract):
         return range(1, 100, self.stride)
 
     def test_a_collection_beside_a_restore_loses_nothing(self, backend: Backend, tmp_path: Path) -> None:
-        """A whole collection runs before each single operation of a restore to an older checkpoint."""
+        """A restore of an older checkpoint loses nothing if a collection runs before any one of its operations."""
         store = store_of(backend)
         refused = restored = 0
         for at in self.steps():
@@ -84,7 +87,7 @@ class LeasesContract(BackendContract):
         assert refused <= 6, "it found what was there, and it was gone before it could be leased"
 
     def test_a_restore_beside_two_collections_loses_nothing(self, backend: Backend, tmp_path: Path) -> None:
-        """Another collection and a whole restore run before each single operation of a collection."""
+        """A restore loses nothing if it runs, after another collection, before any one operation of a collection."""
         store = store_of(backend)
         for at in self.steps():
             epoch = at * 10
@@ -108,9 +111,9 @@ class LeasesContract(BackendContract):
             raise AssertionError
 
     def test_a_collection_that_takes_it_for_dead_is_noticed(self, backend: Backend, tmp_path: Path) -> None:
-        """An upload or a restore that a collection takes for dead is redone or refused.
+        """An upload or a restore whose process a collection assumes to be dead is done again or refused.
 
-        The store's clock jumps by a day while it is under way.
+        The collection assumes that because the store's clock jumps ahead while the upload or the restore is under way.
         """
         store = store_of(backend)
         for at in self.steps():
@@ -142,7 +145,7 @@ class LeasesContract(BackendContract):
             raise AssertionError
 
     def test_a_name_that_was_dropped_and_is_published_again_is_kept(self, backend: Backend, tmp_path: Path) -> None:
-        """A collection drops a manifest that cannot be read; meanwhile its replica takes the same checkpoint again."""
+        """A checkpoint is kept that is saved again while a collection drops its old, unreadable manifest."""
         store = store_of(backend)
         put(store, tmp_path, 1, 1, a="one")
         (found,) = store.catalog.checkpoints(P)
@@ -159,9 +162,10 @@ class LeasesContract(BackendContract):
         check_newest(store, tmp_path, {"a": b"one"})
 
     def test_a_collection_without_its_mark_deletes_nothing_more(self, backend: Backend, tmp_path: Path) -> None:
-        """A collection that was taken for dead deletes nothing more.
+        """A collection whose mark was deleted deletes no further blob.
 
-        Another collection, whose clock is a day ahead, did that: what the first one condemned may be in use again.
+        Another collection, whose clock is a day ahead, deletes the mark, as it assumes that the first one is dead. So
+        the blobs that the first one condemned may be in use again.
         """
         store = store_of(backend)
         put(store, tmp_path, 1, 1, a="a", b="b", c="c")
@@ -179,7 +183,10 @@ class LeasesContract(BackendContract):
         assert collect(store, Retention(keep=1)).blobs_deleted == 2
 
     def test_what_a_collection_may_delete_yet_stays_condemned(self, backend: Backend, tmp_path: Path) -> None:
-        """A delete is carried out late, without an answer: by then no manifest may rely on that blob."""
+        """A blob stays condemned if its deletion got no answer, as the store may still delete it later.
+
+        No manifest may refer to that object, so a checkpoint with the same content uploads it under another name.
+        """
         store = store_of(backend)
         put(store, tmp_path, 1, 1, a="one")
         put(store, tmp_path, 1, 2, a="two")

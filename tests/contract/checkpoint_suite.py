@@ -1,4 +1,4 @@
-"""Contract of every checkpoint store, over any backend. Inherit, and give a ``backend``."""
+"""Contract of checkpoint stores on any backend. Test classes inherit it and define the fixture ``backend``."""
 
 from __future__ import annotations
 
@@ -145,7 +145,10 @@ class CheckpointContract(BackendContract):
     def test_a_zombie_that_looked_before_never_becomes_the_newest(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """The old owner looks, the new one publishes, the old one publishes: the old owner's name still sorts first."""
+        """A former owner lists the manifests before the new owner publishes, and publishes after it.
+
+        The checkpoint of the former owner is then not the newest, as it has the lower epoch.
+        """
         new_owner = small(tmp_path, f="new owner")
 
         class Overtaken(Steps):
@@ -172,7 +175,10 @@ class CheckpointContract(BackendContract):
         check_newest(store, tmp_path, {"a": b"x", "b": b"y"})
 
     def test_another_state_at_the_same_sequence_is_refused(self, store: CheckpointStore, tmp_path: Path) -> None:
-        """A machine loses its last commits in a power failure, and other commits take their sequence numbers."""
+        """A checkpoint with the sequence of an earlier one, but with another state, is refused.
+
+        That happens if a machine loses its last commits in a power failure, and other commits get their numbers.
+        """
         directory = small(tmp_path, a="x")
         store.save(manifest_of(directory, state_digest="one"), directory)
         store.save(manifest_of(directory), directory)
@@ -204,10 +210,10 @@ class CheckpointContract(BackendContract):
     def test_whichever_operation_fails_the_next_attempt_succeeds(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path, lost: bool
     ) -> None:
-        """The next attempt succeeds after any operation failed.
+        """A save succeeds after an earlier attempt failed at any one operation.
 
         Args:
-            lost: the operation was done, but its answer did not arrive.
+            lost: the failed operation was done, but its answer was lost.
         """
         put(store, tmp_path, 1, 1, a="first", b="kept")
         failed = 0
@@ -363,9 +369,9 @@ class CheckpointContract(BackendContract):
     def test_an_upload_beside_a_collection_loses_nothing(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """A whole upload runs before each single operation of a collection.
+        """An upload loses nothing if it runs before any one operation of a collection.
 
-        The upload uses a blob that no manifest refers to.
+        The upload uses a blob that the store has, but that no manifest refers to.
         """
         for at in range(1, 60):
             directory = small(tmp_path, f="garbage that comes back", g=f"{at}")
@@ -390,7 +396,7 @@ class CheckpointContract(BackendContract):
     def test_a_collection_beside_an_upload_loses_nothing(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """A whole collection runs before each single operation of an upload."""
+        """An upload loses nothing if a whole collection runs before any one of its operations."""
         for at in range(1, 60):
             directory = small(tmp_path, f="garbage that comes back", g=f"{at}")
             (tmp_path / "orphan").write_text("garbage that comes back")
@@ -416,10 +422,10 @@ class CheckpointContract(BackendContract):
     def test_two_collections_and_an_upload_step_by_step(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """An upload loses nothing between two collections.
+        """An upload loses nothing if it and a second collection run in the middle of a first collection.
 
-        The upload starts once the first collection has condemned and has looked at the marks, and is published before
-        that collection deletes; the second collection runs in between.
+        They run before the first, second, … deletion, listing or read of the first collection: among others, between
+        the time at which that collection condemns blobs and reads the marks, and its first deletion.
         """
         sequence = 0
         for step in ("delete", "list", "read"):
@@ -525,7 +531,7 @@ def put(store: CheckpointStore, folder: Path, epoch: int, sequence: int, **conte
 
 
 def check_newest(store: CheckpointStore, folder: Path, content: dict[str, bytes] | None = None) -> None:
-    """Asserts that the newest readable checkpoint restores, to this content where one is given."""
+    """Asserts that the newest readable checkpoint can be restored, and has this content if one is given."""
     manifest = next(store.newest(P))
     target = folder / f"check-{len(list(folder.iterdir()))}"
     store.restore(manifest, target)

@@ -1,4 +1,4 @@
-"""Databases for tests: a fresh one for each test, on every server that this machine offers."""
+"""Empty databases for tests, in SQLite and on the servers that the environment names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
 
 @contextmanager
 def fresh_database(kind: str, directory: Path) -> Iterator[str]:
-    """Yields the SQLAlchemy URL of an empty database, and drops it afterwards. Skips where there is no such server."""
+    """Yields the SQLAlchemy URL of an empty database, and drops the database afterwards.
+
+    Skips the test if the environment names no server of this kind.
+    """
     if kind == "sqlite":
         yield f"sqlite:///{directory / f'{uuid.uuid4().hex}.db'}"
         return

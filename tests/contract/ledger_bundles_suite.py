@@ -1,4 +1,4 @@
-"""Contract of the ledger's bundles: operators' code, kept beside the records."""
+"""Contract of the ledger's bundles, which hold the code of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract of the ledger's upkeep on every database: verify, rebuild, archive, crashes, upgrades, indexes."""
+"""Contract of the ledger's maintenance on every database: verify, rebuild, archive, crashes, upgrades and indexes."""
 
 from __future__ import annotations
 
@@ -170,7 +170,10 @@ class KeepingContract:
 
     @pytest.mark.thorough
     def test_a_kill_between_any_two_statements(self, fresh: Ledger, fresh_url: str) -> None:
-        """A kill -9 before any statement or commit leaves nothing half done, and nothing that later calls fail on."""
+        """A writer that is killed before any one statement or commit leaves no half-done change.
+
+        Later calls to the ledger succeed.
+        """
         command = [sys.executable, "-m", "tests.contract.ledger_worker", fresh_url]
         whole = None
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -261,7 +264,10 @@ class KeepingContract:
                 Ledger(fresh_url)
 
     def test_a_ledger_of_the_version_before(self, fresh_url: str) -> None:
-        """An upgrade keeps what the ledger holds and lets it take what it could not, also if it was killed half-way."""
+        """An upgraded ledger still has all its records, and accepts what only the new version does.
+
+        On MariaDB, the upgrade is done again after it was killed half-way.
+        """
         database = Database(fresh_url, rng=Random(0))
         migrate_to = migrate
         database.use_write_ahead_log()
@@ -307,11 +313,11 @@ class KeepingContract:
     # -- indexes ------------------------------------------------------------------------------------------
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
-        """Returns the tables read as a whole, in the words of this database's EXPLAIN."""
+        """Returns the lines of this database's EXPLAIN that say that the statement reads a whole table."""
         raise NotImplementedError
 
     def analyse(self, connection: Any) -> None:
-        """Tells the planner that the tables are not small."""
+        """Updates the planner's statistics, so that it knows how many rows the tables have."""
         for table in METADATA.sorted_tables:
             verb = "ANALYZE TABLE" if self.kind == "mariadb" else "ANALYZE"
             connection.execute(text(f"{verb} {table.name}"))
@@ -346,7 +352,7 @@ class KeepingContract:
 
     @staticmethod
     def fill_views(connection: Any) -> None:
-        """Writes enough rows that no planner prefers to read a whole table."""
+        """Writes so many rows that no planner prefers to read a whole table."""
         for table in (STAGE, BATCH, ENTITY, JOB):
             fixed = {"created_on": 1, "updated_on": 1, "status": "success", "created_us": 1, "listed": 1, "tries": 0}
             columns = {name: value for name, value in fixed.items() if name in table.columns}

@@ -1,4 +1,4 @@
-"""Contract of the ledger's hold: one process decides at a time, and every write checks the hold in its transaction."""
+"""Contract of the ledger's leader lease: one process leads, and each of its writes checks that in its transaction."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HoldContract:
         fresh.put("mine", APP, "NEW")
 
     def test_what_a_former_holder_writes_is_refused_in_its_transaction(self, fresh: Ledger, fresh_url: str) -> None:
-        """A write of a former holder is refused, and names the process that took the hold."""
+        """A write of a former leader is refused, and the error names the process that took over."""
         fresh.take_leadership(ONE, 0.05)
         fresh.put("before", APP, "NEW")
         expired(fresh)
@@ -69,9 +69,9 @@ class HoldContract:
             assert (again.term, again.grace_s) == (3, 0.0), "it was given back: nothing is granted any more"
 
     def test_what_was_decided_in_an_earlier_term_is_not_recorded_in_a_later_one(self, fresh: Ledger) -> None:
-        """A process leads again while a write of its last term is still on its way: that write is refused.
+        """A write of an earlier term of the same process is refused if it arrives in a later term.
 
-        The state that the process read for its new term does not contain that write.
+        The state that the process read at the start of its new term does not contain that write.
         """
         late = fresh.take_leadership(ONE, LONG_S).term
         again = fresh.take_leadership(ONE, LONG_S).term
@@ -89,9 +89,10 @@ class HoldContract:
     def test_one_that_is_over_by_another_clock_is_taken_unless_it_was_renewed(
         self, fresh: Ledger, fresh_url: str
     ) -> None:
-        """A hold is taken from a holder that has not renewed it for its time, though the database's clock differs.
+        """A process takes a leader lease that is not renewed, even if it has not lapsed by the database's clock.
 
-        The clock may have been put back by an hour, or the waiting process counts for itself.
+        That clock may have been set back by an hour. The waiting process measures the time with its own clock, and
+        names the end of the lease that it saw. A leader that has renewed its lease since then keeps it.
         """
         fresh.take_leadership(ONE, LONG_S)
         with Ledger(fresh_url) as other:

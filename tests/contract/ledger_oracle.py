@@ -1,6 +1,6 @@
-"""A second, different statement of what the ledger must allow: a history is a list, and every question walks it.
+"""A second implementation of which records the ledger must accept. It shares no code with the ledger's own rules.
 
-Takes nothing from the ledger's own rules.
+An item's history is a list, which every function here walks from the start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ STATES = ("NEW", "PROCESSING", "PROCESSED", "FAILED", "RESOLVED", "SKIPPED")
 
 @dataclass(frozen=True)
 class Step:
-    """A record to write. ``previous``: its place in the history, None, or "elsewhere" for a record of another item."""
+    """A record to write.
+
+    Attributes:
+        previous: index of the previous record in the history, "elsewhere" for a record of another item, or None.
+    """
 
     state: str
     previous: int | str | None
@@ -54,7 +58,7 @@ def state(history: list[Step]) -> str:
 
 
 def choices(length: int) -> list[Step]:
-    """Returns every conceivable record after ``length`` others."""
+    """Returns every record that could be written after ``length`` others, allowed or not."""
     previous: list[int | str | None] = [None, "elsewhere", *range(length)]
     return [
         Step(state, each, app)

@@ -1,4 +1,4 @@
-"""Contract of the ledger on every database. Each database's test class derives from it and names itself."""
+"""Contract of the ledger's items and records. The test class of each database inherits it and sets ``kind``."""
 
 from __future__ import annotations
 
@@ -127,10 +127,7 @@ class LedgerContract:
 
     @pytest.mark.parametrize("character", ["ü", '"'])
     def test_payloads_of_many_megabytes(self, ledger: Ledger, character: str) -> None:
-        """Large payloads are kept as they are, not escaped.
-
-        What some database does not take at once is refused on all of them.
-        """
+        """Large payloads are stored unescaped. One that is too large for some database is refused on all of them."""
         item, million = item_id(), 1_000_000
         payload = character * (5 * million if character == "ü" else 3 * million)  # 10 MB
         ledger.put(item, A, "NEW", payload=payload)
@@ -145,7 +142,7 @@ class LedgerContract:
 
     @pytest.mark.parametrize("bad", ["nul\0", "\ud800"])
     def test_what_cannot_be_there_is_not_there(self, fresh: Ledger, bad: str) -> None:
-        """Impossible names give the same answer on every database, and never its driver's own message."""
+        """Names that no database can store give the same answer on each database, never the driver's own message."""
         assert fresh.item(bad) is None
         assert fresh.items([bad, "x"]) == []
         assert list(fresh.records(bad)) == []
@@ -239,9 +236,9 @@ class LedgerContract:
 
     @pytest.mark.thorough
     def test_every_sequence_of_up_to_four_records(self, fresh: Ledger) -> None:
-        """Exactly the records that the oracle allows are written; a refused one leaves nothing.
+        """The ledger accepts exactly the records that the oracle allows.
 
-        So a sequence with a refused record equals the one without it, and only allowed sequences are continued.
+        A refused record leaves no trace, so only allowed sequences are continued.
         """
         longest = 4
         elsewhere = fresh.put("elsewhere", A, "NEW")
@@ -342,9 +339,9 @@ class LedgerContract:
         assert [record.seq for record in fresh.records("item-00000")] == list(range(1501))
 
     def test_a_reader_sees_what_is_committed_late(self, fresh: Ledger, fresh_url: str) -> None:
-        """A record that is committed late has a higher id than any record that a reader has seen.
+        """A reader that reads on from the newest id that it has seen misses no record that was committed late.
 
-        While one writer has not committed, a second one writes, or gets as far as it can.
+        A second writer writes, or waits, while the first one has not yet committed.
         """
         arrived, done = threading.Event(), threading.Event()
 
@@ -375,7 +372,7 @@ class LedgerContract:
         assert sorted(record.item_id for record in seen) == ["first", "second"]
 
     def test_the_newest_records_are_as_many_as_there_are(self, fresh: Ledger) -> None:
-        """Ids that were drawn and not used are not records."""
+        """Ids that a rolled-back transaction used up do not count as records."""
         assert fresh.newest(3) == []
         written = [fresh.put("kept-0", A, "NEW")]
 
@@ -415,7 +412,7 @@ class LedgerContract:
         sound(fresh)
 
     def test_threads_that_write_to_the_same_items(self, fresh: Ledger) -> None:
-        """Every transaction touches all items, in different orders: deadlocks are retried, and nothing is lost."""
+        """No record is lost when threads write to the same items in different orders: deadlocks are retried."""
         items = [f"item-{n}" for n in range(6)]
         fresh.put_many(Entry(item, A, "NEW") for item in items)
 
@@ -462,9 +459,9 @@ class LedgerContract:
     @pytest.mark.parametrize("ended", [False, True])
     @pytest.mark.parametrize("all_items", [False, True])
     def test_work_on_an_item_that_another_took_over(self, fresh: Ledger, all_items: bool, ended: bool) -> None:
-        """The first worker hears that its lease is lost, whether the other is still working or done.
+        """The first worker gets LeaseLost, whether the second one still holds the item or has finished it.
 
-        Other items are processed meanwhile.
+        The first worker still processes its other items.
         """
         fresh.put("item", A, "NEW")
         if all_items:
@@ -686,10 +683,7 @@ class LedgerContract:
     @settings(max_examples=15, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_random_histories(self, ledger: Ledger, data: st.DataObject) -> None:
-        """After any calls in any order, heads are the fold of their records.
-
-        Listings equal what a walk over the items finds.
-        """
+        """After random calls, each item's head equals the fold of its records, and queries list the right items."""
         stem = item_id()[:8]
         names = [f"{stem}-{n}" for n in range(3)]
         apps = [A, B, App("a", "1", "one"), App("*")]
@@ -733,7 +727,7 @@ class LedgerContract:
 
 
 def _concludes(record: Record, asked: Who) -> bool:
-    """Tells whether a record says that ``asked`` has processed its item, or must leave it alone."""
+    """Tells whether a record says that ``asked`` has processed the record's item, or must skip it."""
     recorded = Who.of(record.app)
     if record.state == RecordState.PROCESSED:
         return rules.covers(recorded, asked)

@@ -1,4 +1,4 @@
-"""Helpers shared by the parts of the ledger's suite."""
+"""Functions shared by the suites of the ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def done(ledger: Ledger, item: str, app: App = A) -> Record:
 
 
 def sound(ledger: Ledger) -> None:
-    """Asserts that ``verify`` finds no fault, and that every head is the fold of its records."""
+    """Asserts that ``verify`` finds no fault, and that each item's head equals the fold of its records."""
     assert ledger.verify() == []
     by_item: dict[str, list[Record]] = {}
     for record in ledger.records(archived=True):

@@ -111,9 +111,10 @@ class ViewsContract:
         assert manager.trace("nothing") == []
 
     def test_a_stage_goes_on_from_the_one_before_it(self, fresh: Ledger, fresh_url: str) -> None:
-        """A stage is linked to its predecessor.
+        """A stage is linked to the stage before it.
 
-        After a restart, in the next job of the same run, and from another pipeline's sink.
+        That is the last one of its job before a restart, of the previous job in the same run, or of the pipeline whose
+        sink the stage reads.
         """
         manager = StateManager(fresh)
         done = {"action": "sinking post-push", "status": "success"}
@@ -137,7 +138,7 @@ class ViewsContract:
         assert fresh.verify() == []
 
     def test_the_original_calls(self, fresh: Ledger) -> None:
-        """Positional arguments keep their order, and the actions of a sink may be called pulling."""
+        """The original calls still work: positional arguments have their order, and a sink's actions may say "pull"."""
         manager = StateManager(fresh)
         ids = ("raw", "y=1", "sourcing pre-pull", "s", "in_progress", "in", "out", "clean", "z=1")
         begun = manager.insert_state(*ids, NOON, NOON, NOON, NOON, 3, "1", "9")
@@ -168,7 +169,7 @@ class ViewsContract:
             assert manager.update_state("given", status="success")["run_id"] == "nightly-7"
 
     def test_two_update_one_stage_at_once(self, fresh: Ledger, fresh_url: str) -> None:
-        """Both changes are kept, and neither writer has to try again."""
+        """Two processes update one stage at the same time: both changes are kept, and neither call fails."""
         StateManager(fresh).insert_state(state_id="s")
 
         def update_often(name: str) -> None:
@@ -237,7 +238,7 @@ class ViewsContract:
         assert fresh.fetch() == ["item"], "stages are not among the items"
 
     def test_a_time_out_of_range_that_is_stored_hides_nothing(self, fresh: Ledger) -> None:
-        """A time in nanoseconds, as an earlier version accepted it, hides no other row and is found by ``verify``."""
+        """A stored time in nanoseconds, which an earlier version accepted, hides no row, and ``verify`` reports it."""
         manager = StateManager(fresh)
         manager.insert_state(job_id="j", state_id="good", sinking_end_time=NOON)
         bad = 1_790_000_000_000_000_000
@@ -317,7 +318,7 @@ class ViewsContract:
         assert fresh.verify() == []
 
     def test_pace_counts_the_time_of_work_alone(self, fresh: Ledger) -> None:
-        """Neither listing, nor pauses, nor the wait for a retry counts as work."""
+        """A batch's pace counts only the time in which it works: not listing, pauses, or the wait for a retry."""
         clock = ManualClock(10**15)
         fresh._clock = clock
         board = Board(fresh)
@@ -435,7 +436,7 @@ class ViewsContract:
         assert [each["fire_us"] for each in board.jobs("WAITING")] == [1000, 2000]
 
     def test_of_two_that_saw_the_same_the_second_is_refused(self, fresh: Ledger) -> None:
-        """Another worker does the whole job between a worker's read and its write: the job does not run twice."""
+        """A worker's claim is refused if another worker has done the whole job since the first one read its status."""
         board = Board(fresh)
         job = board.create_job("j")
         seen, board._seen = board._seen, lambda kind, item_id: old  # type: ignore[method-assign,assignment]
@@ -448,7 +449,10 @@ class ViewsContract:
 
     @pytest.mark.parametrize("quicker", ["COMPLETED", "FAILED"])
     def test_of_two_ends_of_an_entity_the_second_hears_of_the_first(self, fresh: Ledger, quicker: str) -> None:
-        """The second caller is told the state that the first one recorded."""
+        """Two callers report the end of one entity: the first report counts, and the second caller learns of it.
+
+        The second call returns False if the entity is already COMPLETED, and raises InvalidTransition if it is FAILED.
+        """
         board = Board(fresh)
         bid = board.create_batch("b", "move")
         board.move_batch(bid, "GENERATE_IID")

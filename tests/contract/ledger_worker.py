@@ -1,4 +1,4 @@
-"""Processes that the ledger's suite starts: rivals for a lock, and writers that die between two statements."""
+"""Programs of processes that the ledger's suites start: rivals for a lock, and writers that are killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ KILL_APP = App("dying", "1")
 
 
 def acquire(url: str, name: str, rounds: int, barrier: Any, results: Any) -> None:
-    """Tries to acquire ``round-0``, ``round-1``, …; every ten rounds all processes start again at the same moment."""
+    """Tries to acquire items ``round-0``, ``round-1``, …, and puts (name, won rounds, lost rounds) into ``results``.
+
+    All processes wait for each other every ten rounds, so that they compete again.
+    """
     with Ledger(url, busy_timeout_s=60) as ledger:
         won, lost = [], []
         for number in range(rounds):
@@ -33,7 +36,7 @@ def acquire(url: str, name: str, rounds: int, barrier: Any, results: Any) -> Non
 
 
 def history(ledger: Ledger, run: str) -> None:
-    """Makes one call of each kind that writes."""
+    """Calls a method of each kind that writes to the ledger."""
 
     def fails(_: Any) -> None:
         raise ValueError("no")
@@ -51,7 +54,7 @@ def history(ledger: Ledger, run: str) -> None:
 
 
 def die_at(url: str, run: str, statement: int) -> None:
-    """Sends SIGKILL to this process before statement or commit number ``statement``, counted from 0."""
+    """Writes a history, and kills this process before statement or commit number ``statement``, counted from 0."""
     left = statement
 
     def count(*_: Any) -> None:
@@ -67,7 +70,7 @@ def die_at(url: str, run: str, statement: int) -> None:
 
 
 def main() -> None:
-    """Reads ``[run, statement]`` lines, forks a writer for each, and answers with its exit status."""
+    """Reads lines ``[run, statement]``, forks a writer for each, and prints the writer's exit status."""
     url = sys.argv[1]
     for line in sys.stdin:
         run, statement = json.loads(line)
@@ -75,7 +78,7 @@ def main() -> None:
         if child == 0:
             try:
                 die_at(url, run, statement)
-            except BaseException as error:  # noqa: BLE001 - said to the test
+            except BaseException as error:  # noqa: BLE001 - the test prints it
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 os._exit(1)
             os._exit(0)

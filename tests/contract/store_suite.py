@@ -1,4 +1,4 @@
-"""Contract of every PartitionStore. Each backend's test class derives from it and makes the stores."""
+"""Contract of PartitionStore. The test class of each backend inherits it and creates the stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ steps = st.lists(
 
 
 def apply_to_dict(model: dict[bytes, bytes], change: Mutations) -> None:
-    """Applies a change to the plain model: clears, then deletes, then puts."""
+    """Applies a change to the model, a dict: first clears, then deletes, then puts."""
     for start, end in change.clears:
         for key in [key for key in model if start <= key < end]:
             del model[key]
@@ -49,11 +49,11 @@ def apply_to_dict(model: dict[bytes, bytes], change: Mutations) -> None:
 class StoreContract(ABC):
     @abstractmethod
     def make(self, directory: Path) -> PartitionStore:
-        """Makes an empty store. ``directory`` does not exist."""
+        """Creates an empty store in ``directory``, which does not exist yet."""
 
     @abstractmethod
     def open(self, directory: Path) -> PartitionStore:
-        """Opens what ``snapshot`` made."""
+        """Opens a directory that ``PartitionStore.snapshot`` created."""
 
     @contextmanager
     def new(self, tmp_path: Path) -> Iterator[PartitionStore]:
@@ -151,12 +151,12 @@ class StoreContract(ABC):
 
     @pytest.mark.parametrize("count", [4095, 4096, 4097, 8192, 9000])
     def test_scan_of_many_entries(self, store: PartitionStore, count: int) -> None:
-        """Counts of entries around the size of a page, where an entry is easily lost or repeated."""
+        """A scan over several pages neither loses nor repeats an entry. The counts are around the size of a page."""
         store.apply(Mutations(puts=[(b"p%06d" % n, b"%d" % n) for n in range(count)] + [(b"q", b""), (b"o", b"")]))
         assert list(store.scan(b"p")) == [(b"p%06d" % n, b"%d" % n) for n in range(count)]
 
     def test_a_scan_sees_one_moment(self, store: PartitionStore) -> None:
-        """A scan does not see writes made between two of its pages: neither half of a batch, nor a key that moved."""
+        """A scan does not see writes that are made while it runs, between two of its pages."""
         count = 10_000
         store.apply(Mutations(puts=[(b"%06d" % n, b"old") for n in range(count)]))
         entries = store.scan(b"")

@@ -1,4 +1,4 @@
-"""Checkpoint stores of every kind under one contract; S3 by a real S3 protocol server on loopback."""
+"""Checkpoint stores of every kind keep one contract. For S3, a real S3 protocol server runs on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestMemory(CheckpointContract, LeasesContract):
 
 
 class TestFsspecDirectory(CheckpointContract, LeasesContract):
-    """A file system that fsspec knows and that has no special treatment in stateflow."""
+    """Runs the contract on a file system that stateflow reaches only through fsspec."""
 
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Backend:

@@ -1,4 +1,4 @@
-"""The ledger's contract on each database."""
+"""The ledger keeps its contract on each database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_turn(cls: type) -> type:
 
 @pytest.fixture(scope="class")
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yields the URL of a database that a class's tests share; each test uses its own items."""
+    """Yields the URL of a database that the tests of a class share; each test uses its own items."""
     with fresh_database(request.cls.kind, tmp_path_factory.mktemp("ledger")) as url:
         yield url
 
@@ -90,7 +90,7 @@ class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract, 
 
 
 def test_every_statement_compiles_for_sql_server() -> None:
-    """Every statement that the public API executes compiles for SQL Server, by a dialect that needs no driver."""
+    """Every statement that the public API executes can be compiled for SQL Server; this needs no driver."""
     statements: list[Any] = []
     with Ledger("sqlite://") as ledger:
         ledger.put_many(Entry(f"item-{n:05}", App(f"app-{n % 7}"), "NEW") for n in range(3000))
@@ -108,10 +108,10 @@ def test_every_statement_compiles_for_sql_server() -> None:
 
 
 def test_who_looks_at_the_hold_keeps_it_for_sql_server() -> None:
-    """A check of the hold locks its row on SQL Server too.
+    """The check of the leader lease locks the lease's row on SQL Server, too.
 
-    SQL Server has no FOR SHARE: without a hint another process could take the hold before the write that passed the
-    check.
+    SQL Server has no FOR SHARE. Without a lock hint, another process could take the lease between a successful check
+    and the write that follows it.
     """
     statements: list[Any] = []
     with Ledger("sqlite://") as ledger:

@@ -68,7 +68,7 @@ class TestRocksStore(StoreContract):
         self.open(tmp_path / "db").close()
 
     def test_closing_waits_for_the_call_of_another_thread(self, tmp_path: Path) -> None:
-        """A thread closes a store while another writes: the write may find it closed, and closing raises nothing."""
+        """Closing a store while another thread writes raises nothing; the write may fail, as the store is closed."""
         for attempt in range(20):
             store, writing = self.make(tmp_path / f"db{attempt}"), threading.Event()
 

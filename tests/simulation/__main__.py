@@ -1,4 +1,4 @@
-"""Runs the explorations, larger than the test suite's: ``python -m tests.simulation``."""
+"""Runs larger explorations than the test suite does: ``python -m tests.simulation``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breadth-first exploration of all states of a model."""
+"""Explores all states of a model, breadth first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Explored:
 
 
 class Found(AssertionError):
-    """A state that breaks a rule, with the shortest trace to it."""
+    """Raised for a state that breaks a rule; ``trace`` holds the shortest path to it, one step an entry."""
 
     def __init__(self, why: str, trace: list[str]) -> None:
         super().__init__(why + "\n  " + "\n  ".join(trace))
@@ -29,7 +29,15 @@ class Found(AssertionError):
 
 
 def explore(model: Model, states_max: int = 2_000_000, on_end: Callable[[World], None] = lambda _: None) -> Explored:
-    """Explores all states. Raises Found for the first broken rule, and for a state from which no end can be reached."""
+    """Explores all states that the model can reach.
+
+    Args:
+        states_max: number of states at which the exploration fails, as the model is too large.
+        on_end: called with every state in which nothing more has to happen.
+
+    Raises:
+        Found: a state breaks a rule, or no end can be reached from it.
+    """
     first = model.start()
     number: dict[World, int] = {first: 0}
     came: list[tuple[int, str]] = [(-1, "start")]

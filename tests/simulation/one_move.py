@@ -1,11 +1,11 @@
-"""A world of one move, small enough to be explored to the last state.
+"""A model of one move, small enough that all its states can be explored.
 
-The machines are the real ones: ``reconfig.decisions.migration.Move`` at the controller, ``Lifecycle`` at source and
-target. The model adds what the shells do between them: calls that are lost, late or answered to no caller, the stream
-of a transfer, the change log, durable state, and processes that end and come back.
+The state machines are the real ones: ``reconfig.decisions.migration.Move`` at the controller, ``Lifecycle`` at source
+and target. The model adds the rest of the system: calls that are lost, late or answered after their caller has ended,
+the stream of a transfer, the change log, durable state, and processes that end and restart.
 
-Time does not exist. Everything that may happen next is a transition; whether a time-out is early or late makes no
-difference. State is one immutable tuple, so that the exploration recognises states already seen.
+The model has no clock. Everything that may happen next is a transition, so a time-out may come at any point. A state
+is one immutable tuple, so that the exploration recognises the states it has already seen.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ Durable = tuple[State, int] | None  # ownership on disk
 
 
 class World(NamedTuple):
-    # controller; move is None while the process is down, or when it has nothing more to do
+    # the controller; move is None while the controller is down, and after the move has ended
     move: tuple[Any, ...] | None
     todo: tuple[Instruction, ...]
-    notes: tuple[str, ...]  # to itself: records that are written
+    notes: tuple[str, ...]  # the controller's events to itself: records that are written
     running: bool
-    # calls to the source: (kind, stage), stage: sent, waiting (for the running batch), answered …, orphan
+    # calls to the source: (kind, stage). stage: sent, waiting (for the running batch), answered …, or orphan (a
+    # request whose caller no longer waits)
     calls: tuple[tuple[str, str], ...]
-    # prepare calls to the target: sent or orphan
+    # stages of the prepare calls to the target: sent or orphan
     prepares: tuple[str, ...]
     stream: tuple[bool, tuple[str, ...]] | None  # (whether a base was reported, reports under way)
-    letters: tuple[str, ...]  # unanswered requests: abandon, release; "late": of an earlier term
+    letters: tuple[str, ...]  # requests that get no answer: abandon, release; "late abandon" is of an earlier term
     # the ledger
     granted: bool
     outcome: str
@@ -55,7 +56,7 @@ class World(NamedTuple):
     # target
     target: Cycle | None
     target_disk: Durable
-    transfer: tuple[str, int]  # stage: none, snapshot, following; copied up to
+    transfer: tuple[str, int]  # (stage: none, snapshot or following; number of commits copied)
     target_data: int
     # budgets
     commits: int
@@ -65,7 +66,7 @@ class World(NamedTuple):
     third: Cycle | None = None
     third_disk: Durable = None
     stale: tuple[str, ...] = ()
-    #: what the earlier target has copied, where it follows the earlier source again; -1: it does not
+    #: 0 while the earlier target follows the earlier source again, -1 otherwise
     stale_pull: int = -1
 
 
@@ -74,14 +75,14 @@ FAULTS = ("source ends", "target ends", "controller ends", "call lost", "stream 
 
 @dataclass(slots=True)
 class Rules:
-    """Limits of the exploration, and rules that tests break on purpose, to see that the exploration finds it."""
+    """Limits of the exploration, and rules that tests break on purpose to see that the exploration finds the error."""
 
     lifecycle: type[Lifecycle] = Lifecycle
     move: type[Move] = Move
     commits: int = 1
     faults: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1)
     faults_together: int = 2
-    orphans_survive: bool = False  # a request in flight outlives its receiver
+    orphans_survive: bool = False  # a request in flight is delivered even if its receiver restarts meanwhile
     durable_first: bool = True
     unfence_on_timeout: bool = False
     fence_needs_follower: bool = True
@@ -168,9 +169,9 @@ class Model:
     # -- everything that can happen next ------------------------------------------------------------------
 
     def steps(self, w: World) -> Iterator[tuple[str, World, bool]]:
-        """Yields (what happens, the world after it, whether it must happen at some time).
+        """Yields every possible next step: (its description, the world after it, whether it must happen at some time).
 
-        Faults and arriving batches need not happen.
+        Faults and the arrival of batches need not happen.
         """
         yield from self._controller(w)
         yield from self._calls(w)
@@ -190,7 +191,7 @@ class Model:
         if w.todo:
             yield f"controller: {w.todo[0]}", self._carry_out(w), True
             return
-        if w.move[0] in m.TERMINAL:  # the runner ends and listens no more
+        if w.move[0] in m.TERMINAL:  # the runner ends, and no one waits for answers any more
             orphans = tuple(sorted("orphan" for _ in w.prepares))
             yield "move ends", self._forget_calls(w)._replace(move=None, stream=None, prepares=orphans), True
             return
@@ -326,7 +327,7 @@ class Model:
 
     def _cancel(self, w: World, lifecycle: Lifecycle) -> tuple[World | None, str]:
         if lifecycle.running:
-            return None, ""  # it needs the lock that the batch holds
+            return None, ""  # a cancellation needs the lock that the batch holds
         if not lifecycle.cancel(self.rules.move_id):
             return w, "sealed"
         disk = (State.OWNED, self.rules.epoch) if lifecycle.state is State.OWNED else w.source_disk
@@ -361,13 +362,13 @@ class Model:
 
     def _prepare(self, w: World, listens: bool) -> World:
         assert w.target is not None
-        if listens:  # from the newest term: requests of an earlier one are refused from here on
+        if listens:  # the request is of the newest term, and from here on the target refuses those of earlier terms
             w = w._replace(stream=(False, ()), letters=tuple(x for x in w.letters if x != "late abandon"))
         lifecycle = self.thaw(w.target)
         if lifecycle.state is State.OWNED:
             return self._to_stream(w, "owned") if listens else w
         if w.transfer[0] != "none":
-            return w  # it joins the running transfer
+            return w  # the request joins the running transfer
         try:
             lifecycle.prepare(self.rules.move_id, self.rules.epoch)
         except StateflowError:
@@ -379,7 +380,7 @@ class Model:
         return w if w.stream is None else w._replace(stream=(w.stream[0], (*w.stream[1], report)))
 
     def _pull_ends(self, w: World) -> World:
-        """Ends a broken transfer: the target gives the partition up and reports it on the stream, if there is one."""
+        """Ends a broken transfer: the target gives the partition up and reports the failure, if a stream is open."""
         assert w.target is not None
         lifecycle = self.thaw(w.target)
         lifecycle.abandon(self.rules.move_id)
@@ -397,7 +398,7 @@ class Model:
         if stage == "snapshot":
             source = self.thaw(w.source)
             if source.running:
-                return  # it waits for the batch
+                return  # the snapshot waits for the batch
             sealed = source.state is State.SEALED and source.move_id == self.rules.move_id
             if sealed or (source.state is State.OWNED and self.rules.move_id not in source.cancelled):
                 log = "sealed" if sealed else "live"
@@ -489,7 +490,7 @@ class Model:
                     prepares = tuple(x for x in prepares if x != "orphan")
                     letters = tuple(x for x in letters if x == "release")
                 after = w._replace(target=None, transfer=("none", 0), prepares=prepares, letters=letters, commits=began)
-                # reports that were sent before may have arrived, or not
+                # reports that the target had sent may be lost, or may arrive
                 yield after if after.stream is None else after._replace(stream=(after.stream[0], ("failed",)))
                 if after.stream is not None and after.stream[1]:
                     yield self._to_stream(after, "failed")
@@ -535,7 +536,7 @@ class Model:
     # -- what must hold -----------------------------------------------------------------------------------
 
     def check(self, w: World) -> None:
-        """Checks what must hold in every state. Raises Broken."""
+        """Checks the invariants of every state. Raises Broken."""
         for cycle in (w.source, w.target):
             if cycle is not None:
                 _validate(self.thaw(cycle))
@@ -559,7 +560,7 @@ class Model:
             raise Broken("owned at an epoch that was not granted")
 
     def check_end(self, w: World) -> None:
-        """Checks what must hold in states where nothing more has to happen. Raises Broken."""
+        """Checks the invariants of a state in which nothing more has to happen. Raises Broken."""
         if not w.outcome:
             raise Broken("the move never ends")
         owners = [who for who in ("source", "target") if getattr(w, who)[0] is State.OWNED]

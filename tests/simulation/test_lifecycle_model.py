@@ -1,8 +1,9 @@
-"""Every state that one move can get into, with the real state machines: faults anywhere, answers late, lost or early.
+"""No reachable state of one move breaks an invariant, though processes end and answers are late, lost or early.
 
-``one_move.py`` says what is modelled, ``Model.check`` what must hold in every state and ``Model.check_end`` at the end;
-``explore`` also proves that from every state there is a way to an end that needs no luck. The broken variants below
-show that the exploration finds what it should.
+The state machines are the real ones, and ``one_move.py`` describes the model around them. ``Model.check`` holds the
+invariants of every state, ``Model.check_end`` those of an end state. ``explore`` also proves that an end can be reached
+from every state by steps that must happen at some time. The broken variants below show that the exploration finds
+mistakes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ TERMS = Rules(faults=(0, 0, 4, 0, 0, 0, 0), faults_together=4, commits=1)
 
 
 def test_terms_that_end_fail_no_move(capsys: pytest.CaptureFixture[str]) -> None:
-    """A term that ends fails no move, at any point of it and any number of times."""
+    """No move fails because terms end, at whichever points of the move and however many."""
     explored = explore(Model(TERMS))
     with capsys.disabled():
         print(f"\n  {explored}")
@@ -71,7 +72,7 @@ class CancelIgnoresSeal(Lifecycle):
 
 
 class CancelForgets(Lifecycle):
-    """A late fence of a cancelled move is taken for a new one."""
+    """A source forgets that it cancelled a move, and obeys the move's late fence."""
 
     def cancel(self, move_id: str) -> bool:
         possible = Lifecycle.cancel(self, move_id)
@@ -88,7 +89,7 @@ class ServesWhenSealed(Lifecycle):
 
 
 class SealsOverABatch(Lifecycle):
-    """The seal does not wait for the running batch."""
+    """A source seals while a batch still runs."""
 
     def fence(self, move_id: str, epoch: int, successor: ReplicaInfo) -> FenceAnswer:
         answer = Lifecycle.fence(self, move_id, epoch, successor)
@@ -101,7 +102,7 @@ class SealsOverABatch(Lifecycle):
 
 
 def but(*rows: Row[Phase, Move]) -> Table[Phase, Move, m.Says]:
-    """The move's table with rows that come first."""
+    """Returns the move's table with these rows before its own."""
     return replace(m.TABLE, rows=(*rows, *m.TABLE.rows))
 
 
@@ -113,7 +114,7 @@ def _give_up(move: Move, _: m.Event) -> None:
 
 
 class SilenceMeansNo(Move):
-    """A source that does not answer is taken for one that never sealed."""
+    """A move assumes that a source that does not answer has not sealed."""
 
     table = but(Transition(Phase.FENCED, m.SourceUnknown, Phase.ABORTED, ABORT, effect=_give_up))
 
@@ -141,25 +142,25 @@ class ForgetsToRetry(Move):
 
 
 class CancelsAnytime(Move):
-    """A user's cancel after the fence is taken at its word."""
+    """A user's cancel after the fence aborts the move at once."""
 
     table = but(Transition(Phase.FENCED, m.Cancel, Phase.ABORTED, ABORT, effect=_give_up))
 
 
 class AssumesUnsealed(Move):
-    """A move that was granted before, and whose copy fails, is taken for one that was not sealed."""
+    """A move that was granted in an earlier term aborts when its copy fails, as if the source had not sealed."""
 
     table = but(Transition(m.COPYING, m.TargetFailed, Phase.ABORTED, ABORT, effect=_give_up))
 
 
 class CancelsWhatWasGranted(Move):
-    """A user's cancel of a move that was granted before is taken at its word."""
+    """A user's cancel aborts at once a move that was granted in an earlier term."""
 
     table = but(Transition(m.COPYING, m.Cancel, Phase.ABORTED, ABORT, when=m.GRANTED, effect=_give_up))
 
 
 class GrantsAgain(Move):
-    """A move that was granted before asks for its grant once more."""
+    """A move that was granted in an earlier term asks for its grant again."""
 
     table = but(
         Transition(
@@ -174,13 +175,13 @@ class GrantsAgain(Move):
 
 
 class NeverFencesAgain(Move):
-    """A move that was granted before is taken for one that was fenced, too."""
+    """A move that was granted in an earlier term assumes that the source was fenced, too."""
 
     table = but(Transition(Phase.CATCHING_UP, m.CaughtUp, Phase.FENCED, (), when=m.GRANTED_FITS))
 
 
 def rolls_back(move: Move) -> list[Instruction]:
-    """Resumes a move after a restart: a granted move asks its source to give it up, as it did before."""
+    """Resumes a move after a restart as an earlier version did: a granted move is rolled back."""
     if not move.granted:
         return move.handle(m.Begin())
     return move.handle(m.TargetFailed(MoveAborted("restarted")))

@@ -1,6 +1,6 @@
-"""The oracle finds what is broken on purpose: a mistake is planted, and seeds are simulated until one shows it.
+"""The oracle finds planted mistakes: each test breaks the product on purpose and simulates seeds until one fails.
 
-Which seeds meet a mistake depends on every event. Seeds that met it once are tried first, and then all others.
+Which seeds show a mistake depends on every event. Seeds that once showed it are tried first, then the others.
 """
 
 from __future__ import annotations
@@ -44,18 +44,22 @@ from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.run import simulate
 from tests.sizes import SEED
 
-#: numbers of seeds within which a mistake must be found: most mistakes, and those that few seeds meet
+#: how many seeds may be tried before a mistake is found: for most mistakes, and for those that few seeds show
 ENOUGH, ENOUGH_OF_RARE = 400, 3000
 
 
 def found(broken: Any = None) -> str:
-    """Returns the first failure: the oracle's, or an error that no client of a sound product meets."""
+    """Simulates seeds until one fails, and returns the failure: a violation, or a client's StaleBatch.
+
+    Args:
+        broken: the mistake that is planted; it decides which seeds are tried, and how many.
+    """
     once = MET.get(broken, ())
     count = ENOUGH_OF_RARE if broken in RARE else ENOUGH
     for number, seed in enumerate((*once, *range(count))):
         world = simulate(seed)
         if number % COLLECT_EVERY == COLLECT_EVERY - 1:
-            gc.collect()  # nothing else frees a world
+            gc.collect()  # the garbage collector is off in a simulation, and a world is full of cycles
         if world.failure is not None:
             assert isinstance(world.failure, Violation | StaleBatch), world.failure
             return f"seed {seed}: {world.failure}"
@@ -63,7 +67,7 @@ def found(broken: Any = None) -> str:
 
 
 def unfence_on_timeout(patch: pytest.MonkeyPatch) -> None:
-    """A source that hears nothing for a while after its seal serves again."""
+    """A source serves again two seconds after its seal if the target still follows its change log."""
     seal = Sender.seal
 
     def broken(self: Sender, local: Any) -> None:
@@ -81,12 +85,12 @@ def unfence_on_timeout(patch: pytest.MonkeyPatch) -> None:
 
 
 def restore_before_the_backup_is_complete(patch: pytest.MonkeyPatch) -> None:
-    """The base has the files that are there already; what was still to be written to them is missing."""
+    """The base lacks what is only in memory, as the database is not flushed before its files are copied."""
     patch.setattr(disk.Store, "flush", lambda _self: None)
 
 
 def zombie_commit(patch: pytest.MonkeyPatch) -> None:
-    """A former owner takes what is still sent to it at the old epoch."""
+    """A sealed former owner still runs the batches that clients send with the old epoch."""
     begin = Lifecycle.begin
 
     def broken(self: Lifecycle, epoch: int) -> Verdict:
@@ -122,7 +126,7 @@ def lost_from_change_sets(*prefixes: bytes) -> Any:
 
 
 def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
-    """The base is copied without holding batches off: what is committed meanwhile is in neither copy nor log."""
+    """Batches run while the base is copied: their commits are neither in the base nor in the change log."""
 
     def racing(self: Sender, partition: Any, move_id: str, standby: bool = False, *_: Any) -> SnapshotInfo:
         registry, local = self._registry, self._registry.local(partition)
@@ -151,7 +155,7 @@ def acknowledged_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def databases_are_not_completed(patch: pytest.MonkeyPatch) -> None:
-    """A database stays without what a loss of power took from it, though it was logged."""
+    """After a power loss, a database is not completed from the commit log."""
     patch.setattr(Commits, "lacking", lambda *_: [])
 
 
@@ -186,7 +190,7 @@ def a_lease_for_one_that_does_not_know_what_it_lost(patch: pytest.MonkeyPatch) -
 
 
 def what_was_given_up_is_kept(patch: pytest.MonkeyPatch) -> None:
-    """A replica that comes back is not told what it lost."""
+    """A replica that returns does not learn which partitions it lost to takeovers."""
     patch.setattr(Takeovers, "_superseded", lambda *_: None)
 
 
@@ -203,12 +207,12 @@ def a_registration_is_believed_whenever_it_comes(patch: pytest.MonkeyPatch) -> N
 
 
 def a_name_is_whose_asks_last(patch: pytest.MonkeyPatch) -> None:
-    """An empty data directory under a replica's name is believed."""
+    """The controller accepts every data directory under a replica's name, also an empty one."""
     patch.setattr(Names, "_check", lambda *_: None)
 
 
 def created_over_what_replicas_have(patch: pytest.MonkeyPatch) -> None:
-    """A controller whose ledger is empty deploys the operator again; a ledger has no id."""
+    """A controller whose ledger is empty deploys the operator again, as no ledger has an id."""
     patch.setattr(Claims, "check_free", lambda *_: None)
     opened = MemoryLedger.__init__
     patch.setattr(MemoryLedger, "__init__", lambda self, now, _="": opened(self, now, ""))
@@ -219,7 +223,7 @@ def a_batch_of_which_a_part_was_never_sent_counts_as_sent(patch: pytest.MonkeyPa
 
 
 def a_source_is_anybodys(patch: pytest.MonkeyPatch) -> None:
-    """An older client of a source is let in beside the newer one."""
+    """A partition accepts batches of an older client of a source as well as those of the newer one."""
     is_newer = Positions.is_newer
 
     def let_in(self: Positions, source: str, session: Any) -> bool:
@@ -232,19 +236,19 @@ def a_source_is_anybodys(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_gap_that_no_client_tells_of(patch: pytest.MonkeyPatch) -> None:
-    """A partition of a sparse source is not told what it must contain: what it lost is skipped."""
+    """A client of a sparse source does not say which batches a partition must have: lost batches are skipped."""
     patch.setattr(History, "after", lambda *_: {})
 
 
 def what_is_damaged_is_removed(patch: pytest.MonkeyPatch) -> None:
-    """A copy without CURRENT is taken for an unfinished one."""
+    """A replica removes a copy that it cannot use, instead of quarantining it."""
     patch.setattr(
         PartitionRegistry, "put_aside", lambda self, _partition, directory, _why: self.copies.remove(directory)
     )
 
 
 def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    """A damaged log loses what is behind the damage, as the database does by default."""
+    """A damaged write-ahead log loses its records after the damage, as RocksDB's does by default."""
     check = disk.check
 
     def broken(directory: disk.Dir, up_to_damage: bool = False) -> None:
@@ -258,7 +262,10 @@ def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None
 
 
 def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
-    """Each of two controllers believes it is alone, writes, commands and grants leases, as before leader leases."""
+    """Two controllers lead at the same time, as before there were leader leases.
+
+    Each of them writes to the ledger, sends commands and grants leases.
+    """
     take_leadership = ledger.Handle.take_leadership
 
     def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any, _over: Any = None) -> Any:
@@ -271,12 +278,12 @@ def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_passed_is_not_settled(patch: pytest.MonkeyPatch) -> None:
-    """A copy that leaves lacks the partition's skipped batches."""
+    """A partition's copy does not include the positions of the batches that the partition skipped."""
     patch.setattr(SkippedBatches, "settle", lambda self, local, *_: self.revoke(local))
 
 
 def what_passed_counts_behind_a_loss(patch: pytest.MonkeyPatch) -> None:
-    """Skipped batches count, no matter what became of the commits before them."""
+    """Skipped batches still count after the commits before them are lost."""
 
     recorded = SkippedBatches.found
 
@@ -302,13 +309,16 @@ def one_that_does_not_lead_tells_of_less_than_was_seen(patch: pytest.MonkeyPatch
 
 
 def taken_over_though_it_may_be_served_alone(patch: pytest.MonkeyPatch) -> None:
-    """A lapsed lease is taken for the end of a replica that may serve without one."""
+    """A partition is taken over when the lease of its replica lapses, though the replica may serve without a lease."""
     patch.setattr(ControllerContext, "may_be_alone", lambda *_: False)
     patch.setattr(Takeovers, "_waits_for_command", lambda *_: False)
 
 
 def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.MonkeyPatch) -> None:
-    """Only the first partition keeps what a successor must know: when it is put back, the knowledge goes with it."""
+    """Only the first partition of a batch keeps what a successor must know.
+
+    When that partition is put back to an earlier state, the information is lost.
+    """
     run = Batches._run
 
     def once(self: Batches, local: Any, slices: BatchSlices, number: int, part: Part, group: Any) -> Any:
@@ -320,7 +330,7 @@ def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.Monk
     patch.setattr(Batches, "_run", once)
 
 
-#: seeds that met a mistake once, where many others do not
+#: for mistakes that few seeds show: seeds that once showed them
 MET = {
     a_name_is_whose_asks_last: (1191,),
     a_registration_is_believed_whenever_it_comes: (313,),
@@ -332,7 +342,7 @@ MET = {
     created_over_what_replicas_have: (98,),
     one_that_does_not_lead_tells_of_less_than_was_seen: (22,),
 }
-#: mistakes that take more seconds than the gate has for them
+#: mistakes that take longer to find than the gate allows
 SELDOM = {
     dirty_set_race,
     a_lease_for_one_that_does_not_know_what_it_lost,
@@ -378,7 +388,7 @@ PLANTED = {
     "one that does not lead tells of less than was seen": one_that_does_not_lead_tells_of_less_than_was_seen,
     "taken over though it may be served alone": taken_over_though_it_may_be_served_alone,
 }
-#: mistakes that the gate looks for: three of them, others with each commit
+#: the three mistakes that the gate looks for; they differ with each commit
 IN_TURN = Random(SEED).sample(sorted(name for name, broken in PLANTED.items() if broken not in RARE | SELDOM), 3)
 
 

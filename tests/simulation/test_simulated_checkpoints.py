@@ -1,4 +1,4 @@
-"""Restores, uploads and collections at once, by seeds, and variants broken on purpose that the oracle finds."""
+"""Restores, uploads and collections at the same time lose no checkpoint, and the oracle finds planted mistakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_seed_is_the_same_run_every_time() -> None:
 
 
 def no_holds(patch: pytest.MonkeyPatch) -> None:
-    """Collections ignore what is relied on."""
+    """Collections ignore which checkpoints and blobs are in use."""
     marks = collecting.Catalog.marks
     patch.setattr(
         collecting.Catalog, "marks", lambda self, folder: [] if folder == collecting.INTENTS else marks(self, folder)
@@ -41,7 +41,7 @@ def no_holds(patch: pytest.MonkeyPatch) -> None:
 
 
 def adopted_as_it_was(patch: pytest.MonkeyPatch) -> None:
-    """A checkpoint is published under the new epoch, without a look whether its blobs are still there."""
+    """An adopted checkpoint is published under the new epoch without a check that its blobs still exist."""
 
     def adopt(self: CheckpointStore, manifest: Any, directory: Any) -> Adoption:
         self.check(first_use=True)

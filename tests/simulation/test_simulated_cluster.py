@@ -1,6 +1,6 @@
-"""Whole clusters on computers and networks made of a seed.
+"""Simulates whole clusters, with a workload and faults that depend only on a seed.
 
-``sim/`` says what is simulated. More seeds: ``make simulate``.
+``sim/__init__.py`` says what is simulated. ``make simulate`` runs more seeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.simulation.sim.run import simulate
 from tests.sizes import SEED, TIER, sized
 
 SEEDS = sized(768)
-#: number of seeds, others with each commit
+#: number of seeds that the gate simulates; they differ with each commit
 OF_THIS_COMMIT = 48
 
 
@@ -41,7 +41,7 @@ def test_no_seed_of_this_commit_breaks_an_invariant(number: int) -> None:
 def test_no_seed_breaks_an_invariant() -> None:
     """No seed breaks an invariant.
 
-    The seeds run in processes of their own, so that both cores are used and this process's objects are left alone.
+    The seeds run in other processes, to use both cores and to keep their garbage out of this process.
     """
     command = [sys.executable, "-m", "tests.simulation.sim", "--seeds", str(SEEDS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
@@ -61,15 +61,15 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert count["rewinds"] > SEEDS / 400
 
 
-#: seeds that failed once, and why; each cause has a test elsewhere, too, as what a seed meets changes with the product
+#: seeds that failed once, and why. Each cause has another test as well, as the events of a seed change with the product
 FAILED_ONCE = {
-    128: "the one that leads told of less than was in the ledger by its own writing, and told by another one",
-    7830: "a creation went on behind a registration, and behind the end of its deployment",
-    2868: "the folder of an operator was removed beside copies of its next deployment",
-    3002: "two takeovers were planned with one epoch, the second one by a view that lacked the first",
-    8508: "a client was told of a batch that no standby had, and took it for acknowledged",
-    23384: "a ledger that went away between the hold and the reading ended its controller",
-    546: "a segment of the commit log was begun at a start before what was found of the one before was durable",
+    128: "the leader reported an older state than it had itself written, and than another controller had reported",
+    7830: "a creation continued after a registration, and after its deployment had ended",
+    2868: "the folder of an operator was removed while it held copies of the next deployment",
+    3002: "two takeovers were planned with one epoch, the second from a view that lacked the first",
+    8508: "a client learned of a batch that no standby had, and assumed that it was acknowledged",
+    23384: "a controller ended because the ledger failed between the hold and the reading",
+    546: "at a start, a new segment of the commit log was begun before the rest of the previous one was durable",
     500303: "a partition that was given up by command twice was taken over twice",
     40783: "a granted move, cancelled at its target by an earlier term, joined a standby there and waited for ever",
     4272526655: "a move to a name that another data directory had got meanwhile waited for `stateflow replace`",
@@ -84,7 +84,7 @@ def test_a_seed_that_failed_once(seed: int) -> None:
 
 @pytest.mark.thorough
 def test_a_seed_is_the_same_run_every_time() -> None:
-    """A seed is the same run every time, also in another process, where strings hash differently."""
+    """One seed always gives the same run, also in another process with another hash seed."""
     here = [simulate(seed).digest() for seed in (7, 8, 7)]
     assert here[0] == here[2] != here[1]
     for hash_seed in ("1", "2"):
@@ -100,9 +100,9 @@ def test_the_simulated_computer_has_what_the_real_one_has() -> None:
 
 
 def test_a_copy_belongs_to_the_history_that_it_has() -> None:
-    """A copy belongs to the history that it has: equal numbers are not equal histories.
+    """The oracle tells by a copy's contents which history the copy belongs to; sequence numbers alone do not suffice.
 
-    A standby that followed until its source lost power has what the source lost.
+    A standby that followed until its source lost power still has the commits that the source lost.
     """
     partition, rows = PartitionId("Flow", 0), messages()[0]
 

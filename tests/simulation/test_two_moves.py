@@ -1,4 +1,4 @@
-"""Every state of a second move between three replicas, while requests of the first one arrive late."""
+"""No reachable state of a second move breaks an invariant, though requests of the first move arrive late."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_first_move_ends_in_many_ways() -> None:
 
 
 class TakesOldSeals(Lifecycle):
-    """A seal that was accepted once is accepted again, no matter what came after it."""
+    """A replica accepts a seal a second time, even if a later move has superseded it."""
 
     def prepare(self, move_id: str, source_epoch: int) -> None:
         if self.state in (State.SEALED, State.ABSENT):
@@ -38,7 +38,7 @@ class TakesOldSeals(Lifecycle):
 
 
 class FencesForOldGrants(Lifecycle):
-    """Any fence is taken for the present one, no matter which epoch it grants, cancelled or not."""
+    """An owner obeys every fence: also one that grants an old epoch, and one of a cancelled move."""
 
     def fence(self, move_id: str, epoch: int, successor: object) -> object:  # type: ignore[override]
         if self.state is State.OWNED:

@@ -1,9 +1,9 @@
-"""A second move after the first: three replicas, and late requests of the first move.
+"""A model of a second move among three replicas, A, B and C, while late requests of the first move arrive.
 
-Every end of a first move, from A to B, that ``one_move`` can reach is a start here. The second move goes from the
-present owner to either of the others, with every fault of ``one_move``. Meanwhile late requests of the first move
-arrive, at most ``stale_max`` of them: its prepare, fence, cancellation, release. B may then follow A once more; if A is
-sealed for that move, B gets the old seal a second time.
+The first move is from A to B. The second move starts from every end state that ``one_move`` can reach. It is from the
+present owner to one of the other two replicas, with every fault of ``one_move``. Meanwhile at most ``stale_max`` late
+requests of the first move arrive: its prepare, fence, cancellation, abandonment or release. After a late prepare, B
+follows A again. If A is sealed for the first move, B then receives that seal a second time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ AT_A = frozenset({"fence", "cancel", "release"})
 
 
 class SecondMove(Model):
-    """A world of the second move.
+    """The model of a second move.
 
     Args:
-        first: an end of the first move.
-        to: its target; B or C where A owns, A or C where B owns.
-        stale_max: late requests of the first move that may arrive.
+        first: the end state of the first move.
+        to: the target of the second move: B or C if A owns the partition, A or C if B owns it.
+        stale_max: how many late requests of the first move may arrive.
     """
 
     def __init__(self, rules: Rules, first: World, to: str, stale_max: int) -> None:
@@ -57,7 +57,7 @@ class SecondMove(Model):
         kinds = ["prepare", "cancel", "abandon"] + ["release"] * (first.outcome == "owned")
         assert first.source is not None
         if first.granted and (first.outcome == "owned" or MOVE in first.source[-1]):
-            kinds.append("fence")  # else A has ended since it was sent, and the request with it
+            kinds.append("fence")  # otherwise A has restarted since the fence was sent, and the request is lost
         self._stale = tuple(sorted(kinds))
 
     def start(self) -> World:
@@ -69,7 +69,7 @@ class SecondMove(Model):
         move = self.rules.move(self.rules.epoch, self.rules.granted)
         world = super().start()._replace(move=freeze_move(move), todo=(), stale=self._stale if self._stale_max else ())
         if self._first.target is not None and self._first.target[0] is State.WARMING:
-            world = world._replace(stale_pull=0)  # both ends of the transfer were out of reach at its cancellation
+            world = world._replace(stale_pull=0)  # the cancellation reached neither end of the transfer
         for name, (cycle, disk) in left.items():
             world = world._replace(**{self._field[name]: cycle, f"{self._field[name]}_disk": disk})
         instructions = move.handle(m.Begin())
@@ -98,7 +98,7 @@ class SecondMove(Model):
             yield self._forget_requests(after, role) if name.endswith("ends") else after
 
     def _forget_requests(self, w: World, role: str) -> World:
-        """Drops the late requests to a process that ends: they are gone with its connection."""
+        """Drops the late requests to a process that ends, as they are lost with its connections."""
         if role == self._field["A"]:
             return w._replace(stale=tuple(kind for kind in w.stale if kind not in AT_A))
         if role == self._field["B"]:
@@ -106,7 +106,10 @@ class SecondMove(Model):
         return w
 
     def _late(self, w: World, kind: str) -> World | None:
-        """Delivers a late request. None: its receiver is down, or a batch runs there."""
+        """Delivers a late request, and returns the world after it.
+
+        Returns None if the request cannot be delivered now: its receiver is down, or a batch holds the lock there.
+        """
         name = "A" if kind in AT_A else "B"
         field = self._field[name]
         cycle: Cycle | None = getattr(w, field)
@@ -138,7 +141,10 @@ class SecondMove(Model):
         return w._replace(**{field: freeze(lifecycle)})
 
     def _follow_again(self, w: World) -> World:
-        """Ends the first move's repeated transfer: B owns what A sealed for that move, or gives it up."""
+        """Ends the transfer that B repeated for the first move.
+
+        If A is sealed for that move, B becomes the owner; otherwise B gives the partition up.
+        """
         a, b = getattr(w, self._field["A"]), getattr(w, self._field["B"])
         w = w._replace(stale_pull=-1)
         if b is None:
@@ -168,7 +174,7 @@ class SecondMove(Model):
 
     def _recover_target(self, w: World) -> World:
         if w.target_disk is not None and w.target_disk[1] < self.rules.granted:
-            return w._replace(target=self._restarted(w.target_disk))  # as the first move left it
+            return w._replace(target=self._restarted(w.target_disk))  # the disk still has what the first move wrote
         return super()._recover_target(w)
 
     def check(self, w: World) -> None:
@@ -180,7 +186,10 @@ class SecondMove(Model):
 
 
 def ends_of_the_first(rules: Rules) -> list[World]:
-    """Returns the ends of the first move that a second move can tell apart."""
+    """Explores the first move, and returns its end states.
+
+    Two end states count as one if they differ only in fields that a second move does not read.
+    """
     found: dict[World, None] = {}
 
     def end(w: World) -> None:
@@ -203,7 +212,7 @@ def ends_of_the_first(rules: Rules) -> list[World]:
 
 
 def explore_two(first: Rules, second: Rules, stale_max: int) -> Explored:
-    """Explores every second move after every end of a first one. Raises Found."""
+    """Explores every second move after every end state of a first move, and returns the totals. Raises Found."""
     states = transitions = ends = 0
     outcomes: dict[str, int] = {}
     leftovers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Convoys that drive between three edge sites, and the rows that they send on the way. The same seed gives the same
+"""Simulates convoys that drive between three edge sites, and the rows that they send. The same seed gives the same
 rows."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stateflow.partitioner import partition_of
 #: metres: corners of a triangle whose sides are 20 km long
 CORNERS: Final = {"north": (0.0, 11_547.0), "east": (10_000.0, -5_774.0), "west": (-10_000.0, -5_774.0)}
 SITES: Final = tuple(CORNERS)
-#: changes of site of each convoy; its legs are equally long
+#: number of times that each convoy changes its site; all legs of a convoy take the same time
 CHANGES: Final = 2
-#: spread of the changes of site, as a share of a leg: convoys do not change all at once
+#: time over which the convoys' changes of site are spread, as a share of a leg
 SPREAD: Final = 0.4
 TELEMETRY_S: Final = 0.5
 READINGS_S: Final = 0.2
-#: vehicles in one batch of readings
+#: number of vehicles in one batch of readings
 READING: Final = 5
 COLUMNS: Final = "seq long, vehicle string, way string, site string, x long, y long, metres long"
 TELEMETRY, GATEWAY = "telemetry", "gateway"
@@ -29,7 +29,8 @@ TELEMETRY, GATEWAY = "telemetry", "gateway"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Rows sent at one moment. ``site``: the site nearest to the convoy; empty: rows of all convoys."""
+    """Rows that are sent at the same time. ``site`` is the site nearest to the convoy; empty: the rows are those of all
+    convoys."""
 
     at_s: float
     site: str
@@ -38,7 +39,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the nearest site. A convoy's first site is a change at ``at_s`` 0."""
+    """A change of the site that is nearest to a convoy. A convoy's first site is a change at ``at_s`` 0."""
 
     at_s: float
     convoy: int
@@ -47,7 +48,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Convoy:
-    """A convoy; there is one for each partition. ``stops``: sites in the order in which it drives to them."""
+    """A convoy; there is one for each partition.
+
+    Attributes:
+        stops: sites in the order in which the convoy drives to them.
+        leg_s: seconds for each leg.
+        late_s: seconds by which the convoy is behind the fleet's mean; negative: ahead of it.
+    """
 
     number: int
     vehicles: tuple[str, ...]
@@ -56,7 +63,8 @@ class Convoy:
     late_s: float
 
     def place(self, at_s: float) -> tuple[float, float]:
-        """Returns the convoy's place. At the end of each leg it is half of the way between two stops."""
+        """Returns the coordinates of the convoy, in metres. When a leg ends, the convoy is halfway between two
+        stops."""
         driven = min(max((at_s - self.late_s) / self.leg_s - 0.5, 0.0), len(self.stops) - 1.0)
         stop = min(int(driven), len(self.stops) - 2)
         (x, y), (to_x, to_y) = CORNERS[self.stops[stop]], CORNERS[self.stops[stop + 1]]
@@ -69,7 +77,13 @@ class Convoy:
 
 
 class Fleet:
-    """A fleet of ``convoys`` of ``vehicles`` each, which drive for ``seconds``."""
+    """A fleet of convoys, and all rows that its vehicles send.
+
+    Args:
+        convoys: number of convoys.
+        vehicles: number of vehicles in each convoy.
+        seconds: duration of the drive.
+    """
 
     def __init__(self, chance: Random, convoys: int, vehicles: int, seconds: float) -> None:
         self._chance = chance
@@ -87,12 +101,12 @@ class Fleet:
             for number in range(convoys)
         ]
         self._numbers = count()
-        #: every moment's rows of all vehicles, for Spark
+        #: rows of all vehicles at each time, for Spark
         self.telemetry = [
             Told(at_s, "", list(chain.from_iterable(self._rows(each, at_s, TELEMETRY) for each in self.convoys)))
             for at_s in _moments(seconds, TELEMETRY_S)
         ]
-        #: by convoy: rows of some of its vehicles at a time, for the nearest gateway
+        #: for each convoy, batches with the rows of some of its vehicles, for the nearest gateway
         self.readings = [list(self._readings(convoy)) for convoy in self.convoys]
 
     @property
@@ -101,7 +115,7 @@ class Fleet:
         return chain.from_iterable(told.rows for told in chain(self.telemetry, *self.readings))
 
     def changes(self) -> list[Change]:
-        """Returns the changes of site that the readings show, in order for each convoy."""
+        """Returns the changes of site that occur in the readings: convoy by convoy, in order of time."""
         found: list[Change] = []
         for convoy, readings in zip(self.convoys, self.readings, strict=True):
             site = convoy.site(0.0)
@@ -136,8 +150,8 @@ class Fleet:
 
 
 def _names(convoys: int, vehicles: int) -> list[tuple[str, ...]]:
-    """Returns the names of vehicles by convoy. Vehicles of a convoy share a partition, so that their state moves as
-    one."""
+    """Returns the names of each convoy's vehicles. The vehicles of a convoy share a partition, so their state moves
+    together."""
     found: list[list[str]] = [[] for _ in range(convoys)]
     for number in count(1):
         name = f"v{number:03}"

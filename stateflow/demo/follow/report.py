@@ -1,7 +1,8 @@
 """Writes the report of a drive: an HTML page, the library that draws its charts, and a picture.
 
-The charts are plotly.js figures, in plain dictionaries; colours as in :mod:`stateflow.demo.charts`. The picture shows
-waiting times of gateways, places of vehicles and state, the share served near, and the pauses.
+The charts are plotly.js figures, in plain dictionaries. Their colours are written as :mod:`stateflow.demo.charts`
+says. The picture shows the waiting times of gateways, the sites of vehicles and state, the share of readings that were
+answered at their own site, and the pauses.
 """
 
 from __future__ import annotations
@@ -46,18 +47,21 @@ PHASES: Final = {
     Phase.MOVING: ("state moving", "var(--bad)"),
     Phase.NEAR: ("state at the gateway's site", "var(--good)"),
 }
-#: offsets in a lane at which its vehicles and its state are drawn
+#: offsets within a convoy's lane at which the vehicles and the state are drawn
 UPPER, LOWER = -0.19, 0.19
 
 
 def figures(result: FollowResult) -> dict[str, Figure]:
-    """Returns charts by the id of the element that shows them."""
+    """Returns id of an HTML element → the chart that it shows."""
     return {"timeline": timeline(result), "pauses": pauses(result)}
 
 
 def timeline(result: FollowResult) -> Figure:
-    """Waiting times of gateways (log), places of vehicles and their state, and the share of rows that were served
-    nearby."""
+    """Returns a chart of three parts over one time axis.
+
+    The parts are the waiting times of gateways (on a log axis), the sites of vehicles and of their state, and the share
+    of readings that were answered at their own site.
+    """
     where = Whereabouts(result.moves)
     traces = [
         *_latencies(result, where),
@@ -165,7 +169,7 @@ def _lanes(bands: Sequence[Band], offset: float) -> Iterator[dict[str, Any]]:
 
 
 def pauses(result: FollowResult) -> Figure:
-    """A bar for each move, against the budget."""
+    """Returns a chart with a bar for the pause of each move, and a line for the budget."""
     moves = sorted(result.completed, key=lambda move: move.pause_at_s)
     traces: list[dict[str, Any]] = [
         {
@@ -206,7 +210,7 @@ _LEGEND: Final[dict[str, Any]] = {
 
 
 def write_picture(result: FollowResult, path: str | os.PathLike[str]) -> None:
-    """Draws ``result`` as a PNG 1,400 pixels wide."""
+    """Draws ``result`` as a PNG file that is 1,400 pixels wide."""
     figure = Canvas(figsize=(10, 9.2), dpi=140, facecolor=CARD)
     grid = figure.add_gridspec(
         4, 1, height_ratios=(3.2, 2.7, 1.0, 1.5), hspace=0.42, left=0.085, right=0.985, top=0.865, bottom=0.055
@@ -330,7 +334,7 @@ PNG_NAME = "follow.png"
 
 
 def write_report(result: FollowResult, directory: Path) -> tuple[Path, Path]:
-    """Writes the page and the picture; returns their paths."""
+    """Writes the page and the picture into ``directory``, which is created if needed. Returns (page, picture)."""
     directory.mkdir(parents=True, exist_ok=True)
     html, png = directory / HTML_NAME, directory / PNG_NAME
     (directory / PLOTLY_NAME).write_text(get_plotlyjs(), encoding="utf-8")
@@ -340,7 +344,7 @@ def write_report(result: FollowResult, directory: Path) -> tuple[Path, Path]:
 
 
 def render(result: FollowResult) -> str:
-    """Returns the page. It refers to nothing but the file with plotly beside it."""
+    """Returns the text of the page, which loads only the file with plotly in the same directory."""
     moves = sorted(result.moves, key=lambda move: move.pause_at_s)
     return Template(PAGE).substitute(
         headline=escape(headline(result)),
@@ -357,7 +361,7 @@ def render(result: FollowResult) -> str:
 
 
 def headline(result: FollowResult) -> str:
-    """Returns the drive in one sentence, which claims equality only if it was found."""
+    """Returns a sentence about the drive: its moves, and whether the result is equal to the reference."""
     said = f"State followed its vehicles in {len(result.completed)} moves" if result.completed else "No state moved"
     return f"{said}: " + (
         "nothing lost, nothing duplicated, all equal to the reference"

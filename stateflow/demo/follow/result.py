@@ -1,10 +1,10 @@
-"""Measurements of a drive, figures derived from them, and the expected result. The run fills in this plain data, and
-the report draws it.
+"""The measurements of a drive, the figures derived from them, and the expected result.
 
-Times whose names end in ``_s`` are seconds since the convoys set off, unless said otherwise.
+A run fills in this plain data, and the report draws it. Times whose names end in ``_s`` are seconds since the convoys
+set off, unless said otherwise.
 
-The expected result of the convoys' operator is computed a second time by other means: grouped sums over all rows ever
-sent, without running state and without the framework. All values are whole numbers, so comparisons are exact.
+The expected result of the convoys' operator is computed independently of the framework, by grouped sums over all rows
+that were sent. All values are whole numbers, so comparisons are exact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FACTS = ["vehicle", "fact", "value"]
 
 
 def expected_outputs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns one output for each row, in the order of ``seq``."""
+    """Returns the expected outputs of :class:`~stateflow.demo.operators.Trips`, one for each row, in the order of
+    ``seq``."""
     told = pd.DataFrame.from_records(list(rows)).sort_values("seq", ignore_index=True)
     by_way = told.groupby(["vehicle", "way"], sort=False)
     told["told"] = by_way.cumcount() + 1
@@ -56,7 +57,11 @@ def expected_state(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def state_facts(
     told: Iterable[Mapping[str, Any]], metres: Iterable[Mapping[str, Any]], sites: Iterable[Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """Returns the facts of :func:`expected_state`, from states that were read with one entry per row."""
+    """Returns the actual final state of each vehicle in the form of :func:`expected_state`.
+
+    Args:
+        told, metres, sites: entries of the operator's states, as read from the cluster.
+    """
     facts = [(row["key"], f"told by {row['map_key']}", str(row["value"])) for row in told]
     facts += [(row["key"], f"metres by {row['map_key']}", str(row["value"])) for row in metres]
     where: dict[str, set[str]] = {}
@@ -67,7 +72,7 @@ def state_facts(
 
 
 def compare(wanted: pd.DataFrame, found: pd.DataFrame, by: list[str]) -> Comparison:
-    """Compares row by row, in any order.
+    """Compares the rows of two frames. The order of rows does not matter.
 
     Args:
         by: columns that identify a row.
@@ -110,20 +115,21 @@ def _named(row: Mapping[Any, Any], by: list[str]) -> str:
 
 
 def _said(value: Any) -> Any:
-    """Returns whole numbers as ints: pandas turns a column with a gap into floats."""
+    """Returns the value, and a whole number as an int, because pandas turns the ints of a column with gaps into
+    floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # -- Measurements ----------------------------------------------------------------------------------------------------
 
-#: site of all state in the beginning
+#: site of all state at the beginning of the drive
 CLOUD = "cloud"
 WINDOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch of a gateway: sent at ``at_s``; its outputs arrived ``took_ms`` later."""
+    """One batch of a gateway. The gateway sent it at ``at_s``, and received the outputs ``took_ms`` later."""
 
     at_s: float
     took_ms: float
@@ -137,7 +143,8 @@ class Sample:
 
 
 class Phase(StrEnum):
-    """Place of the state: at another site than the gateway, moving, or at the gateway's site."""
+    """The place of a convoy's state while a batch waits: at another site than the gateway, moving, or at the gateway's
+    site."""
 
     AWAY = "away"
     MOVING = "moving"
@@ -149,8 +156,10 @@ def site_of(replica: str) -> str:
 
 
 class Whereabouts:
-    """Places of each partition's state, derived from the completed moves; a partition and its convoy have the same
-    number."""
+    """The sites of each convoy's state over time, derived from the moves.
+
+    The state of a convoy is in the partition with the same number.
+    """
 
     def __init__(self, moves: Iterable[MoveRow]) -> None:
         self._since: dict[int, list[tuple[float, str]]] = defaultdict(list)
@@ -162,7 +171,7 @@ class Whereabouts:
                 self._since[move.partition].append((served_s, site_of(move.target)))
 
     def stays(self, convoy: int) -> list[tuple[float, str]]:
-        """Returns (since when, site), in order."""
+        """Returns (begin in seconds, site) for each stay of a convoy's state at a site, in order of time."""
         return [(0.0, CLOUD), *self._since[convoy]]
 
     def site(self, convoy: int, at_s: float) -> str:
@@ -190,10 +199,10 @@ class Band:
 
 
 def bands_of(convoy: int, stays: Sequence[tuple[float, str]], end_s: float) -> list[Band]:
-    """Returns the stays as bands, until ``end_s``.
+    """Returns a band for each stay that begins before ``end_s``. The last band ends at ``end_s``.
 
     Args:
-        stays: (since when, site), in order.
+        stays: (begin in seconds, site) in order of time.
     """
     ends = [*(since for since, _ in stays[1:]), end_s]
     return [
@@ -204,7 +213,7 @@ def bands_of(convoy: int, stays: Sequence[tuple[float, str]], end_s: float) -> l
 
 
 def extent_ms(samples: Iterable[Sample], moves: Iterable[MoveRow]) -> tuple[float, float]:
-    """Returns both ends of a log axis for waiting times and pauses."""
+    """Returns (lower end, upper end) of a log axis for waiting times and pauses, in milliseconds."""
     shown = [sample.took_ms for sample in samples] + [move.pause_ms for move in moves if move.completed]
     positive = [value for value in shown if value > 0]
     return min(positive, default=1.0) * 0.6, max(positive, default=100.0) * 2
@@ -218,8 +227,10 @@ def by_phase(samples: Iterable[Sample], where: Whereabouts) -> dict[Phase, list[
 
 
 def share_near(samples: Sequence[Sample], where: Whereabouts, width_s: float = WINDOW_S) -> list[tuple[float, float]]:
-    """Returns (middle of a window, share of its rows that were answered at the site they come from). An idle window has
-    no entry."""
+    """Returns (middle of a window, share of the window's rows that were answered at their own site).
+
+    A window without answers has no entry.
+    """
     near, rows = defaultdict[int, int](int), defaultdict[int, int](int)
     for sample in samples:
         window = math.floor(sample.answered_s / width_s)
@@ -230,7 +241,13 @@ def share_near(samples: Sequence[Sample], where: Whereabouts, width_s: float = W
 
 @dataclass(frozen=True, slots=True)
 class FollowResult:
-    """Result of a drive. ``state``, ``output`` (Spark's) and ``answers`` (the gateways'): comparisons row by row."""
+    """The result of a drive.
+
+    Attributes:
+        state: comparison of the final state with the reference.
+        output: comparison of Spark's output with the reference.
+        answers: comparison of the outputs that gateways received with the reference.
+    """
 
     seconds: float
     rtt_ms: float
@@ -258,17 +275,17 @@ class FollowResult:
 
     @property
     def held(self) -> bool:
-        """Tells whether all is equal to the reference, and something moved."""
+        """True if everything is equal to the reference and at least one move completed."""
         return self.equal and bool(self.completed)
 
     @property
     def lost(self) -> int:
-        """Rows without an output."""
+        """The number of rows without an output."""
         return self.output.missing + self.answers.missing
 
     @property
     def duplicated(self) -> int:
-        """Outputs beyond one for each row."""
+        """The number of outputs that are unexpected or second copies."""
         return self.output.extra + self.answers.extra
 
     @property
@@ -282,8 +299,7 @@ class FollowResult:
 
     @property
     def budget_kept(self) -> bool | None:
-        """Tells whether no move paused its partition for longer than the budget; None: there was no move, so nothing
-        can be claimed."""
+        """True if no pause was longer than the budget; None: no move completed."""
         worst = self.pause_ms_max
         return None if worst is None else worst <= self.budget_ms
 
@@ -299,7 +315,7 @@ class FollowResult:
         return [band for convoy in range(self.convoys) for band in bands_of(convoy, where.stays(convoy), self.seconds)]
 
     def summary(self) -> dict[str, Any]:
-        """Returns the verdict, ready for JSON."""
+        """Returns the figures of the drive and its comparisons, ready for JSON."""
         where = Whereabouts(self.moves)
         took = {phase: [each.took_ms for each in found] for phase, found in by_phase(self.samples, where).items()}
         away, moving, near = (took[phase] for phase in (Phase.AWAY, Phase.MOVING, Phase.NEAR))

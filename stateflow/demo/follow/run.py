@@ -1,8 +1,8 @@
-"""Runs the drive: convoys drive between three edge sites, their telemetry arrives through Spark and their readings
-through gateways, and an autopilot moves state after them. No code here requests a move, and every figure shown was
-measured.
+"""Runs the drive: convoys drive between three edge sites, and an autopilot moves their state to the sites they reach.
 
-TCP proxies on this machine stand for the distance between sites: they forward data after half a round trip, both ways.
+The convoys' telemetry arrives through Spark, and their readings arrive through gateways. No code here requests a move,
+and every figure shown was measured. TCP proxies on this machine represent the distance between sites: they delay data
+by half a round trip in each direction.
 """
 
 from __future__ import annotations
@@ -52,13 +52,18 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 PIECE_BYTES = 64 << 10
-#: pieces in flight; a connection that sends more waits
+#: maximum number of delayed pieces in each direction of a connection; reading waits beyond that
 PIECES_MAX = 1024
 
 
 class Links:
-    """A context manager that runs a proxy for each of ``upstreams`` (``host:port``). ``addresses``: address of the
-    proxy, by upstream. Only the data of a connection is delayed, not the opening."""
+    """A context manager that runs a proxy for each of ``upstreams`` (``host:port``).
+
+    Only the data of a connection is delayed, not its opening.
+
+    Attributes:
+        addresses: upstream → address of its proxy.
+    """
 
     def __init__(self, upstreams: Iterable[str], rtt_s: float) -> None:
         self._upstreams, self._delay_s = list(upstreams), rtt_s / 2
@@ -105,7 +110,7 @@ class Links:
                 await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Carries data one way, until the source ends."""
+        """Forwards data in one direction of a connection, with the delay, until the source ends."""
         clock = asyncio.get_running_loop().time
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES_MAX)
 
@@ -134,7 +139,7 @@ class Links:
             receiving.cancel()
 
 
-# -- Work beside the drive, in threads: telemetry is written, and gateways send --------------------------------------
+# -- Threads that write telemetry and send readings during the drive -------------------------------------------------
 
 SCHEMA: pa.Schema = parse_ddl(COLUMNS)
 
@@ -144,7 +149,10 @@ class Sends(Protocol):
 
 
 class Beside:
-    """Threads that run beside the caller: they end by themselves, or when the block is left."""
+    """A context manager for threads that run beside the caller.
+
+    When the block is left, ``over`` is set, which the threads must obey, and the threads are joined.
+    """
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -178,7 +186,11 @@ class Beside:
 
 
 def in_time(told: Iterable[Told], began: float, over: threading.Event, clock: Clock) -> Iterator[Told]:
-    """Yields each item at its moment, or at once if that has passed. ``began``: monotonic time of the drive's start."""
+    """Yields each item at its time, or at once if its time has passed. Ends early when ``over`` is set.
+
+    Args:
+        began: start of the drive, in seconds of ``clock.monotonic``.
+    """
     for each in told:
         if over.wait(max(0.0, began + each.at_s - clock.monotonic())):
             return
@@ -186,19 +198,21 @@ def in_time(told: Iterable[Told], began: float, over: threading.Event, clock: Cl
 
 
 def write_telemetry(directory: Path, number: int, told: Told) -> None:
-    """Writes one file atomically: readers see all of it or nothing."""
+    """Writes rows to a file of their own, atomically: readers see the complete file or none."""
     hidden = directory / f".{number:06}.parquet"
     pq.write_table(pa.Table.from_pylist(told.rows, schema=SCHEMA), hidden)
     hidden.rename(directory / f"{number:06}.parquet")
 
 
 class Gateways:
-    """Gateways that send readings.
+    """The gateways, which send readings.
+
+    Args:
+        streams: (site, convoy) → client through which the site's gateway sends the convoy's readings.
 
     Attributes:
-        streams: by site and convoy.
-        samples: time of each batch, from sending it to receiving its outputs.
-        outputs: outputs of all gateways.
+        samples: measured time of each batch, from sending it to receiving its outputs.
+        outputs: outputs that all gateways have received.
     """
 
     def __init__(self, streams: Mapping[tuple[str, int], Sends], clock: Clock) -> None:
@@ -207,7 +221,7 @@ class Gateways:
         self.outputs: list[dict[str, Any]] = []
 
     def serve(self, convoy: int, readings: Iterable[Told], began: float, over: threading.Event) -> None:
-        """Sends the readings of one convoy, one after another, each through the gateway that is near the convoy."""
+        """Sends the readings of one convoy one after another, each at its time through the gateway of its site."""
         for told in in_time(readings, began, over, self._clock):
             sent_at = self._clock.monotonic()
             outputs = self._streams[told.site, convoy].send(told.rows)
@@ -223,7 +237,7 @@ CONVOYS = 6
 VEHICLES = 20
 SEED = 7
 TRIGGER = "500 milliseconds"
-#: seconds between two questions to the controller about moves
+#: seconds between two requests to the controller for reports about moves
 LOOK_S = 1.0
 #: cool-down as a share of the drive: a move should be over before the next change of site
 COOL_DOWN = 1 / 8
@@ -239,7 +253,7 @@ class FollowOptions:
     Attributes:
         rtt_ms: round trip between sites.
         max_pause_ms: budget of every move.
-        before_compare: called with the cluster when all rows have arrived: tests use it to spoil the result.
+        before_compare: called with the cluster when all rows have arrived; tests use it to spoil the result.
     """
 
     out: Path = Path("demo-out")
@@ -250,8 +264,13 @@ class FollowOptions:
 
 
 def run_follow(options: FollowOptions, tell_stderr: bool = False) -> FollowResult:
-    """Runs the drive, and reports its progress on stdout or stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or
-    the error of the cluster or of Spark."""
+    """Runs the drive, and returns its result.
+
+    Raises JavaMissing, ExtraMissing, DataDirLocked, or the error of the cluster or of Spark.
+
+    Args:
+        tell_stderr: print progress on stderr instead of stdout.
+    """
     console = console_of(tell_stderr)
     work = fresh(options.out)
     telling = ProgressPrinter(console)
@@ -310,8 +329,10 @@ def _start(spark: SparkSession, local: LocalCluster, work: Path) -> StreamingQue
 
 @contextmanager
 def _gateways(local: LocalCluster, rtt_s: float) -> Iterator[Gateways]:
-    """Opens a gateway at each site, with a stream for each convoy. A gateway reaches the replica of its own site
-    directly, and the others through a link."""
+    """Opens a gateway at each site, with a stream for each convoy.
+
+    A gateway connects directly to the replica of its own site, and through a proxy to all other replicas.
+    """
     replicas = {name: process.address for name, process in local.processes.items() if name not in local.controllers}
     with Links(replicas.values(), rtt_s) as links, ExitStack() as streams:
         found: dict[tuple[str, int], StreamClient] = {}
@@ -325,7 +346,7 @@ def _gateways(local: LocalCluster, rtt_s: float) -> Iterator[Gateways]:
 
 
 class _Drive:
-    """Drives the convoys, observes the cluster, and keeps the observations."""
+    """Sends the convoys' rows, watches the moves of the autopilot, and keeps the ended moves."""
 
     def __init__(
         self, options: FollowOptions, local: LocalCluster, fleet: Fleet, console: Console, telling: ProgressPrinter
@@ -366,7 +387,7 @@ class _Drive:
             write_telemetry(directory, number, told)
 
     def _look(self) -> bool:
-        """Reports moves that have ended since the last look. Returns whether any is still running."""
+        """Prints the moves that have ended since the last call. Returns whether a reconfiguration is still running."""
         try:
             found = [each for each in self._cluster.reconfigurations() if each.kind == "autopilot"]
         except StateflowError:  # the next look asks again

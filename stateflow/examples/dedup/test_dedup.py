@@ -1,4 +1,4 @@
-"""The operator without a cluster, and without Spark: `pytest`."""
+"""Tests the operator without a cluster and without Spark: run `pytest`."""
 
 from __future__ import annotations
 

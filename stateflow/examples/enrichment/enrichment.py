@@ -16,7 +16,10 @@ class Customer:
 
 
 class Enriched(Operator):
-    """Rows of both streams have all columns: ``order`` is null in rows of customers, ``name`` in rows of orders."""
+    """Emits each order with the name and tier of its customer.
+
+    Rows of both streams have all columns: ``order`` is null in rows of customers, ``name`` in rows of orders.
+    """
 
     key = "customer"
     output = "order string, customer string, amount double, name string, tier string"

@@ -12,7 +12,8 @@ HOUR = timedelta(hours=1)
 
 
 class FraudScore(Operator):
-    """Gives points for a third country within an hour, and for more than ten times the card's usual amount."""
+    """Emits a score for each payment. A third country within an hour and an amount above ten times the usual one give
+    points."""
 
     key, event_time = "card", "at"
     output = "card string, at timestamp, amount double, score long, why array<string>"

@@ -2,8 +2,8 @@
 
     python gateway.py ctl:7070 < readings.jsonl
 
-Rows for replicas that cannot be reached are kept in `outbox/`, and sent when the replicas can be reached, in order for
-each pump and exactly once. The program needs stateflow, but neither Spark nor Java.
+Rows for replicas that cannot be reached are kept in `outbox/`, and sent when the replicas can be reached again. The
+rows of each pump are applied in order, and each exactly once. The program needs stateflow, but neither Spark nor Java.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ READINGS = "pump string, bar double"
 
 
 def connected(controller: str, outbox: str = "outbox") -> ForwardingClient:
-    """Connects to the cluster. If the outbox knows a controller from an earlier run, the client starts even while no
-    controller answers."""
+    """Connects to the cluster. The client starts even while no controller answers, if an earlier run used the same
+    outbox."""
     return Cluster(controller).forwarding("Pumps", "gateway-7", outbox=outbox, schema=READINGS, patience_s=0.5)
 
 
 def forward(stream: ForwardingClient, readings: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields outputs as soon as they are known. Outputs of rows that had to wait follow those of a later batch."""
+    """Sends readings, and yields the outputs as soon as they arrive. The outputs of rows that had to wait are yielded
+    after those of a later batch."""
     waiting = iter(readings)
     while batch := list(islice(waiting, 10)):
         yield from stream.send(batch)

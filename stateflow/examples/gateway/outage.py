@@ -18,7 +18,7 @@ def readings(begin: int) -> list[dict[str, Any]]:
 
 
 def outage(local: LocalCluster, outbox: str) -> Iterator[str]:
-    """Yields lines that say how many outputs came before, during and after the outage."""
+    """Causes an outage, and yields lines that say how many outputs arrived before, during and after it."""
     with connected(local.address, outbox) as stream:
         yield f"all is well: {len(list(forward(stream, readings(0))))} of 20"
         local.kill("cloud-0")

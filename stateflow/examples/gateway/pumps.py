@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class Pumps(Operator):
-    """Gives an alarm when the pressure of a pump fell at least three times in a row."""
+    """Emits each reading, with an alarm if the pump's pressure has fallen at least three times in a row."""
 
     key = "pump"
     output = "pump string, reading long, bar double, alarm boolean"

@@ -1,4 +1,4 @@
-"""The operator without a cluster: `pytest`."""
+"""Tests the operator without a cluster: run `pytest`."""
 
 from __future__ import annotations
 

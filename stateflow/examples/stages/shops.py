@@ -1,4 +1,4 @@
-"""Two operators in sequence, for what each shop has sold so far and which shop leads its region."""
+"""Two operators in sequence: the first sums the sales of each shop, the second finds the leading shop of a region."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class Sold(Operator):
-    """A running total for each shop, over all days."""
+    """Keeps a running total of each shop's sales, over all days."""
 
     key = "shop"
     output = "at timestamp, region string, shop string, total double"

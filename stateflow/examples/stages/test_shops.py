@@ -1,4 +1,4 @@
-"""The operators without a cluster, and without Spark: `pytest`."""
+"""Tests the operators without a cluster and without Spark: run `pytest`."""
 
 from __future__ import annotations
 

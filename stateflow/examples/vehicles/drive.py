@@ -17,15 +17,17 @@ ROUTE = ("north", "south")
 
 
 def drive(cluster: Cluster) -> Iterator[str]:
-    """Drives the route. At each site a gateway sends readings until the state has arrived, too. Yields a line for each
-    move."""
+    """Drives the route, and yields a line for each move and each site.
+
+    At each site, a gateway sends readings until the vehicle's state has arrived there, too.
+    """
     for site in ROUTE:
         over = threading.Event()
         with cluster.stream("Trips", source=f"gateway-{site}", site=site) as gateway, ThreadPoolExecutor(1) as beside:
             telling = beside.submit(tell, gateway, site, over)
             try:
                 while not (moves := cluster.place("locality", operator="Trips")):
-                    pass  # the sites that send rows are measured anew, for some seconds
+                    pass  # it takes some seconds until the cluster has measured which site sends the rows
                 for move in moves:
                     for each in move.wait().moves:
                         yield f"{each.source} → {each.target}: {each.state}, pause {each.pause_ms:.1f} ms"
@@ -36,7 +38,7 @@ def drive(cluster: Cluster) -> Iterator[str]:
 
 
 def tell(gateway: StreamClient, site: str, over: threading.Event) -> tuple[int, dict[str, Any]]:
-    """Sends readings until ``over`` is set. Returns how many were sent, and the output of the last one."""
+    """Sends readings until ``over`` is set. Returns (number of readings, output of the last reading)."""
     sent = 0
     while True:
         (out,) = gateway.send([{"vehicle": VEHICLE, "site": site, "km": 0.5}])

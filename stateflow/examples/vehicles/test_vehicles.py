@@ -1,4 +1,4 @@
-"""The operator without a cluster: `pytest`."""
+"""Tests the operator without a cluster: run `pytest`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_trip_is_one_trip_whichever_site_hears_of_it() -> None:
 
 
 def test_its_state_goes_on_after_it_was_stored_and_read_elsewhere() -> None:
-    """Restores the operator elsewhere from nothing but what is stored, as a move does."""
+    """Restores the operator in another harness from stored data alone, as a move does."""
     harness = OperatorHarness(Trips)
     harness.send([{"vehicle": "V1", "site": "north", "km": 3.0}])
     elsewhere = OperatorHarness.restore(Trips, harness.checkpoint())

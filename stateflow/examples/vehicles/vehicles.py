@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class Trips(Operator):
-    """Collects the kilometres and sites of a vehicle. The operator need not know where its state is."""
+    """Collects the kilometres and the sites of each vehicle. The operator does not know where its state is."""
 
     key = "vehicle"
     output = "vehicle string, readings long, km double, sites array<string>"

@@ -1,4 +1,4 @@
-"""The operator of NAME: its state for each sensor, and its output for a reading."""
+"""The operator of the project NAME, which keeps state for each sensor, and emits a row for each reading."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,13 +7,13 @@ from stateflow import Context, Operator, state
 
 
 class Alarms(Operator):
-    """Gives an alarm when a sensor is much hotter than usual."""
+    """Emits each reading, with an alarm if the sensor is much hotter than usual."""
 
     key = "sensor"
     output = "sensor string, celsius double, usual double, alarm boolean"
 
     readings = state.counter()
-    usual = state.value(float, default=0.0)  # a mean that forgets
+    usual = state.value(float, default=0.0)  # a mean in which old readings lose weight
     recent = state.list(float)
 
     def process(self, row: Any, ctx: Context) -> Iterator[Any]:

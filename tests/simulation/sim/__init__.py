@@ -1,5 +1,6 @@
-"""Deterministic simulation of a whole cluster: real shells and machines, on computers and a network made from a seed.
+"""Deterministic simulation of a whole cluster: the product's real code runs on simulated computers and networks.
 
-``loop``: virtual time, processes, threads. ``net``: gRPC, and what networks do to it. ``disk``: files that lose what
-was not synced. ``world``: a cluster, its workload, its faults and the oracle. ``run``: one seed.
+Everything that happens depends on one seed. ``loop`` simulates time, processes and threads. ``net`` simulates gRPC and
+network faults. ``disk`` simulates files that lose data that is not synced. ``world`` holds a cluster and its oracle,
+``workload`` has its clients, and ``run`` runs one seed.
 """

@@ -1,4 +1,4 @@
-"""Simulate many seeds, or one with its trace: ``python -m tests.simulation.sim``."""
+"""Simulate many seeds, or print the trace of one: ``python -m tests.simulation.sim``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLLECT_EVERY = 10
 
 
 def run_seeds(seeds: Iterable[int]) -> tuple[Counts, list[tuple[int, str, list[str]]]]:
-    """Simulates seeds. Returns their counts, and (seed, violation, trace) of those that failed."""
+    """Simulates seeds. Returns their total counts, and (seed, failure, trace) of each seed that failed."""
     total, failed = Counts(), []
-    gc.collect()  # freezing keeps objects for good, so not the last worlds of the shard before
+    gc.collect()  # first frees the worlds of the previous shard, which freezing would otherwise keep for ever
     gc.freeze()
     for seed in seeds:
         world = simulate(seed)
@@ -33,10 +33,10 @@ def run_seeds(seeds: Iterable[int]) -> tuple[Counts, list[tuple[int, str, list[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.sim", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=2000, help="how many")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, help="only this one, with its trace")
+    parser.add_argument("--seeds", type=int, default=2000, help="number of seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes")
+    parser.add_argument("--seed", type=int, help="simulate only this seed, and print its trace")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         world = simulate(arguments.seed)
@@ -47,7 +47,7 @@ def main() -> int:
         return 1 if world.failure else 0
     started = time.perf_counter()
     last = arguments.first + arguments.seeds
-    # few seeds are spread over all processes, too
+    # small shards for few seeds, so that every process gets some
     size = max(1, min(SHARD, arguments.seeds // (2 * arguments.processes)))
     shards = [range(at, min(at + size, last)) for at in range(arguments.first, last, size)]
     total, failed = Counts(), []

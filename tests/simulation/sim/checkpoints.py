@@ -1,15 +1,13 @@
-"""Concurrent restores, uploads and collections on one store, one operation at a time.
+"""Concurrent restores, uploads and collections on one real :class:`CheckpointStore`, in an order that a seed decides.
 
-The store is the real :class:`CheckpointStore`.
+Every actor runs until its next operation on the store; then the seed chooses the actor that runs next. The actors are
+owners that take checkpoints, some of which do not know that they have lost the partition; successors that restore a
+checkpoint (the newest or an older one, of this store or another) and then own the partition; and collections with
+several retentions. Actors may die between two operations, and the store's clock may jump ahead by the life of a mark.
 
-Every actor runs until its next operation on the store; then a seed chooses which actor goes on. Actors are an owner
-that takes checkpoints, successors that restore (to the newest, to an older one, from another store) and serve, owners
-that do not know yet that they own no more, collections with all kinds of retention and clocks, and processes that die
-in between. The store's clock may jump by a day.
-
-What must hold: a restored state is that of some checkpoint of its position; the newest checkpoint can be restored
-whenever no actor is in the middle of publishing; and what a successor began with is in the store when it serves,
-because its disk may be lost at any time and must not be the only place that has it.
+Three rules are checked. A restored state is the state of the checkpoint. The newest checkpoint can be restored whenever
+no actor is publishing. When a successor begins to serve, the state that it restored is in the store, as its disk may be
+lost at any time.
 """
 
 from __future__ import annotations
@@ -36,16 +34,16 @@ from tests.simulation.sim.oracle import Violation
 
 P = PartitionId("Op", 0)
 ROUNDS = 6
-#: number of different contents: few, so that collected content comes back
+#: number of different contents; they are few, so that an actor uploads again content that was collected
 CONTENTS = 5
 
 
 class Ended(BaseException):
-    """Ends an actor's thread: its process is killed."""
+    """Raised in an actor's thread when its process is killed."""
 
 
 class Memory:
-    """A backend in memory that outlives all actors. It has a clock of its own."""
+    """A backend in memory, which outlives all actors and has its own clock."""
 
     piece_bytes = 0
 
@@ -87,7 +85,7 @@ class Memory:
 
 
 class Actor:
-    """A thread that pauses before each operation on the store until the scheduler lets it go on."""
+    """A thread that pauses before each operation on the store until the scheduler resumes it."""
 
     def __init__(self, name: str, work: Callable[[Actor], None], memory: Memory) -> None:
         self.name, self.memory = name, memory
@@ -136,7 +134,7 @@ class _InTurn(Objects):
         self._actor.wait()
         try:
             return work(*arguments)
-        except Exception as error:  # noqa: BLE001 - as the real one does
+        except Exception as error:  # noqa: BLE001 - as the real class does
             raise self._meaning(error) from None
 
     def download(self, name: str, file: BinaryIO, size: int) -> None:
@@ -157,14 +155,14 @@ class World:
         self.random = Random(f"{seed}:checkpoints")
         self.folder = folder
         self.memory, self.elsewhere = Memory(), Memory()
-        self.history: dict[tuple[int, int], int] = {}  # (epoch, sequence) → content, of all that was ever owned
+        self.history: dict[tuple[int, int], int] = {}  # (epoch, sequence) → content, for all states ever owned
         self.current = Owned(1, 0, 0)
         self.granted = 1
         self.restored = self.collected = self.refused = self.killed = 0
         self._files = 0
         self.history[1, 0] = 0
 
-    # -- what is done --------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------
 
     def directory(self, content: int) -> Path:
         self._files += 1
@@ -180,7 +178,10 @@ class World:
         return Manifest("Op", 0, owned.epoch, owned.sequence, "", where, 0, "r", (file,), partitions=1, key=("k",))
 
     def owner(self, actor: Actor) -> None:
-        """Takes checkpoints of what it believes it owns, a few times; it changes the state only while it owns it."""
+        """Takes a few checkpoints of the state that this actor owns, or believes that it owns.
+
+        The actor changes the state only while it really owns it.
+        """
         owned = replace(self.current)
         for _ in range(self.random.randint(1, 4)):
             if self.current.epoch == owned.epoch:
@@ -194,7 +195,7 @@ class World:
                 self.refused += 1
 
     def restorer(self, actor: Actor) -> None:
-        """Becomes the owner, from the newest or an older checkpoint, of this store or another."""
+        """Restores the newest or an older checkpoint, of this store or another, and becomes the owner."""
         foreign = self.random.random() < 0.3
         source = actor.store(self.elsewhere if foreign else self.memory)
         own = actor.store()
@@ -210,7 +211,7 @@ class World:
                 source.restore(manifest, directory)
                 adoption = own.adopt(manifest, directory)
             except CheckpointCorrupt:
-                continue  # collected
+                continue  # the checkpoint was collected
             except StateflowError:
                 return
             content = int((directory / "a").read_text().split()[1])
@@ -223,7 +224,7 @@ class World:
             except StateflowError:
                 self.refused += 1
                 return
-            if epoch > self.current.epoch:  # it serves from here on
+            if epoch > self.current.epoch:  # this actor serves from here on
                 self.current = Owned(epoch, manifest.sequence, content)
                 self.history[epoch, manifest.sequence] = content
                 self.restored += 1
@@ -238,10 +239,10 @@ class World:
         except StateflowError:
             self.refused += 1
 
-    # -- what must hold ------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------
 
     def check_newest(self) -> None:
-        """Checks that a restore from the store alone, with all disks lost, finds the owned state or a newer one.
+        """Checks that the newest checkpoint can be restored, and is at least as new as the owner's epoch.
 
         Raises Violation.
         """
@@ -324,7 +325,7 @@ class _Quiet(Objects):
 
 
 def simulate(seed: int) -> World:
-    """Runs a seed on a temporary folder. Raises Violation."""
+    """Runs a seed in a temporary folder, and returns its world. Raises Violation."""
     folder = Path(tempfile.mkdtemp(prefix="stateflow-sim-"))
     logging.disable(logging.CRITICAL)
     world = World(seed, folder)

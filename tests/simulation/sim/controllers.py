@@ -1,7 +1,8 @@
-"""Several controllers of one ledger, and their faults.
+"""Several controllers that share one ledger, and their faults.
 
-Controllers are stopped and go on. The ledger is away from one or from all, can only be read, or does not tell whether
-commits succeeded; its clock jumps. Faults are drawn from generators of their own.
+Controllers are stopped for a while, or cut off from replicas. The ledger's clock jumps. In an outage, one controller or
+all cannot reach the ledger, can only read it, or do not learn whether their commits succeeded. These faults have random
+generators of their own, so that they change no other choice of the run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ SECOND, THIRD = 0.6, 0.25  # shares of the seeds that have a second controller, 
 
 
 class Controllers:
-    """Controllers of a world. ``leading``: by name, of live processes."""
+    """Controllers of a world.
+
+    Attributes:
+        names: names of all controllers, whether they run or not.
+        leading: name → the controller's part in the election, for each controller that runs.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -114,7 +120,7 @@ class Controllers:
 
     def plan(self, until: float) -> None:
         random, loop = self._random, self._world.loop
-        for _ in range(self._outages.choice((1, 1, 2, 3))):  # of every seed
+        for _ in range(self._outages.choice((1, 1, 2, 3))):  # every seed has an outage
             loop.at(0.5 + self._outages.random() * until, None, self._outage)
         kinds = [k for k in (self._stop, self._jump, self._cut) if random.random() < 0.5]
         for _ in range(random.choice((0, 0, 1, 2, 4)) if kinds else 0):
@@ -127,7 +133,7 @@ class Controllers:
         return self._random.choice((0.05, 0.5, 2.0, 6.0, 12.0)) * self._random.random()
 
     def _outage(self) -> None:
-        """Takes the ledger away from one controller or from all; some outages outlive every hold and lease."""
+        """Begins an outage of the ledger for one controller or all; some last longer than every hold and lease."""
         random = self._outages
         names = random.choice((self.names, self.names, self.names[:1], self.names[-1:]))
         how = random.choice((Outage.AWAY, Outage.AWAY, Outage.READ_ONLY, Outage.UNCERTAIN))
@@ -138,7 +144,7 @@ class Controllers:
             self._until[how][name] = max(self._until[how][name], until)
 
     def _stop(self) -> None:
-        """Stops a controller, preferably one that leads, for about as long as its hold."""
+        """Stops a controller, if possible one that leads, for about as long as its hold lasts."""
         leads = [name for name, each in self.leading.items() if each.serving is not None]
         name = self._random.choice(leads or list(self.names))
         process = self._world.programs[name].process
@@ -159,7 +165,7 @@ class Controllers:
         self._world.log("the database's clock jumps")
 
     def _cut(self) -> None:
-        """Cuts a controller off from some replicas, which may still reach another one."""
+        """Cuts a controller off from some replicas, which may still reach other controllers."""
         from tests.simulation.sim.world import REPLICAS
 
         name = self._random.choice(self.names)
@@ -171,7 +177,10 @@ class Controllers:
 
 
 class Reader:
-    """Reads from one controller or another where partitions are, like a client that remembers what it has seen."""
+    """Asks random controllers who owns the partitions, like a client that remembers the newest answer it has seen.
+
+    Reports a violation if an answer has an older epoch than an earlier answer.
+    """
 
     def __init__(self, world: World) -> None:
         names = world.controllers.names
@@ -204,7 +213,7 @@ class Reader:
 
 
 class Asked:
-    """Calls to the leading controller, from a process of the world."""
+    """Calls the controller that leads, on behalf of a process of the world."""
 
     def __init__(self, world: World) -> None:
         names = world.controllers.names
@@ -212,7 +221,7 @@ class Asked:
         self._at = 0
 
     async def ask(self, method: str, request: Any, timeout: float) -> Any:
-        """Calls a method, at one controller after another until one leads. Raises AioRpcError."""
+        """Calls a method at one controller after another until one of them leads. Raises AioRpcError."""
         for left in reversed(range(len(self._stubs))):
             try:
                 return await getattr(self._stubs[self._at], method)(request, timeout=timeout)

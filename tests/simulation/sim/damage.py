@@ -13,13 +13,14 @@ from tests.simulation.sim.world import REPLICAS, World
 SHARE = 0.3  # of all seeds
 AWAY_S = 4.0  # longest time that the replica stays down
 MENDED_AFTER_S = 15.0
-NOTICED_AFTER_S = 10.0  # seconds until its return is noticed
+NOTICED_AFTER_S = 10.0  # seconds in which the cluster notices that a copy is back
 
 
 class Damage:
-    """Kills one replica of a seed, damages a copy of a partition or an operator's description, and starts the replica.
+    """Damages the files of one replica while it is down: a copy of a partition, or an operator's description.
 
-    Later it mends the files, and puts the quarantined copy back: the replica that owns the partition by then keeps it.
+    A damaged copy is later mended, and put back if the replica has quarantined it. The replica that owns the partition
+    by then must stay its owner.
     """
 
     def __init__(self, world: World) -> None:
@@ -42,7 +43,7 @@ class Damage:
             if isinstance(node, Dir)
             and "CURRENT" in node.entries
             and not copy.endswith(PART)
-            and UNFINISHED not in node.entries  # a replica throws such a copy away at every start
+            and UNFINISHED not in node.entries  # a replica removes unfinished copies at every start
         ]
         if operator is not None and copies:
             if "operator.json" in operator.entries and self._random.random() < 0.2:
@@ -62,7 +63,8 @@ class Damage:
         kind = self._random.choice(kinds)
         self._world.damaged += 1
         self._power_losses = self._world.counts.power_losses
-        self._after_power_loss = self._world.programs[name].power_lost  # and has not started since
+        # whether the replica has lost power and has not started since
+        self._after_power_loss = self._world.programs[name].power_lost
         self._world.log(f"{name} {home}/{copy}: its {kind} is damaged")
         mended = lambda: False  # noqa: E731
         if kind == "log":
@@ -81,17 +83,19 @@ class Damage:
     def _mend(
         self, name: str, home: str, copy: str, directory: Dir, mend: Callable[[], None], mended: Callable[[], bool]
     ) -> None:
-        """Mends the damage, and puts the copy back from quarantine. Reports a violation where the damaged copy is gone.
+        """Mends the damage and puts a quarantined copy back. Reports a violation if the damaged copy is gone.
 
-        ``mended``: tells whether the replica has mended the copy already, by its commit log; the copy may have moved
-        since.
+        Args:
+            mend: mends the damage.
+            mended: tells whether the replica has already mended the copy with its commit log. If so, the copy need not
+                exist any more, as the partition may have moved since.
         """
         world, root = self._world, self._world.disks[name].root
         world.kill(name)
         whole = mended()
         mend()
         if self._after_power_loss or world.counts.power_losses > self._power_losses:
-            world.programs[name].power_lost = True  # the quarantined copy may have lost some records by it, too
+            world.programs[name].power_lost = True  # the quarantined copy may have lost records to the power loss, too
         at_home = _made(root, "data", "operators", "Flow", home)  # the quarantined copy may be all that is left
         evidence = _dir(root, "data", "evidence", "Flow")
         for name_there, node in [] if evidence is None else list(evidence.entries.items()):

@@ -1,11 +1,13 @@
-"""A computer whose power may fail: files and databases keep what was synced, and by luck more.
+"""A computer whose power may fail: files and databases keep the data that is synced, and by chance some of the rest.
 
-Files and directories are inodes. A file keeps what it held at its last sync, a directory the entries it had at its own:
-a name made since then may be gone, or a removed one back. A rename is one transaction, as in journals: what was durable
-under the old name is there under one of the two names. Data appended since the last sync is kept up to a random place,
-and sectors of it may be missing. A database has a log and immutable files, like RocksDB: a write is in the log when it
-returns, and outlives its process. It outlives a power loss once it, a later synced write or a flush was synced. A power
-loss leaves a prefix of the log; or, where a commit log comes first, a prefix of each of its files.
+Files and directories are inodes. After a power loss, a file may have its content of its last sync, and a directory its
+entries of its last sync: a newer name may be gone, and a name removed since may be back. Of data appended since then, a
+random prefix is kept, and a sector of that may be zeros. A rename is one transaction, as in a journal: a node that was
+durable under the old name exists under one of the two names.
+
+A database has a log and immutable files, like RocksDB. A write is in the log when it returns, and outlives its process.
+It outlives a power loss once it is synced, or a later write or a flush is. A power loss leaves a prefix of the log or,
+where a commit log comes first, a prefix of each of the log's files.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from stateflow.storage.store import prefix_end
 from tests.simulation.sim.loop import Crashed, Mutex, Process
 
 SSTS_MAX = 4
-#: writes to one file of a database's log
+#: number of writes after which a database's log begins a new file
 LOG_FILE_RECORDS = 3
 SECTOR = 512
 
@@ -45,10 +47,14 @@ class File:
 
 @dataclass(slots=True)
 class Log:
-    """Log of a database.
+    """Write-ahead log of a database.
 
-    ``files``: where each of its files after the first begins. ``damaged_at``: the first damaged record. ``hole_at``:
-    where records are missing before others.
+    Attributes:
+        records: the records of all files of the log.
+        synced: number of records that are durable.
+        damaged_at: index of the first damaged record; None if no record is damaged.
+        files: index of the first record of each file except the first file.
+        hole_at: index of the first record after a gap that a power loss left; None if there is no gap.
     """
 
     records: list[Any] = field(default_factory=list)
@@ -68,7 +74,7 @@ class Log:
 
     @property
     def readable(self) -> int:
-        """Number of records before the first damage."""
+        """Number of records before the first damaged or missing one."""
         return min(at for at in (self.hole_at, self.damaged_at, len(self.records)) if at is not None)
 
 
@@ -118,7 +124,7 @@ class Disk:
         self.name = name  # unique among disks
         self.ids = 0
         self._files = 0
-        self._renames: list[_Rename] = []  # of directories that were not synced since
+        self._renames: list[_Rename] = []  # those after which neither of their directories was synced
 
     def new(self, data: bytes = b"") -> File:
         self._files += 1
@@ -140,7 +146,7 @@ class Disk:
         directory.durable = dict(directory.entries)
 
     def power_loss(self) -> None:
-        # a rename is on disk only with those before it
+        # a rename is durable only if all earlier ones are
         kept = self.random.randint(0, len(self._renames)) if self._renames else 0
         for rename in self._renames[:kept]:
             rename.commit()
@@ -169,7 +175,11 @@ class Disk:
                 node.data = node.synced = whole[: self.random.randint(0, len(whole))] or node.synced
 
     def _torn(self, at: int, appended: bytes) -> bytes:
-        """Returns what is left of appended data: a part, perhaps with a sector of zeros."""
+        """Returns the part of appended data that a power loss leaves: a prefix, perhaps with a sector of zeros.
+
+        Args:
+            at: the offset of the data in its file.
+        """
         left = appended[: self.random.randint(0, len(appended))]
         if left and self.random.random() < 0.3:
             start = (at + self.random.randrange(len(left))) // SECTOR * SECTOR
@@ -181,11 +191,12 @@ class Disk:
 class Environment:
     """A double of stateflow.partition.environment.Environment, for one process on one disk.
 
-    ``wrote`` is called at every write to a database, when the write is in its log; ``logged`` at every commit in the
-    commit log.
-
     Args:
-        logs: whether there is a commit log, so that the logs of databases may have holes.
+        logs: whether the replica has a commit log, so that the logs of its databases may have holes.
+
+    Attributes:
+        wrote: called for every write to a database once the write is in the database's log.
+        logged: called for every commit once it is in the commit log.
     """
 
     def __init__(self, process: Process, disk: Disk, *, logs: bool = False) -> None:
@@ -198,7 +209,7 @@ class Environment:
         return Path(self, ("data",))
 
     def write(self) -> None:
-        """Marks a place before or after a change of the disk, where the process may be killed."""
+        """Called before and after each change of the disk: the process may be killed here. Raises Crashed then."""
         process = self.process
         if not process.alive:
             raise Crashed
@@ -220,7 +231,7 @@ class Environment:
 
     def claim(self, directory: Path) -> Any:
         directory.mkdir(parents=True, exist_ok=True)
-        self.disk.root.durable = dict(self.disk.root.entries)  # creating the data directory includes that sync
+        self.disk.root.durable = dict(self.disk.root.entries)  # the real code syncs the parent when it creates it
         return SimpleNamespace(close=lambda: None)
 
     def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> Store:
@@ -315,7 +326,7 @@ class Environment:
     def remove_tree(self, path: Path) -> None:
         node, parent = path.find(), path.parent.find()
         if isinstance(parent, Dir) and node is not None:
-            while isinstance(node, Dir) and node.entries:  # in random order, and not at once
+            while isinstance(node, Dir) and node.entries:  # in random order; the process may be killed in between
                 self.write()
                 name = self.disk.random.choice(list(node.entries))
                 if isinstance(node.entries[name], Dir):
@@ -435,7 +446,7 @@ class Path:
         return other
 
     def look(self) -> dict[bytes, bytes]:
-        """Reads the database in this directory, which no process has open."""
+        """Returns the entries of the database in this directory. No process has the database open."""
         found = self.directory()
         opened_by = found.opened_by
         store = Store(self._environment, found)
@@ -498,7 +509,7 @@ class _Appending:
 
 
 class Segments:
-    """Segments of a commit log. The end of the process may cut a write to one off."""
+    """Segments of a commit log. If the process is killed during a write, a part of the write may be in the segment."""
 
     def __init__(self, environment: Environment, directory: Path) -> None:
         self._environment, self._directory = environment, directory
@@ -551,14 +562,18 @@ class Segments:
 
 
 def check(directory: Dir, up_to_damage: bool = False) -> None:
-    """Checks a database as RocksDB does at opening: its log, and its files against its manifest.
+    """Checks, as RocksDB does at opening, that the log is not damaged and no file of the manifest is missing.
 
-    Raises StateDamaged.
+    Args:
+        up_to_damage: accept a damaged log, whose records before the damage can be used.
+
+    Raises:
+        StateDamaged: the check fails.
     """
     current = directory.entries["CURRENT"]
     assert isinstance(current, File)
     manifest = directory.entries.get(current.data.decode())
-    if manifest is None:  # CURRENT was durable before the manifest it names
+    if manifest is None:  # CURRENT became durable before the manifest that it names
         raise StateDamaged("it does not say which its manifest is", remedy="-")
     assert isinstance(manifest, File)
     missing = [name for name in manifest.data.decode().split() if name not in directory.entries]
@@ -568,7 +583,7 @@ def check(directory: Dir, up_to_damage: bool = False) -> None:
 
 
 class Store:
-    """A partition's database: ordered bytes → bytes, over a log and immutable files."""
+    """A partition's database: an ordered map from bytes to bytes, stored in a log and immutable files."""
 
     def __init__(self, environment: Environment, directory: Dir) -> None:
         self._environment, self._dir = environment, directory
@@ -703,7 +718,7 @@ class Store:
             name: node
             for name, node in files.items()
             if name not in (INCOMING, UNFINISHED) and not name.startswith(OWNED)
-        }  # only the database's own files
+        }  # files of the database only
         copy.durable = dict(copy.entries)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Duplicates of what must exist once: a second replica of a name, and a controller with an empty ledger.
+"""Simulates duplicates: a second replica with the name of another, and a controller with an empty ledger.
 
-The second replica has an empty data directory. It may have the name only when the name has nothing to lose; then it is
-ended as soon as it is let in. If a move to the name is under way by then, the first replica is refused: an operator
-runs ``replace`` for it. On the controller with the empty ledger somebody deploys the operator again; later the
-controller gets its former ledger back.
+The second replica has an empty data directory. The controller may register it only if the name has no state to lose;
+the second replica is then killed at once. If a move to the name is under way by then, the first replica is refused, and
+an administrator runs ``stateflow replace`` for it. While the controller has the empty ledger, a user deploys the
+operator again; later the controller gets its former ledger back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.simulation.sim.loop import Process
 if TYPE_CHECKING:
     from tests.simulation.sim.world import World
 
-SHARE = 0.15  # share of seeds that have a duplicate of each kind
-REPLACED_S = 30.0  # how long an operator waits for the refused replica to be let in by itself
+SHARE = 0.15  # share of seeds that have a duplicate, for each of the two kinds
+REPLACED_S = 30.0  # seconds after which the administrator no longer expects the refused replica to register by itself
 
 
 class Doubles:
@@ -45,10 +45,11 @@ class Doubles:
             begin = 0.5 + random.random() * self._busy_s
             loop.at(begin, None, self._begin_double, random.choice(REPLICAS))
             loop.at(begin + 8 * random.random(), None, self._end_double)
-        # NOT COVERED: two controllers that are named together and decide by different ledgers. Replicas follow the one
-        # of their own ledger, so that the other one hears of no claims and may deploy (seed 946, without this).
+        # NOT COVERED: two controllers in one list of addresses that have different ledgers. Replicas follow the
+        # controller whose ledger they know. The other one gets no claims of replicas, and so may deploy the operator
+        # (seed 946, without the second condition).
         if random.random() < SHARE and len(self._world.controllers.names) == 1:
-            begin = 4 + random.random() * self._busy_s  # it is deployed by then
+            begin = 4 + random.random() * self._busy_s  # the operator is deployed by then
             loop.at(begin, None, self._begin_blank)
             loop.at(begin + 6 * random.random(), None, self._end_blank)
 
@@ -74,7 +75,7 @@ class Doubles:
         process.killed = lambda: world.killed(program)
         world.loop.spawn(process, world.guarded(boot(process)))
 
-        def registered(incarnation: str) -> None:  # moves planned from here on count with it
+        def registered(incarnation: str) -> None:  # moves planned from here on may have the second replica as target
             if incarnation == "double-1":
                 world.log(f"the second {name} was let in")
                 self._end_double()
@@ -86,7 +87,7 @@ class Doubles:
         world.registered = registered
 
     async def _replace(self, name: str) -> None:
-        """Replaces the name, as `name_taken` advises operators, at one controller after another, again and again."""
+        """Asks each controller in turn to replace the name, without end, as the error `name_taken` advises."""
         addresses = self._world.controllers.addresses().split(",")
         controllers = [controller_pb2_grpc.ControllerServiceStub(self._world.net.connect(each)) for each in addresses]
         while True:
@@ -107,7 +108,7 @@ class Doubles:
         world = self._world
         cluster = world.controller.cluster if world.controller is not None else None
         if cluster is None or "Flow" not in cluster.deployed or not set(REPLICAS) <= cluster.roster.replicas.keys():
-            return  # nothing can be lost yet, or a replica belongs to no ledger yet
+            return  # no state can be lost yet, or a replica has not registered yet and so belongs to no ledger
         world.log("the controller gets an empty ledger")
         world.counts.blanks += 1
         world.kill("controller")

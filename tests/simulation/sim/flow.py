@@ -1,4 +1,4 @@
-"""Operator of the simulated cluster, and rows for it."""
+"""The operator of the simulated cluster, and rows for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.applying import rows_of
 PARTITIONS = 3
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("event_us", pa.int64()), ("processing_us", pa.int64())])
 SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
-#: called for every row: a thread may pause here
+#: called for every row; a thread may pause in it
 step: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class Flow(Operator):
-    """Counters, a map, timers in both domains, a side output, and an answer to every watermark."""
+    """An operator with counters, a map, timers of both domains and a side output. It also emits at every watermark."""
 
     key = "k"
     output = "k string, n long, total long, why string"
@@ -55,7 +55,7 @@ class Flow(Operator):
 
 @cache
 def messages() -> dict[int, list[bytes]]:
-    """Makes encoded messages of rows for each partition."""
+    """Returns partition → forty encoded Arrow messages with one to three rows each, the same in every run."""
     random = Random(7)
     keys: dict[int, list[str]] = {partition: [] for partition in range(PARTITIONS)}
     for number in range(60):
@@ -78,6 +78,6 @@ def messages() -> dict[int, list[bytes]]:
 
 
 def sorted_rows(rows: Mapping[int, bytes]) -> BatchRows:
-    """Combines some partitions' messages, ``b""`` for none, into one batch."""
+    """Combines the messages of some partitions into one batch. ``b""``: no rows for the partition."""
     read = {p: pa.ipc.read_record_batch(message, SCHEMA) if message else None for p, message in rows.items()}
     return rows_of(read, SCHEMA_BYTES)

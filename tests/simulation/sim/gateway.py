@@ -1,8 +1,9 @@
-"""A sparse source whose client sends lost batches again by itself; two such clients may run at a time.
+"""A sparse source whose client resends lost batches by itself; two such clients may run at the same time.
 
-It runs the client's own :class:`~stateflow.client.delivery.Delivery`. The application keeps how many batches were
-acknowledged, and sends by hand what its client keeps no longer. When a client starts, the application tells it of an
-acknowledged batch only where no partition has that batch or a newer one: no other party knows of it.
+The client is the real :class:`~stateflow.client.delivery.Delivery`. The application stores how many batches are
+acknowledged, and itself resends the batches that its client no longer keeps. When a client starts, the application
+names it the newest acknowledged batch only if no partition has that batch or a newer one, as only the application then
+knows of the batch.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ RIVALS = 0.3
 
 
 class Gateway(Client):
-    """One start of the application: a client, and the application's part in a rewind."""
+    """One run of the application: its client, and the part of a rewind that the application does itself."""
 
     def __init__(self, world: World, process: Process, source: Source) -> None:
         super().__init__(world, process, source)
         self._random = Random(f"{world.seed}:{process.name}:{world.programs[process.name].starts}")
-        # clients with a slow clock, or that keep no history, must work as well
+        # clients with a slow clock, or with a history of zero bytes, must work as well
         bytes_max = self._random.choice((0, 2_000, 1 << 20))
         history = History("Flow", source.name, PARTITIONS, bytes_max)
         session = Session(Clock(process).now_us(), f"{self._random.getrandbits(64):016x}")
         self._delivery = Delivery(history, session, self._acknowledged)
         self._opened = False
-        self._newest = -1  # newest batch of any partition when last asked
+        self._newest = -1  # newest batch that any partition had when the client last asked
 
     async def run(self) -> None:
         source = self._source
@@ -53,9 +54,9 @@ class Gateway(Client):
             try:
                 if not self._opened:
                     await self._open_once()
-                    continue  # an earlier client may have been acknowledged meanwhile
+                    continue  # batches of an earlier client may have been acknowledged meanwhile
                 await self._one(source.done)
-            except (Unavailable, OperatorNotDeployed):  # the latter from a controller whose ledger is empty
+            except (Unavailable, OperatorNotDeployed):  # a controller whose ledger is empty raises the latter
                 await asyncio.sleep(0.1)
                 continue
             except SourceTaken:
@@ -67,7 +68,7 @@ class Gateway(Client):
             await asyncio.sleep(self._random.expovariate(1 / 0.4))
 
     async def audit(self) -> None:
-        """Sends again, at the end, what partitions have lost."""
+        """Resends the batches that partitions have lost, at the end of a run."""
         while True:
             try:
                 await self._open_once()
@@ -102,7 +103,12 @@ class Gateway(Client):
         await self._perform(steps)
 
     async def _rewind(self, oldest: int, number: int) -> None:
-        """Sends batches again by hand: the client keeps them no longer, or a predecessor sent them."""
+        """Resends batches that the client cannot resend, as it no longer keeps them or an earlier client sent them.
+
+        Args:
+            oldest: the first batch to resend.
+            number: the batch after the last one to resend.
+        """
         if not self._world.oracle.lost or self._world.acknowledge == "standby":
             raise Violation(f"a gap without a loss: batch {oldest} is asked for before {number}")
         if taken := self._delivery.history.taken:
@@ -116,7 +122,7 @@ class Gateway(Client):
             try:
                 await self._deliver(oldest, rewind=True)
                 oldest += 1
-            except PositionGap as gap:  # it lost more meanwhile
+            except PositionGap as gap:  # the partition lost more meanwhile
                 oldest = int(gap.where["expected"])
             except Unavailable:
                 await asyncio.sleep(0.1)

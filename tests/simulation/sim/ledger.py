@@ -1,7 +1,7 @@
-"""The ledger's rules over a list, because a simulation cannot wait for SQL. A record is durable when ``put`` returns.
+"""A ledger in memory with the rules of the real one, as a simulation cannot wait for a database.
 
-Each controller has a handle of its own, through which the ledger may be away or read-only: nothing is written then. Or
-it is written, and the controller is not told.
+A record is durable when ``put`` returns. Each controller has its own handle, which simulates outages: the ledger cannot
+be reached or is read-only, so nothing is written; or a commit succeeds and the controller does not learn that.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ from stateflow.ledger import App, Entry, Holder, LeaderLease, Record, RecordStat
 from stateflow.ledger.rules import LEGAL_PREVIOUS, blocking
 
 T = TypeVar("T")
-#: shares of commits that succeed without an answer: always, and in an outage
+#: share of the commits that succeed without an answer: outside of outages, and in an UNCERTAIN outage
 UNCERTAIN, UNCERTAIN_IN_OUTAGE = 0.002, 0.3
 
 
 class Outage(Enum):
-    AWAY = "away"  # stopped, locked or full
+    AWAY = "away"  # the database is stopped, locked or full
     READ_ONLY = "read-only"
     UNCERTAIN = "uncertain"  # connections are cut before, during or after a commit
 
 
 class MemoryLedger:
-    """A ledger in memory. ``now``: the database's clock, in seconds."""
+    """A ledger in memory.
+
+    Args:
+        now: the clock of the database, in seconds.
+        id: the id of the ledger.
+    """
 
     def __init__(self, now: Callable[[], float], id: str = "ledger") -> None:
         self.id, self.now = id, now
@@ -82,7 +87,7 @@ class MemoryLedger:
         return iter([record for record in self._records[max(after, 0) :] if item_id in (None, record.item_id)])
 
     def put_many(self, entries: Sequence[Entry]) -> list[Record]:
-        """Appends all entries or none."""
+        """Appends all entries, or none if an entry is refused."""
         before, heads = len(self._records), dict(self._heads)
         written: dict[int, Record] = {}
         try:
@@ -105,12 +110,12 @@ class MemoryLedger:
 
 
 class Handle:
-    """A controller's handle, a double of stateflow.ledger.Ledger.
+    """A controller's handle on the ledger, a double of stateflow.ledger.Ledger.
 
     Args:
-        meets: tells whether this process is in such an outage now.
-        step: marks a place where another process may come first.
-        random: decides about faults.
+        meets: tells whether this controller now has an outage of the given kind.
+        step: called where another process may run first.
+        random: decides which commits fail.
     """
 
     def __init__(
@@ -200,7 +205,7 @@ class Handle:
         return done
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
-        """Drops nothing: there are no bundles."""
+        """Drops nothing, as this ledger has no bundles."""
         return 0
 
     def close(self) -> None:

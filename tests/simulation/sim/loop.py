@@ -1,9 +1,9 @@
-"""Time, processes and threads of a simulated cluster; one real thread runs at a time.
+"""Time, processes and threads of a simulated cluster. Only one real thread runs at any moment.
 
-The loop is an asyncio event loop without a selector. Its clock jumps to the next timer; every choice is drawn from one
-seeded generator. Callbacks belong to a process: those of a dead process never run, those of a stopped one run later.
-Calls that the product hands to its thread pools run between two callbacks, most of them in one piece. Some are
-*sliced*: they run in a thread of their own, which pauses at locks, writes and operators while others run.
+The loop is an asyncio event loop without a selector. Its clock jumps to the next timer, and one seeded generator makes
+every choice. Each callback belongs to a process: callbacks of a dead process never run, those of a stopped process run
+once it continues. Most calls that the product submits to a thread pool run between two callbacks without a pause. Some
+calls are *sliced*: such a call has its own real thread, which pauses at locks, writes and rows while others run.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ SWITCH = 0.4  # share of the places where a sliced call may pause
 
 
 class Stuck(AssertionError):
-    """The loop repeats something without time passing."""
+    """Raised if the loop runs too many callbacks while its clock stands still."""
 
 
 class Crashed(BaseException):
-    """The process that ran this is dead. Its further actions have no effect."""
+    """Raised in the code of a process that was killed, so that this code has no further effect."""
 
 
 class Process:
-    """One start of one program. ``drift``: share by which its clock runs faster. ``offset_s``: its clock's offset."""
+    """A process: one run of a program.
+
+    Args:
+        drift: how much faster than the world's clock the process's clock is, as a fraction.
+        offset_s: what the process's clock shows at the world's time 0, in seconds.
+    """
 
     def __init__(self, loop: SimLoop, name: str, drift: float = 0.0, offset_s: float = 0.0) -> None:
         self.loop, self.name, self.drift, self.offset_s = loop, name, drift, offset_s
@@ -49,7 +54,7 @@ class Process:
         return (local - self.offset_s) / (1 + self.drift)
 
     def die(self) -> None:
-        """Kills the process, between two of its steps or at a write of its own."""
+        """Kills the process. Called between two of its callbacks, or at one of its own writes."""
         if not self.alive:
             return
         self.alive = False
@@ -87,7 +92,7 @@ class _Pool:
 
 
 class Job:
-    """A call in a thread pool. ``notes``: for observers."""
+    """A call in a thread pool. ``notes`` describe for the oracle what the call does."""
 
     def __init__(self, process: Process, pool: _Pool, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         self.process, self.pool, self.work, self.future = process, pool, work, future
@@ -122,7 +127,7 @@ class _Thread:
                 return
             try:
                 self.ended = self.job.work(), None
-            except BaseException as error:  # noqa: BLE001 - the caller's
+            except BaseException as error:  # noqa: BLE001 - it is raised at the caller
                 self.ended = None, error
             self._back.release()
 
@@ -133,7 +138,7 @@ class _Thread:
 
 
 class Mutex:
-    """A double of RLock."""
+    """A double of threading.RLock; a thread that waits for it pauses, and others run."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop, self._owner, self._depth, self._waiting = loop, None, 0, deque[Job]()
@@ -151,7 +156,7 @@ class Mutex:
         self._owner, self._depth = me, self._depth + 1
 
     def acquire(self, wait_s: float) -> bool:
-        """Acquires the lock unless another thread holds it, in spite of ``wait_s``. Returns whether it did."""
+        """Acquires the lock unless another thread holds it, and returns whether it did. ``wait_s`` is ignored."""
         if self._owner not in (None, self._loop.job or self._loop):
             return False
         self.__enter__()
@@ -178,7 +183,7 @@ class Mutex:
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]
-    """A task hashed by number, so that sets of tasks have the same order in every run."""
+    """A task whose hash is its number, so that sets of tasks have the same order in every run."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, Any], loop: SimLoop, context: Any) -> None:
         self.number = number
@@ -193,9 +198,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.random = random
         self.now = 0.0
         self.ready: deque[Handle] = deque()
-        self.process: Process | None = None  # whose callback runs
-        self.job: Job | None = None  # whose thread runs
-        self.notes: dict[str, Any] = {}  # of code that runs in no job
+        self.process: Process | None = None  # the process whose callback runs
+        self.job: Job | None = None  # the job whose thread runs
+        self.notes: dict[str, Any] = {}  # notes of code that runs in no job
         self.events = 0
         self.closed = False
         self.on_event: Callable[[], None] | None = None
@@ -206,7 +211,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._threads: list[_Thread] = []
         self._idle: list[_Thread] = []
 
-    # -- what asyncio asks for ----------------------------------------------------------------------------
+    # -- methods that asyncio calls -----------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
         handle = Handle(callback, args, context, self.process)
@@ -221,13 +226,13 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
         process = self.process
         if process is not None:
-            when = max(process.world(when), self.now + 1e-6)  # no wait is too short for the clock to move
+            when = max(process.world(when), self.now + 1e-6)  # every wait moves the clock
         return self.at(when, process, callback, *args, context=context)
 
     def at(
         self, when: float, process: Process | None, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> Handle:
-        """Schedules a callback of ``process`` in the world's time."""
+        """Schedules a callback of ``process`` at a time of the world's clock."""
         handle = Handle(callback, args, context, process)
         self._number += 1
         heapq.heappush(self._timers, (max(when, self.now), self._number, handle))
@@ -255,7 +260,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Ignores errors that were never retrieved: of dead processes, or of abandoned calls."""
+        """Ignores errors that no code retrieved: they belong to dead processes or abandoned calls."""
 
     # -- threads ------------------------------------------------------------------------------------------
 
@@ -287,7 +292,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.job = job
         try:
             result = job.work()
-        except BaseException as caught:  # noqa: BLE001 - the caller's
+        except BaseException as caught:  # noqa: BLE001 - it is raised at the caller
             error = caught
         finally:
             self.job = None
@@ -299,7 +304,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return thread
 
     def resume(self, job: Job) -> None:
-        """Lets a sliced call go on until it ends or pauses again."""
+        """Runs a sliced call until it ends or pauses again."""
         if job not in job.process.sliced:
             return
         assert job.thread is not None
@@ -330,7 +335,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.process = before
 
     def may_switch(self) -> None:
-        """Marks a place in a thread where another may come first. Raises Crashed if the process is dead."""
+        """Pauses a sliced call at random, so that other code runs first. Raises Crashed if the process is dead."""
         job = self.job
         if job is None:
             return
@@ -341,7 +346,10 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.stand_still(self.random.expovariate(1 / scale))
 
     def stand_still(self, seconds: float | None) -> None:
-        """Pauses the running job for so many seconds; None: until it is resumed. Raises Crashed."""
+        """Pauses the running job for a number of seconds, or until ``resume`` if None.
+
+        Raises Crashed if its process is killed meanwhile.
+        """
         job = self.job
         assert job is not None
         assert job.thread is not None
@@ -361,7 +369,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.process = before
 
     def run(self, done: Callable[[], bool], until: float) -> None:
-        """Runs until ``done``, until no timer is left, or until that time, whichever is first."""
+        """Runs until ``done`` returns True, no timer is left, or the clock reaches ``until``."""
         asyncio._set_running_loop(self)
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(self._generators.append, lambda _: None)
@@ -403,7 +411,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def close(self) -> None:
-        """Drops everything under way, without effects."""
+        """Drops all tasks, generators, threads and timers; none of them has any further effect."""
         self.closed = True
         for task in self._tasks:
             if not task.done():

@@ -1,8 +1,9 @@
-"""A network that does for the real shells what gRPC does, over links that are slow, cut, healed, and deliver late.
+"""A double of gRPC over a simulated network, whose links are slow and may be cut and healed.
 
-Messages of one call keep their order in each direction, as over one connection. Different calls overtake each other. A
-unary request may arrive twice. A cut holds messages back. An end that waits too long gets ``UNAVAILABLE``, each end in
-its own time; messages under way may arrive after the heal although their sender has given up.
+Messages of one call keep their order in each direction, as over one connection, but different calls overtake each
+other. A unary request may arrive twice. A cut link holds messages back. Some time after a cut, the client gets
+``UNAVAILABLE`` and the server's work is cancelled; the two do not notice at the same time. A request that was held back
+may arrive after the heal although its sender has given up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import grpc.aio
 from tests.simulation.sim.loop import Handle, Process, SimLoop
 
 DUPLICATED = 0.02
-LATE = 0.3  # share of requests that arrive late although they were given up during a cut
+LATE = 0.3  # of the requests whose sender gave up during a cut, the share that arrives after the heal
 LATENCY_S = 0.004
 
 
@@ -72,19 +73,24 @@ class Network:
             self.heal(one, two)
 
     def sever(self, call: Call) -> None:
-        """Makes both ends notice, each after a while, if the link is still cut by then."""
+        """Makes each end of a call notice the cut after a random time, if the link is still cut by then."""
         patience = self.random.choice((0.3, 3.0, 15.0))
         self.loop.at(self.loop.now + self.random.random() * patience, call.client, call.lost)
         self.loop.at(self.loop.now + self.random.random() * patience, None, call.server_lost)
 
     def _arrive(self, link: Link, call: Call, handle: Handle) -> None:
         delay = link.latency_s * (0.5 + self.random.expovariate(1.0))
-        when = call.last = [max(self.loop.now + delay, *call.last)] * 2  # held messages stay in order
+        when = call.last = [max(self.loop.now + delay, *call.last)] * 2  # messages that were held keep their order
         call.late_until = when[0]
         self.loop.at(when[0], handle.process, handle.callback, *handle.args)
 
     def post(self, call: Call, back: bool, process: Process | None, work: Callable[..., None], *args: Any) -> None:
-        """Sends one message of a call, in order."""
+        """Sends one message of a call, behind the earlier ones in its direction.
+
+        Args:
+            back: whether the message goes from the server to the client.
+            process: the process in which ``work`` runs when the message arrives.
+        """
         link = call.link
         when = self.loop.now + link.latency_s * (0.5 + self.random.expovariate(1.0))
         when = call.last[back] = max(when, call.last[back])
@@ -94,7 +100,7 @@ class Network:
     def _deliver(self, link: Link, call: Call, handle: Handle) -> None:
         if link.cut:
             link.held.append((call, handle))
-        elif self.loop.now < call.late_until:  # sent before the heal: overtakes no held message
+        elif self.loop.now < call.late_until:  # sent before the heal; it must not overtake a held message
             self._arrive(link, call, handle)
         else:
             self.loop.ready.append(handle)
@@ -105,7 +111,7 @@ class Network:
         self.servers[process.name] = process, methods
 
     def ended(self, process: Process) -> None:
-        """Breaks a process's connections; the other ends hear of it sooner or later."""
+        """Breaks the connections of a process that has ended; each peer notices after a random delay."""
         for call in list(self.calls):
             if call.client is process:
                 call.given_up = True
@@ -125,9 +131,10 @@ class Network:
 
 
 class Call:
-    """One RPC, seen from both ends.
+    """One RPC, with its client's and its server's end.
 
-    It is awaited for its one answer, or read message by message; a stream of requests is written one by one.
+    The client awaits the call if it has one response, and otherwise iterates over it. For a stream of requests, the
+    client calls ``write`` for each request.
     """
 
     def __init__(
@@ -217,7 +224,7 @@ class Call:
             self.net.post(self, True, self.client, self._finished, *status)
 
     async def _requests(self, decode: Callable[[bytes], Any]) -> AsyncIterator[Any]:
-        """Yields the requests, without end: cancellation ends it."""
+        """Yields the requests as they arrive. The stream never ends by itself; the server's task is cancelled."""
         while True:
             while self._came:
                 yield decode(self._came.popleft())
@@ -309,12 +316,12 @@ class Call:
 
     async def _answer(self) -> Any:
         reply = await self.read()
-        while not self.over:  # the status decides, as in gRPC
+        while not self.over:  # the status decides whether the call succeeded, as in gRPC
             self._waiter = self.net.loop.create_future()
             await self._waiter
         if self._end is not None:
             raise self._end
-        if reply is grpc.aio.EOF:  # the answer was lost with a link that was cut and healed before the status came
+        if reply is grpc.aio.EOF:  # the response was lost: the link was cut, and healed before the status was sent
             self._end = grpc.aio.AioRpcError(
                 grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "connection lost"
             )
@@ -338,7 +345,7 @@ class Context:
         self.encode: Callable[[Any], bytes] = bytes
 
     def peer(self) -> str:
-        """Names the peer: each call has a connection of its own."""
+        """Returns a name of the peer, another one for each call, as if each call had its own connection."""
         return f"simulated:{id(self._call)}"
 
     def send(self, message: bytes) -> None:
@@ -397,7 +404,7 @@ class Channel:
 
 
 class Methods:
-    """A stand-in for a server that takes the methods which a servicer registers."""
+    """A double of a gRPC server that collects the methods which a servicer registers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Any] = {}

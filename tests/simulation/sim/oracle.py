@@ -1,9 +1,9 @@
-"""Rules that must hold while a cluster runs, and at its end.
+"""The oracle: it checks the invariants of a cluster during a run and at its end.
 
-Every partition has one history: the commits of its owners, in order, as their stores' logs took them. A commit that
-does not continue the history comes from a replica that may not commit. In the end the oracle plays the history into an
-operator that never moved and never crashed: every output must have been the same, and every byte of the partition's
-store.
+Every partition has one history: the commits of its owners, in the order in which their stores logged them. A commit
+that does not continue the history comes from a replica that must not commit. At the end of a run, the oracle replays
+the history on an operator that never moved and never crashed. Each output, and each byte of the partition's store, must
+be the same.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ class Violation(AssertionError):
     pass
 
 
-#: batch numbers of commits that are no batches
+#: stand in place of the batch number in commits that are not of a batch
 TAKEN, SETTLED = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit of a batch, or one of two other kinds.
+    """A commit of a batch, or an entry of one of three other kinds.
 
-    TAKEN in place of the batch number: a client takes over its source; the batch names the client. SETTLED: positions
-    of skipped batches become the partition's own. A skipped batch has the sequence of the commit before.
+    Batch number TAKEN: a client took over its source; the batch names the client's session. Batch number SETTLED: the
+    positions of skipped batches were written to the partition's own database. A skipped batch has no commit of its own,
+    and the sequence of the commit before it.
     """
 
     sequence: int
@@ -52,11 +53,13 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Origin of an epoch, according to the ledger.
+    """Describes how the owner of an epoch got its copy, according to the ledger.
 
-    ``origin``: the epoch its copy was taken from. ``how``: CREATED, MOVE, or the kind of takeover. ``abandoned``:
-    takeovers between ``origin`` and this epoch were given up, but may have happened. ``over``: this one was given up
-    itself.
+    Attributes:
+        origin: the epoch from which the copy was taken.
+        how: CREATED, MOVE, or the kind of takeover.
+        abandoned: whether takeovers with epochs between ``origin`` and this one were given up; they may have happened.
+        over: whether the takeover of this epoch was itself given up.
     """
 
     origin: int = 0
@@ -71,13 +74,17 @@ def batches(history: Iterable[Commit]) -> list[Commit]:
 
 @dataclass(slots=True)
 class History:
-    """History of an epoch. ``skipped_batches``: skipped batches, which needed no commit; the next commit keeps them."""
+    """History of an epoch: its commits, and the batches that the partition skipped, which needed no commit."""
 
     commits: list[Commit] = field(default_factory=list)
     skipped_batches: list[Commit] = field(default_factory=list)
 
     def up_to(self, sequence: int, held: Mapping[str, int] = MappingProxyType({})) -> History:
-        """Cuts the history at a sequence. ``held``: source → its last batch, of those skipped after the last commit."""
+        """Returns the history up to a sequence.
+
+        Args:
+            held: source → the last batch that the partition skipped after that sequence and still counts.
+        """
         skipped_batches = [
             each
             for each in self.skipped_batches
@@ -91,7 +98,7 @@ class History:
         return batches([*self.commits, *self.skipped_batches])
 
     def newest(self, source: str) -> int:
-        """Returns the last batch of a source, -1 for none."""
+        """Returns the number of the source's last batch, -1 if there is none."""
         return max([c.batch.number for c in self.batches if c.batch.source == source], default=-1)
 
 
@@ -100,25 +107,27 @@ def may_commit(lifecycle: Lifecycle) -> bool:
 
 
 class Oracle:
-    """Checks of a cluster.
+    """Checks one cluster.
 
-    Every epoch of a partition has its history. It begins as the history of the epoch from which its owner's copy was
-    taken, cut where that copy ended: after a move the whole of it, after a takeover by a copy that lagged perhaps less.
+    Every epoch of a partition has its own history. It begins with the history of the epoch from which its owner's copy
+    was taken, up to the sequence of that copy: all of it after a move, perhaps less after a takeover by a copy that
+    lagged.
 
     Args:
-        acknowledge: the replicas' setting, which tells what may be lost of acknowledged batches.
+        acknowledge: the replicas' setting, which decides in which cases acknowledged batches may be lost.
     """
 
     def __init__(self, acknowledge: str) -> None:
         self.acknowledge = acknowledge
-        self.epochs: dict[PartitionId, int] = {}  # the newest that was owned
+        self.epochs: dict[PartitionId, int] = {}  # the newest epoch that had an owner
         self.acknowledged: dict[tuple[PartitionId, str, int], bytes] = {}
         self.owners: dict[tuple[PartitionId, int], str] = {}  # by epoch
         self.commits = self.lost = self.skipped_batches = self.settles = 0
         self._histories: dict[tuple[PartitionId, int], History] = {}
-        #: before power losses; standbys may still have these
+        #: histories of owners before they lost power; standbys may still have the lost part
         self._before_power: dict[tuple[PartitionId, int], list[History]] = {}
-        self.given_up: set[PartitionId] = set()  # where the client gave up batches whose place a former client's took
+        #: partitions at which a client gave up batches, as batches of a former client had taken their numbers
+        self.given_up: set[PartitionId] = set()
         self._lost: set[tuple[PartitionId, str, int]] = set()
 
     def history(self, partition: PartitionId) -> History:
@@ -128,7 +137,10 @@ class Oracle:
     # -- while it runs ------------------------------------------------------------------------------------
 
     def changed(self, partition: PartitionId, nodes: dict[str, Any]) -> None:
-        """Checks, after a lifecycle changed, that at most one replica may commit. Each lifecycle validates itself."""
+        """Checks, after a lifecycle has changed, that at most one replica may commit to the partition.
+
+        Whether each lifecycle is valid by itself is not checked here: lifecycles validate themselves.
+        """
         able = [name for name, node in nodes.items() if may_commit(node.lifecycle(partition))]
         serving = [name for name in able if nodes[name].leased]
         if len(serving) > 1:
@@ -139,7 +151,11 @@ class Oracle:
                 raise Violation(f"{partition} was owned by two replicas at epoch {lifecycle.epoch}")
 
     def serves(self, partition: PartitionId, replica: str, epoch: int, given_up: bool) -> None:
-        """Checks a commit by a replica that has a lease. ``given_up``: whether the ledger gave up every newer epoch."""
+        """Checks that a replica that has a lease may commit to the partition at this epoch.
+
+        Args:
+            given_up: whether the takeovers of all newer epochs were given up, according to the ledger.
+        """
         if epoch < self.epochs[partition]:
             if not given_up:
                 raise Violation(f"{replica} commits to {partition} at epoch {epoch} after {self.epochs[partition]}")
@@ -150,7 +166,10 @@ class Oracle:
     def committed(
         self, partition: PartitionId, replica: str, epoch: int, batch: Batch, rows: bytes, now_us: int, wrote: Mutations
     ) -> None:
-        """Adds a commit, also of a replica whose lease has lapsed: it may not acknowledge it, see ``answered``."""
+        """Adds a commit to its epoch's history.
+
+        A replica whose lease has lapsed may still commit, but must not acknowledge the batch; ``answered`` checks that.
+        """
         written = dict(wrote.puts)
         sequence = int.from_bytes(written[layout.SEQUENCE], "big")
         history = self._continued(partition, replica, epoch, sequence)
@@ -159,13 +178,13 @@ class Oracle:
         self.commits += 1
 
     def taken(self, partition: PartitionId, replica: str, epoch: int, batch: Batch, wrote: Mutations) -> None:
-        """Adds the takeover of a source by a newer client."""
+        """Adds to the history that a newer client took over the source."""
         sequence = int.from_bytes(dict(wrote.puts)[layout.SEQUENCE], "big")
         history = self._continued(partition, replica, epoch, sequence)
         history.append(Commit(sequence, epoch, replica, batch, b"", 0, b""))
 
     def settled(self, partition: PartitionId, replica: str, epoch: int, wrote: Mutations) -> None:
-        """Adds a settlement: positions of skipped batches become the partition's own."""
+        """Adds to the history that the positions of skipped batches were written to the partition's own database."""
         sequence = int.from_bytes(dict(wrote.puts)[layout.SEQUENCE], "big")
         history = self._continued(partition, replica, epoch, sequence)
         history.append(Commit(sequence, epoch, replica, Batch("", SETTLED), b"", 0, b""))
@@ -191,9 +210,12 @@ class Oracle:
     def opened(
         self, partition: PartitionId, epoch: int, sequence: int, held: Mapping[str, int], power_was_lost: bool
     ) -> None:
-        """Checks what an owner's disk kept when it is back.
+        """Checks the copy that an owner has after a restart, and cuts the history to that copy.
 
-        ``held``: source → its last batch, of those that were skipped.
+        Args:
+            sequence: the sequence of the copy.
+            held: source → the last batch that the partition skipped, as the replica stored it.
+            power_was_lost: whether the replica lost power, so that the copy may lack commits.
         """
         self.epochs.setdefault(partition, epoch)
         history = self._histories.setdefault((partition, epoch), History())
@@ -214,9 +236,11 @@ class Oracle:
         self._gone(partition, before, self.acknowledge == "wal", "with its power")
 
     def owned(self, partition: PartitionId, replica: str, epoch: int, entries: dict[bytes, bytes], plan: Plan) -> None:
-        """Begins an epoch's history, when a lifecycle becomes OWNED.
+        """Begins an epoch's history when a lifecycle becomes OWNED: the partition now contains what the copy contains.
 
-        The owner's copy is what the partition contains from now on.
+        Args:
+            entries: the entries of the owner's copy.
+            plan: how the owner got the copy.
         """
         if (partition, epoch) in self._histories:
             return
@@ -224,11 +248,11 @@ class Oracle:
         if not plan.over:
             self.epochs[partition] = max(epoch, self.epochs.get(partition, 0))
         source = plan.origin
-        if plan.how == "LOCAL":  # from the replica's own newest epoch
+        if plan.how == "LOCAL":  # the copy is of the newest epoch at which this replica was the owner
             source = max(e for (p, e), name in self.owners.items() if (p, name) == (partition, replica) and e < epoch)
         sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
         origin = self._histories.get((partition, source), History())
-        # a power loss splits the history: the owner goes on without the lost part, which a standby may have
+        # a power loss splits the history: the owner continues without the lost part, which a standby may have
         if parted := self._before_power.get((partition, source)):
             histories = [origin, *parted] if plan.how == "STANDBY" else [origin]
             could = [h for h in histories if len(h.commits) >= sequence]
@@ -243,7 +267,7 @@ class Oracle:
         if missing and plan.how != "STANDBY":
             raise Violation(f"{partition} lost {missing[0].batch} by {plan.how}")
         self._histories[partition, epoch] = kept
-        # a takeover by a replica that was not heard any more, and that never reported it, counts as if it had not been
+        # a takeover that its target never reported, and that was given up, does not count: later batches may be lost
         may = plan.how == "STANDBY" or (plan.abandoned and plan.how == "LOCAL")
         self._gone(partition, before, may and self.acknowledge != "standby", f"by {plan.how}")
 
@@ -259,16 +283,16 @@ class Oracle:
                 self.acknowledged.pop(key, None)
 
     def newest(self, partition: PartitionId, source: str) -> int:
-        """Returns the last batch of a source that the partition contains, -1 for none."""
+        """Returns the number of the source's last batch that the partition contains, -1 if there is none."""
         return self.history(partition).newest(source)
 
     def answered(self, partition: PartitionId, source: str, number: int, output: bytes) -> None:
-        """Checks an answer to a client."""
+        """Checks that a batch acknowledged to a client was committed once, with the output that the client got."""
         contained = self.history(partition).batches
         committed = [c for c in contained if (c.batch.source, c.batch.number) == (source, number)]
         key = partition, source, number
         if key in self._lost:
-            return  # it was answered before the loss, or answers what was sent again
+            return  # the answer is from before the loss, or is to a batch that was sent again
         if len(committed) != 1:
             raise Violation(f"batch {number} of {source} was acknowledged and is {len(committed)} times in {partition}")
         if committed[0].output != output:
@@ -280,7 +304,7 @@ class Oracle:
 
     @staticmethod
     def same(one: dict[bytes, bytes], other: dict[bytes, bytes]) -> bool:
-        """Tells whether two copies agree in all but their owner and its epoch."""
+        """Tells whether two copies of a partition are equal, apart from their ownership records."""
         return _content(one) == _content(other)
 
     def compare(
@@ -290,11 +314,11 @@ class Oracle:
         sent: dict[tuple[str, int], bytes],
         mended: Collection[str] = (),
     ) -> None:
-        """Checks that the owner's copy is what an undisturbed operator makes of the same input. Raises Violation.
+        """Checks that the owner's copy equals that of an undisturbed operator with the same input. Raises Violation.
 
         Args:
-            sent: (source, number) → rows, of every batch that this partition was sent.
-            mended: sources that sent again what was lost.
+            sent: (source, number) → rows, for every batch that clients sent to this partition.
+            mended: sources whose clients resent all lost batches.
         """
         history = self.history(partition)
         seen = {(c.batch.source, c.batch.number): c.rows for c in history.batches}
@@ -316,13 +340,14 @@ class Oracle:
 
     @staticmethod
     def _play(partition: PartitionId, history: History, *, visits: bool = False) -> dict[bytes, bytes]:
-        """Plays the history into an operator that never moved and never crashed.
+        """Replays the history on an operator that never moved and never crashed, and returns the entries of its store.
 
-        ``visits``: applies skipped batches, too.
+        Args:
+            visits: also apply the batches that the partition skipped.
         """
         store = MemoryStore()
         processor, newest = PartitionProcessor(Flow, partition, store, 1), None
-        step, flow.step = flow.step, lambda: None  # no thread may pause here: this is not part of the run
+        step, flow.step = flow.step, lambda: None  # no thread may pause here, as the replay is not part of the run
         skipped_batches = deque(history.skipped_batches)
         try:
             for commit in history.commits:
@@ -342,7 +367,8 @@ class Oracle:
                     continue
                 if commit.batch.number == TAKEN:
                     assert commit.batch.session is not None
-                    if commit.batch.session == newest:  # again, because the served copy is not the one that was told
+                    # the same session again: the client opened its source once more, at another copy
+                    if commit.batch.session == newest:
                         store.apply(Mutations(puts=layout.lapsing(store)))
                         processor = PartitionProcessor(Flow, partition, store, 1)
                     newest = commit.batch.session
@@ -359,7 +385,7 @@ class Oracle:
 
 
 def _cells(entries: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Returns the entries of states and timers."""
+    """Returns the entries of states and timers, without the partition's metadata."""
     return {k: v for k, v in entries.items() if not k.startswith(b"m")}
 
 

@@ -1,4 +1,4 @@
-"""Sinks that evaluate only a part of each batch, so that tasks of a dense source never run, batch after batch."""
+"""Sinks of a dense source that evaluate only some partitions of each batch, so that the other tasks never run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tests.simulation.sim.flow import PARTITIONS
 
 @dataclass
 class Parts:
-    """The part that a sink evaluates.
+    """The part of each batch that a sink evaluates.
 
-    From batch ``since`` on only the partitions ``visited`` get their rows, until the loss is noticed. As with
-    ``batch.take(5)`` the part is always the same, so that no skipped partition ever sees a gap.
+    From batch ``since`` on, only the partitions ``visited`` get their rows, until the loss is noticed and the sink is
+    ``mended``. The partitions are the same for all batches, as with ``batch.take(5)``. So the other partitions get no
+    later batch that would show them a gap.
     """
 
     since: int
@@ -25,9 +26,9 @@ class Parts:
 
     @classmethod
     def drawn(cls, seed: int, batches: int) -> Parts | None:
-        """Draws parts for one seed of four; None for the others.
+        """Draws the part for a seed. Three of four seeds have none, and get None.
 
-        Never from the last batch on: only a later batch would notice.
+        ``since`` is never the last batch, as only a later batch shows the loss.
         """
         random = Random(f"{seed}:parts")
         if random.random() >= 0.25:
@@ -37,7 +38,7 @@ class Parts:
         )
 
     def of(self, number: int, rows: dict[int, bytes]) -> dict[int, bytes]:
-        """Returns the part of a batch that is sent."""
+        """Returns the part of a batch's rows that the sink sends."""
         if self.mended or number < self.since:
             return rows
         return {partition: rows[partition] for partition in self.visited}
@@ -48,9 +49,14 @@ def request(source: str, partition: int) -> rpb.PositionsRequest:
 
 
 def check(source: str, number: int, replies: dict[int, Any]) -> None:
-    """Checks that the batch before was whole, as every task does before it sends.
+    """Checks that the previous batch was sent whole, as every task does before it sends its own part.
 
-    Raises BatchIncomplete, PositionGap.
+    Args:
+        number: the batch that the task is about to send.
+        replies: partition → its reply to a request for positions.
+
+    Raises:
+        BatchIncomplete, PositionGap: the previous batch was not sent whole, or a partition has lost batches.
     """
     found = {p: Reached(reply.positions[p]) for p, reply in replies.items() if p in reply.positions}
     session.check_whole("Flow", source, number, PARTITIONS, found)

@@ -1,4 +1,4 @@
-"""The run of one seed, from the first process to the last check."""
+"""Runs one seed, from the first process to the last check."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.simulation.sim.parts import Parts
 from tests.simulation.sim.workload import Client, Mover, make_source
 from tests.simulation.sim.world import REPLICAS, SETTLE_S, World
 
-BUSY_S = 6.0  # faults and moves begin within this
+BUSY_S = 6.0  # faults and moves begin within this time
 BATCHES = 8
 
 
 class Nemesis:
-    """Faults at random times and places. All are mended in the end."""
+    """Injects faults at random times and places. Every fault ends before the last checks."""
 
     def __init__(self, world: World, names: list[str]) -> None:
         self._world, self._names = world, names
@@ -46,7 +46,7 @@ class Nemesis:
             self._world.loop.at(1 + self._world.person.random() * BUSY_S, None, self.isolate)
 
     def isolate(self) -> None:
-        """Cuts a replica from all controllers, but not from its clients, for so long that its lease lapses."""
+        """Cuts a replica off from all controllers until its lease has lapsed; its clients still reach it."""
         world, person = self._world, self._world.person
         name, until = person.choice(REPLICAS), self._world.loop.now + 5 + 8 * person.random()
         world.log(f"{name} is cut off")
@@ -84,7 +84,7 @@ class Nemesis:
         self._later(self._world.start, name)
 
     def outage(self) -> None:
-        """Keeps a replica from answering for so long that its lease lapses; it comes back all the same."""
+        """Kills, stops or cuts off a replica until its lease has lapsed; then the replica returns with its data."""
         name = self._random.choice(REPLICAS)
         program, until = self._world.programs[name], self._world.loop.now + 4 + 8 * self._random.random()
         match self._random.choice(("killed", "stopped", "cut")):
@@ -127,9 +127,9 @@ class Nemesis:
 
 
 def simulate(seed: int) -> World:
-    """Runs a seed to its end. ``world.failure``: what went wrong; None: nothing."""
+    """Runs a seed to its end, and returns its world. ``failure`` of the world is the error, None if there was none."""
     logging.disable(logging.CRITICAL)
-    gc.disable()  # otherwise finalisers would run, and reach the loop, whenever memory happens to be short
+    gc.disable()  # the collector would call finalisers at times that differ between runs, and some reach the loop
     world = World(seed)
     try:
         with (
@@ -213,7 +213,7 @@ def _run(world: World) -> None:
         left = [s.name for s in sources if not s.finished]
         raise Violation(f"not over after {SETTLE_S:.0f} s: {left or 'moves'}")
     doubles.end()
-    # bring every process up, and wait until late messages have come
+    # starts every process, and waits until late messages have arrived
     world.net.heal_all()
     world.controllers.mend()
     for name, program in world.programs.items():

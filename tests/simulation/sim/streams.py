@@ -1,4 +1,4 @@
-"""A double of :mod:`stateflow.rpc.apply` for a client, without its threads: one Apply stream per address."""
+"""A double of the client in :mod:`stateflow.rpc.apply`, without threads: it has one Apply stream per address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.sim.world import World
 
 
 class Streams:
-    """Streams of one process."""
+    """Apply streams of one process. A stream that has ended is opened again at the next call."""
 
     def __init__(self, world: World) -> None:
         self._world = world

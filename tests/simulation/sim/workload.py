@@ -1,4 +1,4 @@
-"""Workload of a simulated cluster: a dense source, a sparse one, and a user who moves partitions."""
+"""The workload of a simulated cluster: clients of a dense and a sparse source, and a user who moves partitions."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.streams import Streams
 from tests.simulation.sim.world import REPLICAS, SPEC, World
 
-#: sizes of requests: a partition's rows in pieces, one message per partition, all partitions in one message
+#: sizes at which requests are split: into pieces of a partition's rows, into one message per partition, or not at all
 CHUNK_BYTES = (150, 400, 1 << 20)
 
 
 @dataclass
 class Source:
-    """Batches of a source, and how many are done: what a query keeps in its own checkpoint."""
+    """Batches of a source, and how many of them are done. A query stores the latter in its own checkpoint."""
 
     name: str
     dense: bool
@@ -71,7 +71,7 @@ def make_source(world: World, name: str, dense: bool, count: int) -> Source:
 
 
 class Client:
-    """One start of a source's program: a router around the real session."""
+    """One run of the program that sends a source's batches. It routes them with the real BatchSession."""
 
     def __init__(self, world: World, process: Process, source: Source, sink: parts.Parts | None = None) -> None:
         self._world, self._process, self._source, self._sink = world, process, source, sink
@@ -90,7 +90,7 @@ class Client:
                     await self._check(number)
                     rows = self._sink.of(number, rows)
                 await self._send(number, rows, watermark)
-            except (Unavailable, OperatorNotDeployed):  # the latter from a controller whose ledger is empty
+            except (Unavailable, OperatorNotDeployed):  # a controller whose ledger is empty raises the latter
                 await asyncio.sleep(0.1)
                 continue
             except BatchIncomplete as incomplete:
@@ -109,9 +109,11 @@ class Client:
             self._world.answered(partition, batch, output)
 
     async def _fill(self, gap: PositionGap, number: int) -> None:
-        """Sends acknowledged batches again that a partition has lost and reports as a gap.
+        """Resends acknowledged batches that a partition has lost, and so reports as a gap.
 
-        They were lost with the replica's power, or with the replica.
+        Args:
+            gap: the partition's error.
+            number: the batch that the partition refused; the batches before it are resent.
         """
         world, source = self._world, self._source
         partition = int(gap.where["partition"])
@@ -126,11 +128,11 @@ class Client:
             rows, watermark = source.batches[missing]
             try:
                 await self._send(missing, {partition: rows[partition]}, watermark)
-            except (Unavailable, PositionGap, StaleBatch):  # it lost more, or less, meanwhile: the next gap tells
+            except (Unavailable, PositionGap, StaleBatch):  # what is lost has changed; the next gap says how
                 return
 
     async def _check(self, number: int) -> None:
-        """Checks that the batch before was whole. Raises BatchIncomplete, Unavailable."""
+        """Checks that the previous batch was sent whole. Raises BatchIncomplete, Unavailable."""
         if number == 0:
             return
         await self._refresh(None)
@@ -147,12 +149,13 @@ class Client:
         try:
             parts.check(self._source.name, number, replies)
         except PositionGap:
-            # a loss ends the query, too, and its restart mends the sink; a partition tells of a gap once it is visited
+            # a lost batch ends the query, too, and its restart mends the sink; each partition reports its gap when it
+            # gets its next batch
             assert self._sink is not None
             self._sink.mended = True
 
     def _again(self, incomplete: BatchIncomplete, number: int) -> None:
-        """Puts the query back by a batch, with a sink that evaluates all of it."""
+        """Repeats the query from the previous batch on, with a sink that evaluates whole batches."""
         world, sink = self._world, self._sink
         assert sink is not None
         if (sink.mended or number <= sink.since) and not world.oracle.lost:
@@ -163,7 +166,7 @@ class Client:
         self._source.done = number - 1
 
     async def _route(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> dict[int, bytes]:
-        """Routes a batch like stateflow.router.Router, without its threads."""
+        """Routes a batch like stateflow.router.Router, but without threads. Returns partition → output."""
         loop = self._world.loop
         while self._table is None:
             await self._refresh(None)
@@ -218,7 +221,7 @@ class Client:
 
         def tell(answers: Answers) -> None:
             for partition, outcome in answers:
-                if not isinstance(outcome, StateflowError) and not batch.rewind:  # else answered the first time
+                if not isinstance(outcome, StateflowError) and not batch.rewind:  # a rewind repeats an earlier answer
                     world.answered(partition, batch, outcome.output)
                 if not session.awaits(partition, address):
                     continue
@@ -233,7 +236,7 @@ class Client:
 
 
 class Mover:
-    """Deploys the operator, then requests moves, and sometimes the end of one."""
+    """A user who deploys the operator and requests moves, and sometimes cancels, pauses, edits or retries one."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -267,12 +270,16 @@ class Mover:
                 begun.append(reply.id)
                 await self._interfere(begun)
         await asyncio.sleep(2)
-        for reconfiguration in begun:  # moves whose budget cannot be met would wait for long, paused ones for ever
+        # moves whose budget cannot be met would wait for a long time, and paused ones for ever
+        for reconfiguration in begun:
             while await self._cancel(reconfiguration) is None:
                 await asyncio.sleep(0.5)
 
     async def give_up(self) -> None:
-        """Takes over what owners have lost, where a copy exists: with manual failover this needs an order."""
+        """Orders takeovers, once a second, of partitions that their owners have lost and of which a copy exists.
+
+        Returns at once with automatic failover, which needs no orders.
+        """
         world = self._world
         while world.manual:
             await asyncio.sleep(1)
@@ -293,7 +300,7 @@ class Mover:
         elif what < 0.35:
             await self._asked("PauseReconfiguration", cpb.ReconfigurationRequest(id=newest))
             await asyncio.sleep(random.expovariate(1 / 0.3))
-            if random.random() < 0.7:  # else it is cancelled while it is paused
+            if random.random() < 0.7:  # otherwise ``run`` cancels it while it is paused
                 await self._asked("EditReconfiguration", cpb.EditRequest(id=newest, limit=random.choice((0, 2))))
                 await self._asked("ResumeReconfiguration", cpb.ReconfigurationRequest(id=newest))
         elif what < 0.45:
@@ -305,7 +312,7 @@ class Mover:
         return await self._asked("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
 
     async def _asked(self, method: str, request: Any, timeout: float = 10) -> Any:
-        """Returns the answer; None if the request was refused or lost. It is not repeated."""
+        """Sends a request once. Returns the answer, None if the request was refused or lost."""
         try:
             return await self._controller.ask(method, request, timeout)
         except grpc.aio.AioRpcError:

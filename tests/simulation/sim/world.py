@@ -1,7 +1,7 @@
-"""A simulated cluster: controllers, three replicas, two sources, a user who moves partitions, and faults.
+"""A simulated cluster: controllers, three replicas, the clients of two sources, and a user who moves partitions.
 
-Controllers and replicas are the real shells; they run on :mod:`loop`, :mod:`net` and :mod:`disk`. Each further
-participant is a :class:`Program`.
+Controllers and replicas run the product's code on :mod:`loop`, :mod:`net` and :mod:`disk`. Each participant is a
+:class:`Program`, which can be killed and started again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CONTROLLER = ControllerSettings(
     hold_s=3.0,
     debug_validate=True,
 )
-#: share of a replica's starts that are slow, some slower than a lease, some slower than the controllers' patience
+#: share of the replicas' starts that are slow: some take longer than a lease, some longer than the controllers wait
 SLOW_STARTS = 0.25
 REPLICA = {
     acknowledge: ReplicaSettings(
@@ -79,7 +79,7 @@ REPLICA = {
 
 
 class Clock:
-    """A process's clock."""
+    """The clock of a process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -92,7 +92,7 @@ class Clock:
 
 
 class WatchedBatches(Batches):
-    """Batches that note themselves in their thread, for the oracle."""
+    """Notes in the running job which batches it applies or skips, for the oracle."""
 
     loop: SimLoop
 
@@ -132,7 +132,7 @@ class WatchedBatches(Batches):
 
 
 class WatchedPasses(SkippedBatches):
-    """Skipped batches that note themselves in their thread, for the oracle."""
+    """Notes in the running job for which partitions it records or settles skipped batches, for the oracle."""
 
     loop: SimLoop
 
@@ -162,7 +162,7 @@ class WatchedPasses(SkippedBatches):
 
 
 class Node(ReplicaNode):
-    """A replica whose changes the world watches."""
+    """A replica that reports the changes of its partitions to the world."""
 
     def __init__(self, world: World, process: Process, info: ReplicaInfo, environment: Environment) -> None:
         self._world, self._process = world, process
@@ -185,12 +185,12 @@ class Node(ReplicaNode):
 
     @property
     def leased(self) -> bool:
-        """Tells whether the replica may serve now, by its own judgement."""
+        """Tells whether the replica itself finds that it may serve now."""
         return self.lease.holds(self._process.local(self._process.loop.now), "Flow")
 
     @property
     def heard(self) -> bool:
-        """Tells whether the replica's lease lasts."""
+        """Tells whether the replica's lease has not lapsed by the replica's own clock."""
         return self._process.local(self._process.loop.now) < self.lease.until
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
@@ -210,7 +210,7 @@ def contents(local: LocalPartition) -> dict[bytes, bytes]:
 
 @dataclass
 class Program:
-    """A program that is started, ends, and is started again."""
+    """A program, which may run several times: each run is a process."""
 
     name: str
     boot: Callable[[Process], Coroutine[Any, Any, None]]
@@ -241,8 +241,8 @@ class Counts:
     settles: int = 0
     doubles: int = 0
     blanks: int = 0
-    reads: int = 0  # by the reader, from any controller
-    followed: int = 0  # answered by a controller that does not lead
+    reads: int = 0  # answers that the reader got, from any controller
+    followed: int = 0  # of these, answers from a controller that does not lead
     incomplete: int = 0
     rewinds: int = 0
     rivals: int = 0
@@ -265,7 +265,7 @@ class World:
         self.standbys = int(self.random.random() < 0.5)
         self.acknowledge = self.random.choice(("wal", "fsync", "standby") if self.standbys else ("wal", "fsync"))
         self._slow = Random(f"{self.seed}:opening")
-        self.person = Random(f"{self.seed}:failover")  # of the user who orders failovers
+        self.person = Random(f"{self.seed}:failover")  # for choices of the user who orders failovers
         self.manual = self.person.random() < 0.3
         self.damaged = 0  # copies that are not mended yet
         self.loop = SimLoop(self.random)
@@ -274,14 +274,14 @@ class World:
         self.oracle = Oracle(self.acknowledge)
         self.clock_skew_s = 0.0
         self.ledger = MemoryLedger(lambda: self.loop.now + self.clock_skew_s)
-        self.blank: MemoryLedger | None = None  # the first controller's ledger while it is set, see doubles.py
+        self.blank: MemoryLedger | None = None  # while it is set, the first controller uses this ledger, see doubles.py
         self.disks = {name: Disk(self.random, name) for name in REPLICAS}
-        self.nodes: dict[str, Node] = {}  # of live processes
+        self.nodes: dict[str, Node] = {}  # the replicas that run, by name
         self.programs: dict[str, Program] = {}
         self.failure: BaseException | None = None
-        self.sessions: dict[str, Session] = {}  # by source, of the newest client that began …
-        self.opened_by: dict[str, Session] = {}  # … and was let in by all partitions
-        #: called when a controller has let a replica in
+        self.sessions: dict[str, Session] = {}  # source → session of the newest client that began
+        self.opened_by: dict[str, Session] = {}  # source → session of the newest client that all partitions accepted
+        #: called with the incarnation of each replica that a controller has registered
         self.registered: Callable[[str], None] = lambda incarnation: None
         self._ids = 0
         self.controllers = Controllers(self)
@@ -324,7 +324,7 @@ class World:
             await work
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - a program that ends by itself is wrong
+        except Exception as error:  # noqa: BLE001 - no program may end with an error
             self.fail(error)
 
     def killed(self, program: Program) -> None:
@@ -350,7 +350,7 @@ class World:
 
     @property
     def controller(self) -> Controller | None:
-        """The controller that leads; None: none does."""
+        """The controller that leads; None if none leads."""
         return self.controllers.leader
 
     def new_id(self) -> str:
@@ -361,7 +361,11 @@ class World:
         await self.boot_replica(process, self.programs[process.name], process.name)
 
     async def boot_replica(self, process: Process, program: Program, asks_for: str) -> None:
-        """Starts a replica. ``asks_for``: the name that it registers under."""
+        """Runs a replica until it has recovered and serves, and starts its further duties.
+
+        Args:
+            asks_for: the name under which the replica registers.
+        """
         name = process.name
         info = ReplicaInfo(asks_for, asks_for.rpartition("-")[0], f"{name}:1")
         environment = Environment(process, self.disks[name], logs=self.acknowledge != "wal")
@@ -398,7 +402,7 @@ class World:
         for duty in duties(service, info, self.controllers.addresses(), f"{name}-{program.starts}"):
             self.loop.create_task(self.guarded(duty))
 
-    # -- what the oracle is told --------------------------------------------------------------------------
+    # -- reports to the oracle ----------------------------------------------------------------------------
 
     def _wrote(self, process: Process, where: PartitionId | Store, mutations: Mutations) -> None:
         if self._passed(process):
@@ -437,12 +441,12 @@ class World:
 
     @property
     def _notes(self) -> dict[str, Any]:
-        """Notes of the running job, or of the loop where no job runs."""
+        """Notes of the running job, or of the loop if no job runs."""
         job = self.loop.job
         return self.loop.notes if job is None else job.notes
 
     def _passed(self, process: Process) -> bool:
-        """Tells whether this write records skipped batches, and reports those to the oracle."""
+        """Reports to the oracle the skipped batches that this write records. Returns whether it records any."""
         skipped_batches = self._notes.get("passes")
         if skipped_batches is None:
             return False
@@ -470,7 +474,7 @@ class World:
                 self._check(lambda: self.oracle.serves(partition, name, epoch, self._given_up(partition, epoch)))  # noqa: B023
 
     def _given_up(self, partition: PartitionId, epoch: int) -> bool:
-        """Tells whether all grants after this epoch have ended without an owner."""
+        """Tells whether, by the ledger, the changes of owner to all later epochs have failed."""
         newest = self.oracle.epochs.get(partition, 0)
         for later in range(epoch + 1, newest + 1):
             for grant in self.ledger.records(f"grant/{partition}/{later}"):
@@ -492,7 +496,7 @@ class World:
         self.sessions[source] = max(self.sessions.get(source, session), session)
 
     def has(self, source: str, session: Session) -> None:
-        """Records that all partitions let this session in."""
+        """Records that all partitions have accepted this session."""
         self.opened_by[source] = max(self.opened_by.get(source, session), session)
 
     def answered(self, partition: int, batch: Any, output: bytes) -> None:
@@ -508,13 +512,13 @@ class World:
 
     @property
     def quiet(self) -> bool:
-        """Tells whether the cluster is at rest: no start, change or copy is under way."""
+        """Tells whether the cluster is at rest: there is a leader, and no start, change or copy is under way."""
         if self.controller is None or self.damaged:
             return False
         if any(self.programs[name].running and name not in self.nodes for name in REPLICAS):
-            return False  # a replica still examines its data …
+            return False  # a replica still recovers its data
         if not all(self.nodes[name].heard for name in REPLICAS if name in self.nodes):
-            return False  # … or has not heard yet what it no longer owns
+            return False  # a replica has no lease, and may not know which partitions it no longer owns
         cluster = self.controller.cluster
         if any(cluster.changes()):
             return False
@@ -524,14 +528,14 @@ class World:
 
     @property
     def _copies_follow(self) -> bool:
-        """Tells whether every wanted standby has all that its owner has."""
+        """Tells whether each partition has the wanted number of standbys, all with every commit of the owner."""
         assert self.controller is not None
         if self.controller.cluster.standbys.get("Flow", 0) != self.standbys:
             return False
         return all(len(self._copies(PartitionId("Flow", p))) == self.standbys for p in range(flow.PARTITIONS))
 
     def _copies(self, partition: PartitionId) -> list[tuple[str, Store]]:
-        """Returns (replica, store) of the standbys that have all their owner has."""
+        """Returns (replica, store) of each standby of a partition that has every commit of the owner."""
         assert self.controller is not None
         owner = self.controller.cluster.operator("Flow").assignment.owner(partition.partition)[0]
         serving = self.nodes[owner]._registry.local(partition).store if owner in self.nodes else None
@@ -550,7 +554,9 @@ class World:
     def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]], mended: Collection[str]) -> None:
         """Checks the cluster at the end of a run. Raises Violation.
 
-        ``sent``: partition → (source, number) → rows. ``mended``: see :meth:`Oracle.compare`.
+        Args:
+            sent: partition → (source, number) → rows, for every batch that clients sent.
+            mended: see :meth:`Oracle.compare`.
         """
         assert self.controller is not None
         cluster = self.controller.cluster
@@ -562,7 +568,7 @@ class World:
         for node in self.nodes.values():
             if all(
                 local.mutex._mutex._owner is None for local in node._registry.local_partitions()
-            ):  # else one is being changed
+            ):  # otherwise a partition is being changed
                 node._registry.validate()
         if (folded.roster.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
             cluster.roster.replicas,
@@ -583,7 +589,7 @@ class World:
             for name, node in self.nodes.items():
                 if node.lifecycle(partition).state in (State.WARMING, State.FENCING) and name not in copies:
                     raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
-            self.serving(partition)  # also where the partition took no batch since its owner came back
+            self.serving(partition)  # needed if the partition got no batch since its owner restarted
             local = self.nodes[owners[0][0]]._registry.local(partition)
             self.oracle.compare(partition, contents(local), sent[number], mended)
             if len(copies) != self.standbys:
@@ -593,7 +599,7 @@ class World:
                     raise Violation(f"the standby of {partition} at {name} differs from its owner's")
 
     def _check_ended(self) -> None:
-        """Checks that everything that was begun has ended, in the ledger and in the leader's reports.
+        """Checks that all moves, takeovers, restores and reconfigurations have ended, in the ledger and at the leader.
 
         Raises Violation.
         """
