@@ -1,7 +1,6 @@
 """Every error a user can meet, in one tree rooted in :class:`StateflowError`.
 
-An error names a stable ``code``, what happened, where (operator, partition, replica, …) and what to do
-next. ``str(error)`` is exactly the one line the command line prints::
+An error names a stable ``code``, what happened, where and what to do next. The command line prints ``str(error)``::
 
     code: what happened (operator=Delay partition=3): what to do next
 
@@ -81,10 +80,7 @@ class StateflowError(Exception):
 
 
 def from_wire(wire: dict[str, Any]) -> StateflowError:
-    """Restores an error from the dictionary that :meth:`StateflowError.to_wire` returned.
-
-    An error with an unknown code is restored as the root class.
-    """
+    """Restores an error from :meth:`StateflowError.to_wire`. An unknown code restores the root class."""
     cls = StateflowError.registry.get(wire["code"], StateflowError)
     error = cls.__new__(cls)
     where = {key: value for key, value in wire["where"].items() if key not in ("self", "what", "remedy")}
@@ -101,10 +97,7 @@ def tracebacks_wanted() -> bool:
 
 
 def brief(cls: T) -> T:
-    """Decorates a class so that the traceback of a StateflowError ends at the call of a public method of the class.
-
-    The frames inside that call are left out, unless TRACEBACKS is set.
-    """
+    """Decorates a class: a StateflowError's traceback ends at the call of a public method, unless TRACEBACKS is set."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _brief(method))
@@ -379,8 +372,7 @@ class SourceRetired(RemoteCondition):
 
 
 class BatchIncomplete(RemoteCondition):
-    """A batch was sent while the previous one had reached only some of the partitions; nothing of the new batch is
-    applied."""
+    """A batch was sent while the previous one had reached only some partitions; nothing of the new one is applied."""
 
     code = "batch_incomplete"
 
@@ -476,8 +468,7 @@ class ForeignLedger(RemoteCondition):
 
 
 class NameTaken(RemoteCondition):
-    """A replica's name belongs to another data directory, or a copy of the replica's directory serves under the
-    name."""
+    """A replica's name belongs to another data directory, or a copy of its directory serves under the name."""
 
     code = "name_taken"
 
@@ -575,8 +566,7 @@ class CheckpointMissing(RemoteCondition):
 
 
 class CheckpointStoreMissing(Unavailable):
-    """The expected checkpoint store is not at its URL: the store's marker file is missing, or is that of another
-    store."""
+    """The expected checkpoint store is not at its URL: its marker file is missing, or is that of another store."""
 
     code = "checkpoint_store_missing"
     retryable = False

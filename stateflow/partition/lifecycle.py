@@ -32,7 +32,7 @@ from stateflow.errors import (
     StaleEpoch,
     StateMissing,
 )
-from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Table, Transition, check
+from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Table, Transition
 from stateflow.types import PartitionId, ReplicaInfo
 
 #: far above any run of rolled-back grants, and small enough that epochs never run out
@@ -698,17 +698,3 @@ class Lifecycle:
     def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:
         """Restores the state from the durable ownership, after a restart."""
         self._handle(Recover(state, epoch, move_id, successor))
-
-
-class CheckedLifecycle(Lifecycle):
-    """A lifecycle that is validated after each event, see :mod:`stateflow.transitions`.
-
-    It is a class of its own, so that validation costs :class:`Lifecycle` nothing.
-    """
-
-    __slots__ = ()
-
-    def _handle(self, event: Event) -> Any:
-        answer = super()._handle(event)
-        check(self)
-        return answer
