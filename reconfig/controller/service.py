@@ -27,7 +27,7 @@ from reconfig.decisions.placement import Choice
 from reconfig.decisions.plan import ReconfigurationState
 from reconfig.decisions.policies import AutopilotSettings, policies_named
 from reconfig.decisions.sweeps import Chore, chore_named
-from stateflow.errors import InvalidArgument, NotAllowed
+from stateflow.errors import HoldLost, InvalidArgument, NotAllowed, NotLeading
 from stateflow.fleet import Beat as AgentBeat
 from stateflow.fleet import Request as Requested
 from stateflow.partition.control import Wanted
@@ -138,15 +138,18 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def telling(self, context: grpc.aio.ServicerContext) -> AsyncIterator[Tells]:
         """Yields the source of answers: the current controller, or what this process has read of the ledger.
 
-        Raises NotLeading if the caller must ask the leader.
+        Raises NotLeading if the caller must ask the leader, also if the term ends before the answer.
         """
         after = None if self.leading.leads else after_of(context)
-        if after is None or self._following is None:
+        if after is not None and self._following is not None:
+            yield await self._following.overview(after)
+            return
+        try:
             async with self.leading.term() as controller:
                 await controller.context.knows_what_it_wrote()
                 yield controller
-        else:
-            yield await self._following.overview(after)
+        except HoldLost as error:  # a question changes nothing, so its caller may ask again, or another controller
+            raise NotLeading(f"this controller does not lead: {error.what}", remedy="try again") from error
 
     # -- membership ---------------------------------------------------------------------------------------
 

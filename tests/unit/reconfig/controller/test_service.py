@@ -15,7 +15,7 @@ from reconfig.controller import service as service_module
 from reconfig.controller.controller import Controller
 from reconfig.controller.service import ControllerService
 from stateflow.clock import ManualClock
-from stateflow.errors import NotAllowed, Unavailable
+from stateflow.errors import HoldLost, NotAllowed, NotLeading, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
 from stateflow.rpc import controller_pb2 as cpb
@@ -76,6 +76,25 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
         await asyncio.wait_for(done.wait(), 5)
         await controller.close()
         controller.context.ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_question_at_the_end_of_a_term_may_be_asked_again() -> None:
+    """A batch whose client asked for the owners then used to fail, because an error of the lease is not retried."""
+
+    @contextlib.asynccontextmanager
+    async def term() -> AsyncIterator[Controller]:
+        raise HoldLost("the term is over", remedy="none")
+        yield
+
+    async def scenario() -> None:
+        service = ControllerService(cast("Any", SimpleNamespace(term=term, leads=True)))
+        with pytest.raises(NotLeading) as refused:
+            async with service.telling(cast("Any", None)):
+                pass
+        assert refused.value.retryable
+        assert "the term is over" in refused.value.what
 
     asyncio.run(scenario())
 
