@@ -1,9 +1,10 @@
-"""M3: latency of all keys while a quarter of the partitions moves. This is the field's key-count microbenchmark.
+"""M3: latency of all keys while a quarter of the partitions moves, for several numbers of keys and of partitions.
 
 Every key exists from the start, and has a count and a sum. The keys of a batch are drawn uniformly from all keys, so a
 batch waits for every paused partition. A quarter of the partitions moves as a warm-up; then another quarter moves,
-which is measured. Megaphone's evaluation does the same with bins (Hoffmann et al., "Megaphone", PVLDB 12(9), 2019). A
-partition is a RocksDB database here, while a bin is an entry of a vector in Megaphone.
+which is measured. Papers on the migration of state report the same measurement: Megaphone's evaluation makes it with
+bins (Hoffmann et al., "Megaphone", PVLDB 12(9), 2019). A partition is a RocksDB database here, while a bin is an entry
+of a vector in Megaphone.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Keep(Operator):
 
 
 class Ballast(Operator):
-    """CountSum that also keeps a payload for each key.
+    """Counts and sums as CountSum does, and also keeps a payload for each key.
 
     A row with a size replaces the key's payload by that many bytes. They are incompressible, and the same in every run.
     """

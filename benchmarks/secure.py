@@ -72,9 +72,9 @@ class Side:
             return (sent() - before) / (time.monotonic() - began)
 
     def paced(self, rate: float, seconds: float, moves: int) -> dict[str, float]:
-        """Sends ``rate`` batches a second, and measures latency, and then the pauses of moves.
+        """Sends ``rate`` batches a second. Measures latency without moves first, and then the pauses of moves.
 
-        Returns the percentiles of latency without and during moves together, and the median pause.
+        Returns the percentiles of the latency without moves, and the median pause.
         """
         pauses: list[float] = []
         with self.speaking(), self.load(SENDERS / rate) as load:

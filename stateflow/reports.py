@@ -450,7 +450,10 @@ class PartitionFault(Report):
 
 @dataclass(frozen=True, slots=True)
 class SweepNode(Report):
-    """A node of a sweep. The last one, named ``(moved)``, stands for partitions that moved during the sweep.
+    """A node of a sweep.
+
+    In a sweep of checkpoints or verifications, the last one is named ``(moved)``, and stands for partitions that moved
+    during the sweep.
 
     Attributes:
         status: status of the node's entity in the sweep's batch.

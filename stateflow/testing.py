@@ -89,7 +89,7 @@ class OperatorHarness:
             self._apply(*self._messages(rows), source=INITIAL)
 
     def _described(self) -> OperatorSpec:
-        """Returns the specification that a deployment of the operator would record."""
+        """Returns a specification with what the harness needs of the operator: name, partitions, key and states."""
         states = sorted(
             (each.describe() for each in declarations_of(self._cls).values()), key=lambda each: each["name"]
         )

@@ -290,7 +290,12 @@ AUTO = "auto"
 STRATEGIES = (AUTO, *StrategyName)
 Order = Literal["hot-first", "hot-last", "number"]
 ORDERS: tuple[Order, ...] = get_args(Order)
-_UNITS = {"max_pause_ms": "milliseconds", "max_bandwidth": "bytes per second", "patience_s": "seconds"}
+#: field → its unit, and what omitting it means
+_UNITS = {
+    "max_pause_ms": ("milliseconds", "no limit"),
+    "max_bandwidth": ("bytes per second", "no limit"),
+    "patience_s": ("seconds", "the controller's setting"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,12 +331,12 @@ class MoveOptions:
     per_link: int | None = None
 
     def __post_init__(self) -> None:
-        for name, unit in _UNITS.items():
+        for name, (unit, default) in _UNITS.items():
             value = getattr(self, name)
             if value is not None and not _is_positive(value):
                 raise InvalidArgument(
                     f"{name} cannot be {value!r}",
-                    remedy=f"pass a positive number of {unit}, or omit it for no limit",
+                    remedy=f"pass a positive number of {unit}, or omit it for {default}",
                 )
         for name in ("limit", "per_node", "per_link"):
             value = getattr(self, name)

@@ -234,8 +234,9 @@ class ControllerContext:
         await asyncio.sleep(jittered(self.settings.retry_interval_s, self.random))
 
     async def knows_what_it_wrote(self) -> None:
-        """Waits until all records written so far are folded. A record reaches the ledger a moment before it is folded
-        here, and a follower may already have reported it. The leader's next answer must not be older than that report.
+        """Waits until all records written so far are folded, but at most ``WRITTEN_WITHIN_S``. A record reaches the
+        ledger a moment before it is folded here, and a follower may already have reported it. The leader's next answer
+        should not be older than that report.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WRITTEN_WITHIN_S), self._writing:

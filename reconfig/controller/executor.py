@@ -57,8 +57,8 @@ FINISHED_KEPT = 1000
 class Running:
     """A reconfiguration with its moves, and the event that wakes its watchers.
 
-    ``told`` is the report of the reconfiguration; it contains only moves that ended under an earlier controller.
-    ``order`` maps move ids to positions in the plan.
+    ``told`` is the report of the reconfiguration; of the moves it contains only those that have no runner, because they
+    ended before this object was made. ``order`` maps move ids to positions in the plan.
     """
 
     told: Reconfiguration

@@ -1,9 +1,10 @@
 """Reconfigurations in the ledger: the entries that record them, their fold, and the reports made from their records.
 
 A reconfiguration is a batch of the ledger's board: an item ``reconfiguration/<id>``. Its entities are the items of its
-moves, which also describe the moves. So one list holds all work, and ``stateflow batch`` shows reconfigurations as well
-as the batches of users. The record that ends a move contains its report. Every controller therefore reports a past
-reconfiguration (:func:`past`) exactly as the controller that carried it out. The module does no I/O.
+moves; each of these items also describes its move. So one list holds all work, and ``stateflow batch`` shows
+reconfigurations as well as the batches of users. The record that ends a move contains its report. Every controller
+therefore reports a past reconfiguration (:func:`past`) exactly as the controller that carried it out. The module does
+no I/O.
 """
 
 from __future__ import annotations

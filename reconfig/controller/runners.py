@@ -642,7 +642,12 @@ class MoveRunner(Runner):
         try:
             await self.replicas.release(self.source.name, partition, move_id, epoch, self.target)
         except StateflowError as error:  # a source that is down releases when it starts again
-            log.warning("move %s: source not released: %s", self.planned.move_id, error)
+            log.warning(
+                "move %s: %s did not confirm the end of the move, and may keep its change log for now: %s",
+                move_id,
+                self.source.name,
+                error,
+            )
 
 
 def _unsaid() -> Unavailable:

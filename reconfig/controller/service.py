@@ -113,17 +113,18 @@ def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., A
 
 
 def leader(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Makes the handler of a request to the leader."""
+    """Decorates the handler of a request that only the leader answers."""
     return unary(of_the_term(method))
 
 
 def command(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
-    """Makes the handler of a request to the leader that completes even if its caller disconnects."""
+    """Decorates the handler of a request that only the leader answers. The handler completes even if its caller
+    disconnects."""
     return unary(of_the_term(to_the_end(method)))
 
 
 def question(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Makes the handler of a question that every controller may answer."""
+    """Decorates the handler of a question that every controller may answer."""
     return unary(of_any(method))
 
 

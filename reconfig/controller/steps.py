@@ -416,8 +416,8 @@ def plan_sweep(cluster: ClusterState, sweep_id: str, plan: Plan) -> list[Entry]:
 
 
 def begin_swept(cluster: ClusterState, sweep_id: str, node: str) -> list[Entry]:
-    """Records that a node of a sweep begins; for a restart, also the command to its agent. Returns no entries if the
-    node must not begin, because the sweep was cancelled."""
+    """Records that a node of a sweep begins; for a restart, also the command to the node's agent. Returns no entries if
+    the node must not begin, because the sweep was cancelled or the restart of another node failed."""
     known = cluster.sweeps.there[sweep_id]
     task = known.tasks[node]
     if task.status is not EntityStatus.WAITING:

@@ -249,7 +249,7 @@ def spawn(
     workers: Annotated[
         int, typer.Option(help="Worker processes of each replica; each uses one core.", min=1, max=WORKERS_MAX)
     ] = 1,
-    weight: Annotated[int, typer.Option(help="Weight of each replica, as in `stateflow replica`.", min=1)] = 1,
+    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1)] = 1,
     memory: Annotated[str | None, typer.Option(help="Memory limit of each replica, e.g. 512MB; default: none.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="Only agents with the label key=value; repeatable.")] = None,
     controller: Controller = LOCAL,

@@ -192,7 +192,7 @@ def issue_token(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Print a token, or write it to a file. The token is stored nowhere else. Keep it as secret as a key."""
+    """Issue a token: print it, or write it to a file. The token is stored nowhere else. Keep it as secret as a key."""
     from stateflow.security.authority import Authority, write_private
     from stateflow.security.roles import Identity
 

@@ -114,14 +114,14 @@ BRIEFLY: dict[str, str] = {
     "batch retry": "Set failed entities back to waiting.",
     "certs list": "List certificates and their expiry.",
     "job list": "List jobs, when they are due, and their last run.",
-    "job resume": "Resume a job: begin runs again from now on.",
-    "job pause": "Pause a job: begin no runs until it is resumed.",
+    "job resume": "Resume a paused job.",
+    "job pause": "Pause a job: no run begins until it is resumed.",
     "maintenance end": "End the maintenance of a node.",
     "operator versions": "List an operator's versions in order of deployment.",
     "stages trace": "List the stages that a correlation id went through.",
     "stages last": "Show the newest stage that pulled an entity.",
     "token show": "Show a token's owner and its end of validity.",
-    "token issue": "Print a token, or write it to a file.",
+    "token issue": "Issue a token: print it, or write it to a file.",
 }
 
 

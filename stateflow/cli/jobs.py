@@ -208,7 +208,9 @@ def create(
     ],
     do: Annotated[str, typer.Option("--do", help="What to do: rebalance, migrate, drain or checkpoint.")],
     operator: Annotated[str, typer.Option(help="Operator; default: all.")] = "",
-    policy: Annotated[str, typer.Option("--policy", help="For rebalance: ring, load, locality, or several.")] = "",
+    policy: Annotated[
+        str, typer.Option("--policy", help="For rebalance: ring, load, locality, or several, e.g. locality,load.")
+    ] = "",
     partitions: Annotated[
         list[str] | None, typer.Option("--partition", help="For migrate: partitions, e.g. 3, 5-9, or all.")
     ] = None,
@@ -283,13 +285,13 @@ def job_info(name: Name, controller: Controller = LOCAL, as_json: Json = False) 
 
 @job_commands.command("pause")
 def pause_job(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin no more runs until the job is resumed; a run under way continues."""
+    """Pause a job: no run begins until it is resumed. A run under way continues."""
     _show(Cluster(controller).change_job(name, "pause"), as_json)
 
 
 @job_commands.command("resume")
 def resume_job(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin runs again from now on; runs that were due during the pause are skipped."""
+    """Resume a paused job. Runs that were due during the pause are skipped."""
     _show(Cluster(controller).change_job(name, "resume"), as_json)
 
 

@@ -203,7 +203,9 @@ def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
 
 @ledger_commands.command()
 def archive(
-    older_than: Annotated[str, typer.Option(help="Minimum age of the newest record, e.g. 90d, 12h, 30m.")],
+    older_than: Annotated[
+        str, typer.Option(help="Archive only items whose newest record is at least this old, e.g. 90d, 12h, 30m.")
+    ],
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:

@@ -146,7 +146,8 @@ def rebalance(
 @app.command()
 def autopilot(
     policy: Annotated[
-        str | None, typer.Option("--policy", help="locality, load, ring, or several in order of priority.")
+        str | None,
+        typer.Option("--policy", help="ring, load, locality, or several in order of priority, e.g. locality,load."),
     ] = None,
     max_pause: MaxPause = None,
     cool_down: Annotated[

@@ -40,7 +40,8 @@ State = Annotated[str, typer.Argument(help="Name of the state: its attribute's n
 From = Annotated[str, typer.Option("--from", help="Checkpoint store to read instead of the cluster.")]
 Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
 _KEY = (
-    'Key. Write other types than text as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; several columns as ["a", 1].'
+    "Key. Text is written as it is; other types as in 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; several columns "
+    'as in ["a", 1].'
 )
 Incomplete = Annotated[
     bool, typer.Option("--incomplete", help="With --from: skip partitions that cannot be read, and name them.")

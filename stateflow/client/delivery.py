@@ -342,7 +342,8 @@ class Delivery:
         raise AssertionError
 
     def _mend(self) -> Steps[None]:
-        """Sends batches again that partitions are known to have lost. Raises PositionGap if they are no longer kept."""
+        """Sends again the batches that partitions are known to have lost. Raises PositionGap if they are no longer
+        kept."""
         for left in reversed(range(REWINDS_MAX)):
             missing = self.history.missing()
             if not missing:

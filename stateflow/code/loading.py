@@ -229,7 +229,9 @@ def digest_of(text: str) -> str:
 def check_digest(text: str, digest: str) -> None:
     """Checks that a text has the announced digest. Raises OperatorNotImportable."""
     if digest_of(text) != digest:
-        raise OperatorNotImportable("the operator's source does not have the deployed digest", remedy="deploy it again")
+        raise OperatorNotImportable(
+            "the operator's source code does not have the deployed digest", remedy="deploy it again"
+        )
 
 
 @contextlib.contextmanager
@@ -262,7 +264,7 @@ def _checked(text: str, name: str) -> str:
     size = len(text.encode())
     if size > SOURCE_MAX:
         raise OperatorNotImportable(
-            f"{name} and what it uses are {size} bytes of source, the limit is {SOURCE_MAX}",
+            f"{name} and what it uses are {size} bytes of source code, the limit is {SOURCE_MAX}",
             remedy="load data in open() from a file on the replicas, or install the operator as a package",
         )
     return text

@@ -543,7 +543,8 @@ def _job(job: JobReport) -> dict[str, Any]:
 
 
 def _batch(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the view of a batch: its fields on the board, without those about its runner."""
+    """Returns the view of a batch: its id, name and status, the time of its creation, counts of its entities, its pace
+    and its expected end."""
     names = ("bid", "name", "status", "created_us", "total_entities", "succeeded", "failed", "cancelled", "pace", "eta")
     return {name: batch.get(name) for name in names}
 

@@ -162,11 +162,7 @@ class Database:
                 if not self._retryable(error):
                     raise self._not_written(error, committing) from self.cause(error)
                 if attempt == ATTEMPTS_MAX:
-                    raise Unavailable(
-                        f"the ledger stayed busy for {ATTEMPTS_MAX} attempts",
-                        remedy="try again; if it stays busy, run `stateflow ledger verify`; nothing was written",
-                        ledger=self.shown,
-                    ) from self.cause(error)
+                    raise self._given_up(error) from self.cause(error)
             time.sleep(self._rng.random() * min(BACKOFF_MAX_S, 0.005 * 2**attempt))
         raise AssertionError
 
@@ -208,6 +204,15 @@ class Database:
         if isinstance(error, IntegrityError):
             return True
         return isinstance(error, DBAPIError) and _code(self.dialect, error.orig) in _RETRYABLE[self.dialect]
+
+    def _given_up(self, error: SQLAlchemyError) -> Unavailable:
+        if isinstance(error, IntegrityError):  # several writers, or rows that contradict the records
+            what = f"the write conflicted with stored rows in {ATTEMPTS_MAX} attempts"
+            remedy = "try again; if the conflict remains, run `stateflow ledger verify`; nothing was written"
+        else:
+            what = f"the ledger stayed busy for {ATTEMPTS_MAX} attempts"
+            remedy = "try again; if it stays busy, end the transaction that locks its database; nothing was written"
+        return Unavailable(what, remedy=remedy, ledger=self.shown)
 
     def _not_written(self, error: SQLAlchemyError, committing: bool) -> StateflowError:
         if committing and getattr(error, "connection_invalidated", False):

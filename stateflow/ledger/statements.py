@@ -654,7 +654,8 @@ def renew_lease(item_id: str, record_id: int, lease_s: float) -> Any:
 
 
 def put_bundle_part(connection: Connection, digest: str, number: int, count: int, body: bytes) -> None:
-    """Stores a part of a bundle, ``number`` from 0; when the part is there already, only renews its time."""
+    """Stores one part of a bundle. Parts are numbered from 0. If the part is already stored, only the time of storing
+    is renewed."""
     where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
     if connection.execute(update(BUNDLE).where(where).values(stored_us=now_us())).rowcount == 0:
         values = {"digest": digest, "number": number, "count": count, "body": body}

@@ -366,10 +366,11 @@ class HistogramSeries(_Series):
 
 
 class Metrics:
-    """An operator's own counters, gauges and histograms for one partition, used as ``ctx.metrics``.
+    """An operator's own counters, gauges and histograms, used as ``ctx.metrics``.
 
-    Only the operator's methods may use metrics, not threads that the operator starts. Counts take effect when the
-    running batch commits. The value of a metric is for all partitions of a process together.
+    Each partition has such an object, but the values of a metric are for all partitions of a process together. Only the
+    operator's methods may use metrics, not threads that the operator starts. Changes take effect when the running batch
+    commits.
     """
 
     def __init__(self, figures: OwnFigures, operator: str, version: object) -> None:

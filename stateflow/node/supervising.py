@@ -189,9 +189,9 @@ def spread(
 ) -> dict[PartitionId, str]:
     """Returns the moves within a node that make its workers about equally busy: partition → worker.
 
-    Partitions with large loads move first, so that there are few moves. No partition moves between two workers whose
-    loads differ by ``GAIN`` of the greater load or less. No move leaves its target busier than its source by more than
-    ``OVER``.
+    Partitions with large loads move first, so that there are few moves. No partition moves between two workers unless
+    their loads differ by more than ``GAIN``, a share of the greater load. A move may leave its target busier than its
+    source, but at most by ``OVER``, a share of the target's load.
 
     Args:
         loads: worker → partition → load, in any unit; partitions without load are spread by their number.

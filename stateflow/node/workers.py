@@ -389,7 +389,8 @@ class Workers:
         }
         if not is_spare(has.partitions, epochs):
             raise Unavailable(
-                "the ledger has no newer owner for some of the worker's partitions", remedy="see `stateflow status`"
+                "the worker still serves a partition, or has one whose new owner is not in the ledger",
+                remedy="wait, the node tries again by itself; `stateflow status` shows the partitions' owners",
             )
         number = worker_of(worker.name)
         self._lives[number].cancel()

@@ -535,7 +535,7 @@ def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
     check_digest(spec.source, spec.source_digest)
     if not spec.source and is_text(spec.target):
         raise OperatorNotImportable(
-            "the deployment lacks the operator's source", remedy="deploy it again", target=spec.target
+            "the deployment lacks the operator's source code", remedy="deploy it again", target=spec.target
         )
     package = package_of(spec.bundle, bundles.opened(spec.bundle)) if spec.bundle else ""
     return load(spec.target, spec.source, package)

@@ -172,7 +172,8 @@ class Quarantine:
 
     @property
     def any(self) -> bool:
-        """Tells whether any copy of a partition is in quarantine. True if the quarantine cannot be read."""
+        """Tells whether any copy of a partition is in quarantine, apart from the copies in ``transfers``. True if the
+        quarantine cannot be read."""
         try:
             return self._folder.is_dir() and any(path != self.transfers for path in self._folder.iterdir())
         except OSError:

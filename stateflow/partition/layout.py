@@ -272,8 +272,11 @@ def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
 
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
-    """Returns the entries that make a copy refuse every client that began at ``now_us`` or earlier, and every client in
-    one of the partition's ``stores``, even if the clock of that client is ahead. An earlier limit is never lowered."""
+    """Returns the entries that make a copy refuse every client that began at ``now_us`` or earlier.
+
+    The copy also refuses each client that one of the partition's ``stores`` has recorded, even if the clock of that
+    client is ahead. An earlier limit is never lowered.
+    """
     known_us = [now_us]
     for store in stores:
         known_us += [Session.decode(value).generation_us for _, value in store.scan(SESSION)]

@@ -75,7 +75,11 @@ class Followers:
         fenced_for = self._node.sender.fenced_for(partition, move_id)
         named = NamedFollower(partition, move_id, fenced_for) if fenced_for else await self._named(partition, move_id)
         if named is None:
-            log.warning("move %s: the controller is of a release that does not say who may follow", move_id)
+            log.warning(
+                "move %s: copy by %s allowed unchecked: the controller's release cannot say which replica may copy",
+                move_id,
+                who.name,
+            )
             return who.name
         check_follower(who, "Snapshot", named.replica, standby=named.standby, as_standby=standby)
         return named.replica

@@ -405,7 +405,7 @@ class Link:
     def call(self, requests: Requests, reply: Reply) -> None:
         """Sends the messages of one call, in order, interleaved with those of other calls.
 
-        The stream's thread iterates ``requests``.
+        A thread of gRPC iterates ``requests``.
         """
         try:
             while not self._opened().take(requests, reply):

@@ -410,12 +410,12 @@ class ReplicaClient:
     ) -> dict[int, Position]:
         """Makes a replica refuse older clients of ``source`` from now on, and returns the source's positions.
 
-        Raises SourceTaken; StandbyMissing if no standby confirmed the change in time; SourceRetired if outputs of
-        batches after ``settled`` are gone.
+        Raises SourceTaken if a newer client has opened the source or a restore has stopped this client, StandbyMissing
+        if no standby confirmed the change in time, and SourceRetired if outputs of batches after ``settled`` are gone.
 
         Args:
-            settled: newest batch whose output is no longer needed, of a source whose outputs are kept; None: drop no
-                output.
+            settled: for a source whose outputs are kept, the newest batch whose output is no longer needed; None: no
+                output is dropped.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
         request = message_of(rpb.OpenSourceRequest, asked=asked, session=session, settled=settled)

@@ -7,7 +7,7 @@ its offset in its source partition, and its output is emitted with the row:
 * Each source partition is a sparse source of its own, to which a task sends the rows that have arrived as one batch.
   The batch's number is the offset of its last row plus one. A partition of the state skips rows with offsets below the
   newest batch number that it contains.
-* Partitions keep the outputs of each batch. If Spark delivers rows again that a partition contains, the task emits the
+* Partitions keep the outputs of each batch. If Spark delivers again rows that a partition contains, the task emits the
   stored outputs of a batch once the batch's last row has arrived. So an output is emitted in every epoch in which Spark
   delivers its row, and in no other.
 * The first row of a source partition in an epoch shows where earlier epochs have finally ended. Outputs up to that
@@ -117,9 +117,9 @@ class _Source:
         return deque(sorted((batch, p, output) for p, found in kept.items() for batch, output in found))
 
     def verify(self) -> Steps[None]:
-        """Sends those rows of this attempt again that partitions have lost.
+        """Sends again the rows of this attempt that partitions have lost.
 
-        Raises PositionGap if such rows are no longer kept, so that another attempt must send them.
+        Raises PositionGap if these rows are no longer kept. Then another attempt must send them.
         """
         return self._delivery.verify()
 

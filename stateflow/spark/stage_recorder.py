@@ -405,7 +405,8 @@ def end_of(description: str) -> End:
 
 
 def _ends(descriptions: Iterable[str]) -> End:
-    """Combines Spark's descriptions of one or several sources into one source."""
+    """Returns one end for all sources of a stage, from Spark's descriptions of them. Several names and types are joined
+    with commas."""
     ends = [end_of(each) for each in descriptions]
     if len(ends) == 1:
         return ends[0]

@@ -157,7 +157,7 @@ class Meter:
 
 
 class CachePool:
-    """The memory that the caches of all partitions of a process share in equal parts.
+    """The memory that the caches of all partitions of a process share in equal parts. Its members are the partitions.
 
     ``objects`` is a lower bound of the number of cached objects that the cyclic garbage collector tracks.
 
@@ -200,7 +200,7 @@ class CachePool:
 
     @property
     def has_left(self) -> bool:
-        """Tells whether a former member's cache is still to be freed."""
+        """Tells whether the caches of a partition that left the pool are still to be freed."""
         return bool(self._left)
 
     def free_some(self) -> None:

@@ -530,12 +530,19 @@ class RecordShape:
 
     def lower(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, self.cls):
-            raise EncodeError(f"a value has type {type(value).__name__}, but {self.cls.__name__} is declared")
+            raise EncodeError(
+                f"a value has type {type(value).__name__}, but {self.cls.__name__} is declared",
+                remedy=f"store a {self.cls.__name__}, or declare the type of the value",
+            )
         return {field.name: field.lower(getattr(value, field.name)) for field in self._fields}
 
     def lift(self, plain: Any) -> Any:
         if not isinstance(plain, dict):
-            raise DecodeError(f"stored data is not a {self.cls.__name__}", found=type(plain).__name__)
+            raise DecodeError(
+                f"stored data is not a {self.cls.__name__}",
+                remedy="if it was written under another declaration, write migrate_state and raise state_version",
+                found=type(plain).__name__,
+            )
         values = {}
         for field in self._fields:
             if field.name in plain:

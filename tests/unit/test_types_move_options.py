@@ -19,7 +19,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_pause_ms": True}, "max_pause_ms cannot be True: "),
     ({"max_pause_ms": "50ms"}, "max_pause_ms cannot be '50ms': "),
     ({"max_bandwidth": float("nan")}, "max_bandwidth cannot be nan: pass a positive number of bytes per second"),
-    ({"patience_s": float("inf")}, "patience_s cannot be inf: pass a positive number of seconds"),
+    (
+        {"patience_s": float("inf")},
+        "patience_s cannot be inf: pass a positive number of seconds, or omit it for the controller's setting",
+    ),
     ({"strategy": "magic"}, "there is no strategy 'magic': use auto, stop-and-restart, pause-and-copy, fluid, batched"),
     ({"strategy": ""}, "there is no strategy ''"),
     ({"order": "hottest"}, "there is no order 'hottest': use hot-first, hot-last, number"),

@@ -242,6 +242,14 @@ def test_a_lock_held_by_someone_elses_transaction_is_said_in_our_words(url: str)
         assert ledger.put("item", APP, NEW).seq == 0
 
 
+def test_a_write_that_contradicts_stored_rows_each_time_is_not_called_a_busy_ledger(url: str) -> None:
+    with Ledger(url, rng=random.Random(0)) as ledger:
+        ledger.put("item", APP, NEW)
+        insert = "INSERT INTO ledger_record SELECT * FROM ledger_record"
+        with pytest.raises(Unavailable, match=r"conflicted with stored rows.*ledger verify.*nothing was written"):
+            ledger.database.write(lambda connection: connection.exec_driver_sql(insert))
+
+
 def test_a_ledger_in_memory_is_one_for_all_threads() -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -253,7 +253,7 @@ def test_a_text_that_is_not_what_was_deployed_is_not_loaded(tmp_path: Path) -> N
     with pytest.raises(OperatorNotImportable, match="does not have the deployed digest"):
         class_of(replace(spec, source=spec.source + f"open({str(proof)!r}, 'w')"), NO_BUNDLES)
     for target in (spec.target, "<stdin>:Scripted"):  # the file never replaces the missing text
-        with pytest.raises(OperatorNotImportable, match="lacks the operator's source"):
+        with pytest.raises(OperatorNotImportable, match="lacks the operator's source code"):
             class_of(replace(spec, source="", source_digest="", target=target), NO_BUNDLES)
     with pytest.raises(OperatorNotImportable, match="not a file"):
         load("<stdin>:Scripted")
@@ -264,7 +264,7 @@ def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "ops.py"
     table = f"FACTOR = {list(range(100_000))!r}"
     script.write_text(SCRIPT.replace("FACTOR = 2", table))
-    with pytest.raises(OperatorNotImportable, match="bytes of source, the limit is 262144"):
+    with pytest.raises(OperatorNotImportable, match="bytes of source code, the limit is 262144"):
         load(f"{script}:Scripted")
 
 
