@@ -28,6 +28,7 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.dashboard.acts import (
+    AUTHOR,
     COOKIE,
     Access,
     Acts,
@@ -46,6 +47,7 @@ from stateflow.dashboard.watching import Looking, Records, Watching, checkpoints
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, NotAllowed, StateflowError, Unavailable
 from stateflow.release import VERSION
 from stateflow.rpc.wire import unexpected
+from stateflow.rpc.clients import on_behalf_of
 from stateflow.security.certificates import TlsFiles, described, read_certificates
 from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
 from stateflow.security.refusals import REFUSALS, Refusals
@@ -227,8 +229,12 @@ def make_app(parts: Parts) -> Starlette:
     def act(read: Callable[[bytes], Any], do: Callable[[Access, Any], Mapping[str, Any]], changes: bool) -> Handler:
         async def handle(request: Request) -> Response:
             who, asked = access(request), read(await _body(request))
+        def done(who: Access, asked: Any) -> Mapping[str, Any]:
+            with on_behalf_of(who.named):
+                return do(who, asked)
+
             try:
-                found = await run_in_threadpool(do, who, asked)
+                found = await run_in_threadpool(done, who, asked)
             except NotAllowed as error:
                 if isinstance(error.where.get("who"), Identity):  # otherwise another process refused it, and noted it
                     parts.refusals.note(error.where["call"], error, _host(request))
@@ -324,7 +330,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 1
 #: limit of the wait for the start, and for the end, in seconds
 WITHIN_S = 20.0
-AUTHOR = "stateflow dashboard"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ from stateflow.release import FIRST, Release, check_release, release_of
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import agent_pb2_grpc
 from stateflow.rpc.secure import add_port, blocking_channel
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, abort, remote_error, streaming, value_of
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, USER_KEY, abort, remote_error, streaming, value_of
 from stateflow.security.plain import tls_files
 from stateflow.security.refusals import REFUSALS, SAY_EVERY_S, Refusals
-from stateflow.security.roles import Identity
+from stateflow.security.roles import Asker, Identity
 from stateflow.settings import ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
@@ -189,7 +189,7 @@ async def _understand(request: Any, context: Context) -> None:
 
 _CALLER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("caller", default=None)
 #: the caller, if the running call is one that people make, too
-_ASKER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("asker", default=None)
+_ASKER: contextvars.ContextVar[Asker | None] = contextvars.ContextVar("asker", default=None)
 
 
 def caller() -> Identity | None:
@@ -197,7 +197,7 @@ def caller() -> Identity | None:
     return _CALLER.get()
 
 
-def asker() -> Identity | None:
+def asker() -> Asker | None:
     """Returns the caller that asked for the work in progress. None: no call is running, or it arrived in plain text, or
     a member of the cluster only reports with it."""
     return _ASKER.get()
@@ -211,6 +211,17 @@ def caller_name(context: Context) -> str:
 
 class Admission(Layer):
     """Admits a call before its handler runs, if the role in the caller's certificate allows the call.
+
+def _user_of(context: Context) -> Identity | None:
+    """Returns the user for whom the caller calls; None: it calls for itself. Raises NotAllowed for another text."""
+    said = dict(context.invocation_metadata() or ()).get(USER_KEY)
+    if said is None:
+        return None
+    user = Identity.of_uri(said) if isinstance(said, str) else None
+    if user is None:
+        raise NotAllowed("the user of the call has no identity", remedy="check who sends it, and its version")
+    return user
+
 
     Args:
         refusals: counts and logs the calls that are not admitted.
@@ -272,7 +283,7 @@ class Admission(Layer):
 
         try:
             sent = context.auth_context().get("x509_pem_cert", [b""])[0]
-            who = Caller(self._files, self._clock, method, sent)
+            who = Caller(self._files, self._clock, method, sent, _user_of(context))
             who.check(request)
         except BadCertificate as error:
             refused = NotAllowed(error.what, remedy=error.remedy, **error.where)
@@ -281,7 +292,7 @@ class Admission(Layer):
         else:
             # for the task of this call, and the tasks that it begins
             _CALLER.set(who.identity)
-            _ASKER.set(None if who.rule.is_report else who.identity)
+            _ASKER.set(None if who.rule.is_report else who.asker)
             return who
         await self._refuse(method, context, refused)
         raise refused

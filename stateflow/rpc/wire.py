@@ -133,6 +133,8 @@ log = logging.getLogger(__name__)
 
 
 def fault_of(error: StateflowError) -> pb.Fault:
+#: metadata of a request: URI of the user for whom a process calls
+USER_KEY = "stateflow-user"
     wire = error.to_wire()
     where = {_sendable(key): _sendable(value) for key, value in wire["where"].items()}
     return pb.Fault(code=wire["code"], what=_sendable(wire["what"]), remedy=_sendable(wire["remedy"]), where=where)
