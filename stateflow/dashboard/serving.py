@@ -42,16 +42,18 @@ from stateflow.dashboard.acts import (
     read_body,
     shown_by,
 )
+from stateflow.dashboard.connections import Listener, TimedConnection
 from stateflow.dashboard.view import error_view
 from stateflow.dashboard.watching import Looking, Records, Watching, checkpoints
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, NotAllowed, StateflowError, Unavailable
 from stateflow.release import VERSION
-from stateflow.rpc.wire import unexpected
 from stateflow.rpc.clients import on_behalf_of
+from stateflow.rpc.wire import unexpected
 from stateflow.security.certificates import TlsFiles, described, read_certificates
 from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
 from stateflow.security.refusals import REFUSALS, Refusals
 from stateflow.security.roles import Identity
+from stateflow.settings import ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
 STATIC = Path(__file__).parent / "static"
@@ -227,12 +229,12 @@ def make_app(parts: Parts) -> Starlette:
         return StreamingResponse(_events(parts.watching, check), media_type="text/event-stream")
 
     def act(read: Callable[[bytes], Any], do: Callable[[Access, Any], Mapping[str, Any]], changes: bool) -> Handler:
-        async def handle(request: Request) -> Response:
-            who, asked = access(request), read(await _body(request))
         def done(who: Access, asked: Any) -> Mapping[str, Any]:
             with on_behalf_of(who.named):
                 return do(who, asked)
 
+        async def handle(request: Request) -> Response:
+            who, asked = access(request), read(await _body(request))
             try:
                 found = await run_in_threadpool(done, who, asked)
             except NotAllowed as error:
@@ -438,7 +440,8 @@ class Dashboard:
     def _bound(self) -> socket.socket:
         try:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            return socket.create_server((self._host, self._port), family=family, backlog=128)
+            listening = socket.create_server((self._host, self._port), family=family, backlog=128)
+            return Listener(listening, ServerSettings().page_connections_max)
         except OSError as error:
             raise cannot_listen(error, self._options.listen) from error
 
@@ -479,7 +482,7 @@ class Dashboard:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=GRACE_S,
-            http="h11",
+            http=TimedConnection,
             ws="none",
         )
         config.load()
