@@ -37,6 +37,7 @@ from stateflow.ledger import Entry, Ledger, Record
 from stateflow.partition.control import Command
 from stateflow.rpc.serving import asker
 from stateflow.schedule import jittered
+from stateflow.security.roles import AUTHOR_MAX
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo, node_of
 
@@ -45,8 +46,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 #: number of times that a leader lease is renewed within its duration
 RENEWALS = 3
-#: maximum number of characters in the name of an author
-AUTHOR_MAX = 128
 #: seconds between two checks of a condition that a loop waits for
 LOOK_S = 0.05
 #: seconds that an answer waits for records being written; a ledger that takes longer is unavailable
@@ -89,8 +88,9 @@ class Leadership:
 
 
 def author() -> str:
-    """Returns the author to record: the caller whose request the current task carries out. Empty: the controller
-    decided by itself, or a member of the cluster reported its state. A node that asks for a move is an author."""
+    """Returns the author to record: the caller whose request the current task carries out, with the user for whom it
+    calls. Empty: the controller decided by itself, or a member of the cluster reported its state. A node that asks for
+    a move is an author."""
     who = asker()
     return "" if who is None else str(who)[:AUTHOR_MAX]
 

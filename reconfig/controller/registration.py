@@ -21,7 +21,7 @@ from reconfig.decisions.failover import NOTHING, Claim, Found, Held, Said, assig
 from reconfig.decisions.plan import Copy, PlannedMove, PlannedStandby
 from stateflow.clock import Clock
 from stateflow.code.loading import check_signed
-from stateflow.errors import AdoptionRefused, ForeignLedger, PartitionsClaimed
+from stateflow.errors import AdoptionRefused, ForeignLedger, InvalidArgument, PartitionsClaimed
 from stateflow.partition.control import NamedFollower, PartitionView, Superseded
 from stateflow.settings import ControllerSettings
 from stateflow.status import AdoptedOperator
@@ -30,6 +30,9 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 #: maximum number of silent replicas that are remembered, because any process may report under any name
 SILENT_MAX = 1_000
+#: maximum number of data directories whose claims are remembered, and of partitions that one of them claims: any node
+#: may report any number of them
+CLAIMANTS_MAX, CLAIMED_MAX = 1_000, 1 << 18
 
 
 # -- Messages --------------------------------------------------------------------------------------------------------
@@ -154,24 +157,48 @@ class Claimant:
 
 
 class Claims:
+    """The partitions that replicas have and the ledger does not know, by data directory.
+
+    Beyond ``CLAIMANTS_MAX`` directories the one that was silent for longest is forgotten. Its replica no longer runs,
+    because each heartbeat counts as a sign of life. A replica that starts again reports again.
+    """
+
     def __init__(self, settings: ControllerSettings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
-        self._by_directory: dict[str, Claimant] = {}
+        self._by_directory: dict[str, Claimant] = {}  # in the order in which they were last heard
         #: by directory: replica that has not completed its report, and when it was last heard
         self._silent: dict[str, tuple[str, float]] = {}
         self._heard_from = clock.monotonic() + 2 * settings.heartbeat_interval_s
 
     def note(self, piece: Piece) -> None:
-        directory = piece.home.directory
-        if piece.first or directory not in self._by_directory:
+        """Notes a piece of a report. Raises InvalidArgument if the directory claims more than ``CLAIMED_MAX``
+        partitions; its report is then incomplete, so that no operator is created in its place."""
+        directory, now = piece.home.directory, self._clock.monotonic()
+        noted = self._by_directory.pop(directory, None)
+        if piece.first or noted is None:
             claim = Claim(piece.info.name, directory, piece.belongs_to, {}, {})
-            self._by_directory[directory] = Claimant(piece.info, piece.home, claim, self._clock.monotonic())
-        noted = self._by_directory[directory]
+            noted = Claimant(piece.info, piece.home, claim, now)
+        self._by_directory[directory] = noted
         specs, held = dict(noted.claim.specs), dict(noted.claim.held)
         specs |= {spec.name: spec for spec in piece.operators}
         held |= {view.partition: Held(view.state, view.epoch) for view in piece.partitions}
+        if len(held) + len(specs) > CLAIMED_MAX:
+            raise InvalidArgument(
+                f"the data directory claims more than {CLAIMED_MAX} partitions and operators",
+                remedy="check what runs there, and its version",
+                replica=piece.info.name,
+                directory=directory,
+            )
         noted.claim = Claim(noted.claim.replica, noted.claim.directory, noted.claim.ledger, specs, held)
         noted.whole = piece.last
+        if len(self._by_directory) > CLAIMANTS_MAX:
+            forgotten = self._by_directory.pop(next(iter(self._by_directory)))
+            log.warning(
+                "more than %d data directories have partitions that the ledger does not know; the report of %s, silent "
+                "for longest, is forgotten",
+                CLAIMANTS_MAX,
+                forgotten.info.name,
+            )
 
     def registered(self, unknown: Piece) -> None:
         """Notes the partitions that a registering replica has.
@@ -204,9 +231,10 @@ class Claims:
 
     def heard(self, directory: str) -> bool:
         """Notes a heartbeat of a replica. Returns whether its report is complete."""
-        noted = self._by_directory.get(directory)
+        noted = self._by_directory.pop(directory, None)
         if noted is None:
             return False
+        self._by_directory[directory] = noted
         noted.at = self._clock.monotonic()
         return noted.whole
 

@@ -36,13 +36,15 @@ from stateflow.dashboard.view import plan_view
 from stateflow.dashboard.watching import Records
 from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed, StateflowError
 from stateflow.security.certificates import checked_pair, decoded_token
-from stateflow.security.roles import Identity, Role, check_call
+from stateflow.security.roles import DELEGATES, Identity, Role, check_call, via
 
 # -- Access ----------------------------------------------------------------------------------------------------------
 
 #: header of requests that change something; a form or a picture of another page cannot send it
 HEADER, HEADER_VALUE = "x-stateflow", "1"
 COOKIE = "stateflow-session"
+#: author of what the dashboard itself writes to the ledger
+AUTHOR = "stateflow dashboard"
 SESSIONS_MAX = 1000
 #: longest time until a user has to present a token again
 LONGEST = timedelta(hours=24)
@@ -199,6 +201,17 @@ class Access:
             raise SignInRequired("no user is signed in", remedy="sign in with a token: `stateflow token issue`")
         return self.signed_in
 
+    @property
+    def named(self) -> Identity | None:
+        """The user in whose name this process calls controllers; None: it calls in its own name, because no user is
+        signed in, or its certificate may not name users."""
+        return self.signed_in if self.own is not None and self.own.role in DELEGATES else None
+
+    @property
+    def author(self) -> str:
+        """The author of what this process itself writes to the ledger for the user; empty: the user is not known."""
+        return "" if self.signed_in is None else via(self.signed_in, AUTHOR)
+
     def check(self, act: str) -> None:
         """Checks that the user and this process, which acts for the user, may both use a function of the page.
 
@@ -335,7 +348,7 @@ class Acts:
         if kind and named.change == "cancel":
             call_off(self._cluster, kind, id_)
         elif not kind and self._records is not None and named.change in _STATUS:
-            self._records.board.move_batch(named.name, _STATUS[named.change])
+            self._records.board.move_batch(named.name, _STATUS[named.change], access.author)
         else:
             raise InvalidArgument(
                 f"{named.name} does not support {named.change}", remedy="cancel it, or reload the page"

@@ -30,6 +30,7 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.dashboard.acts import (
+    AUTHOR,
     COOKIE,
     Access,
     Acts,
@@ -43,15 +44,18 @@ from stateflow.dashboard.acts import (
     read_body,
     shown_by,
 )
+from stateflow.dashboard.connections import Listener, TimedConnection
 from stateflow.dashboard.view import error_view
 from stateflow.dashboard.watching import Looking, Records, Watching, checkpoints
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, NotAllowed, StateflowError, Unavailable
 from stateflow.release import VERSION
+from stateflow.rpc.clients import on_behalf_of
 from stateflow.rpc.faults import unexpected
 from stateflow.security.certificates import TlsFiles, described, read_certificates
 from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
 from stateflow.security.refusals import REFUSALS, Refusals
 from stateflow.security.roles import Identity
+from stateflow.settings import ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
 STATIC = Path(__file__).parent / "static"
@@ -230,10 +234,14 @@ def make_app(parts: Parts) -> Starlette:
         return StreamingResponse(_events(parts.watching, check), media_type="text/event-stream")
 
     def act(read: Callable[[bytes], Any], do: Callable[[Access, Any], Mapping[str, Any]], changes: bool) -> Handler:
+        def done(who: Access, asked: Any) -> Mapping[str, Any]:
+            with on_behalf_of(who.named):
+                return do(who, asked)
+
         async def handle(request: Request) -> Response:
             who, asked = access(request), read(await _body(request))
             try:
-                found = await run_in_threadpool(do, who, asked)
+                found = await run_in_threadpool(done, who, asked)
             except NotAllowed as error:
                 if isinstance(error.where.get("who"), Identity):  # otherwise another process refused it, and noted it
                     parts.refusals.note(error.where["call"], error, _host(request))
@@ -329,7 +337,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 1
 #: maximum time for the start and for the end of the server, in seconds
 WITHIN_S = 20.0
-AUTHOR = "stateflow dashboard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +448,8 @@ class Dashboard:
     def _bound(self) -> socket.socket:
         try:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            return socket.create_server((self._host, self._port), family=family, backlog=128)
+            listening = socket.create_server((self._host, self._port), family=family, backlog=128)
+            return Listener(listening, ServerSettings().page_connections_max)
         except OSError as error:
             raise cannot_listen(error, self._options.listen) from error
 
@@ -482,7 +490,7 @@ class Dashboard:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=GRACE_S,
-            http="h11",
+            http=TimedConnection,
             ws="none",
         )
         config.load()

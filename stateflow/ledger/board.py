@@ -102,9 +102,12 @@ class Board:
         with self.ledger.database.reading() as connection:
             return list(newest_first(connection, query, BATCH.c.first_record_id, limit))
 
-    def move_batch(self, bid: str, to: BatchStatus | str) -> None:
+    def move_batch(self, bid: str, to: BatchStatus | str, author: str = "") -> None:
         """Moves a batch to its next status. A batch cannot become IN_PROGRESS before its list of entities is complete,
         nor DONE before all its entities have ended.
+
+        Args:
+            author: author of the record; empty: the ledger's.
         """
         to, seen = _status(BatchStatus, to), self._seen(Kind.BATCH, bid)
         row = seen.row
@@ -119,7 +122,7 @@ class Board:
             columns |= {"started_us": row["started_us"] or now, "ended_us": None}
         elif to in (BatchStatus.DONE, BatchStatus.FAILED, BatchStatus.CANCELLED):
             columns |= {"ended_us": now}
-        self._append([seen.to(rules.BATCH_RECORD_STATE[to], columns)])
+        self._append([seen.to(rules.BATCH_RECORD_STATE[to], columns)], author=author)
 
     def list_entities(self, bid: str, entities: Iterable[str], *, complete: bool = True) -> None:
         """Stores entities that the batch must process. Entities that are already listed stay unchanged. ``complete``:
@@ -318,7 +321,7 @@ class Board:
             raise IllegalRecord(f"there is no such {kind}", remedy="create it first", **{kind.value: item_id})
         return _Seen(item, dict(row))
 
-    def _append(self, changes: Sequence[_Change], fresh: Sequence[Entry] = ()) -> None:
+    def _append(self, changes: Sequence[_Change], fresh: Sequence[Entry] = (), author: str = "") -> None:
         """Appends all of these entries, or raises Locked if one of their items has changed since it was read."""
         for change in changes:
             theirs = change.item.records[0].app.name
@@ -329,7 +332,8 @@ class Board:
                     item=change.item.item_id,
                 )
         seen = {change.item.item_id: change.item.records[-1].seq for change in changes}
-        self.ledger.append([*fresh, *(entry for change in changes for entry in change.entries)], unchanged(seen))
+        entries = [*fresh, *(entry for change in changes for entry in change.entries)]
+        self.ledger.append(entries, unchanged(seen), author=author)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ REPLICA = (
     Figure("stateflow_checkpoint_rounds_total", "counter", "checkpoint rounds without an error"),
     Figure("stateflow_disk_free_bytes", "gauge", "free space for state, beyond the reserve"),
     Figure("stateflow_followers", "gauge", "copies of moves and standbys that follow partitions here", ("operator",)),
+    Figure("stateflow_streams", "gauge", "open streams of batches"),
 )
 CONTROLLER = (
     Figure("stateflow_leads", "gauge", "1 if this controller leads, otherwise 0; the other metrics are the leader's"),
@@ -120,7 +121,7 @@ CLIENT = (
 )
 CALLS = (
     Figure("stateflow_calls_running", "gauge", "calls in progress"),
-    Figure("stateflow_calls_refused_total", "counter", "calls refused to callers with too many in progress"),
+    Figure("stateflow_calls_refused_total", "counter", "calls refused because too many are in progress"),
     Figure(
         "stateflow_calls_not_allowed_total",
         "counter",
@@ -128,7 +129,16 @@ CALLS = (
         ("call", "role"),
     ),
 )
-FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS)}
+LIMITS = (
+    Figure("stateflow_limit_used_ratio", "gauge", "part of a limit that is in use; 1: all of it", ("limit",)),
+    Figure(
+        "stateflow_limit_reached_total",
+        "counter",
+        "times that work was refused, put off or dropped at a limit",
+        ("limit",),
+    ),
+)
+FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS, *LIMITS)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 ``/metrics`` contains the process's metrics in the formats of Prometheus (OpenMetrics and text). ``/sd`` lists the
 addresses at which metrics are served, for Prometheus's discovery (``http_sd_configs``).
 
-The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, the table of roles
-decides which clients may read the pages, as it does for calls. Other clients get status 403. Replaced TLS files take
-effect when the next client connects.
+The process's event loop computes the metrics; a thread for each connection answers one HTTP request. Connections
+beyond ``STATEFLOW_SERVER_PAGE_CONNECTIONS_MAX`` are closed at once. All others are closed after ``LIFE_S``, so that a
+client that sends or reads slowly does not keep its thread. With TLS, the table of roles decides which clients may read
+the pages, as it does for calls. Other clients get status 403. Replaced TLS files take effect when the next client
+connects.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,14 +30,15 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stateflow.clock import SYSTEM_CLOCK
+from stateflow.clock import SYSTEM_CLOCK, Clock, Throttle
 from stateflow.errors import BadCertificate, NotAllowed
 from stateflow.metrics.figures import FIGURES, Figure, Histogram, Target, Values
+from stateflow.metrics.limits import LIMIT_HITS, LimitHits
 from stateflow.metrics.own import PREFIX, OwnFigures, by_name
 from stateflow.security.plain import check_served, connection_settings, host_of, tls_files
-from stateflow.security.refusals import REFUSALS
+from stateflow.security.refusals import REFUSALS, SAY_EVERY_S
 from stateflow.security.roles import METRICS
-from stateflow.settings import ConnectionSettings
+from stateflow.settings import ConnectionSettings, ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
 if TYPE_CHECKING:
@@ -44,9 +48,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: seconds within which the process must compute its metrics; a request fails if it takes longer
 WITHIN_S = 5.0
-#: seconds of silence after which a client is disconnected
-PATIENCE_S = 10.0
+#: seconds of silence after which a client is disconnected, and seconds after which any client is: it has one request.
+#: The pauses between a client's bytes must not add up
+PATIENCE_S, LIFE_S = 10.0, 20.0
+#: longest request, its headers included
+REQUEST_BYTES_MAX = 16 << 10
+#: seconds between looks for connections that are over their time
+LOOK_S = 0.5
 ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addresses of others
+_USED = "stateflow_limit_used_ratio"
 #: key in the environment of a WSGI request, under which the request's connection is found
 _CONNECTION = "stateflow.connection"
 
@@ -61,11 +71,17 @@ def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) ->
 
 
 class _Figures(Collector):
-    def __init__(self, made: Callable[[], Awaitable[Values]], loop: asyncio.AbstractEventLoop) -> None:
-        self._made, self._loop = made, loop
+    """Collects the process's metrics, and adds which part of the page's connections is in use."""
+
+    def __init__(
+        self, made: Callable[[], Awaitable[Values]], loop: asyncio.AbstractEventLoop, used: Callable[[], float]
+    ) -> None:
+        self._made, self._loop, self._used = made, loop, used
 
     def collect(self) -> Iterator[Any]:
-        yield from families(_asked(self._made, self._loop))
+        values = _asked(self._made, self._loop)
+        used = {**values.get(_USED, {}), ("metrics_connections",): self._used()}
+        yield from families({**values, _USED: used})
 
     def describe(self) -> list[Any]:
         return []
@@ -182,8 +198,8 @@ class _Tls:
         self._number = -1
         self._context = self._made()
 
-    def handshake(self, client: socket.socket) -> ssl.SSLSocket:
-        """Performs the TLS handshake with a client, within its timeout. Raises OSError."""
+    def wrapped(self, client: socket.socket) -> ssl.SSLSocket:
+        """Wraps a client's connection in TLS, before the handshake."""
         with self._lock:
             if self._files.current().number != self._number:
                 try:
@@ -191,7 +207,7 @@ class _Tls:
                 except BadCertificate as error:  # the files are read again for the next client
                     log.warning("the changed TLS files are unusable, the metrics page keeps the former ones: %s", error)
             context = self._context
-        return context.wrap_socket(client, server_side=True)
+        return context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
     def check(self, client: ssl.SSLSocket) -> None:
         """Checks that the role in a client's certificate may read the page. Raises NotAllowed."""
@@ -236,32 +252,129 @@ def _admitting(pages: Any, tls: _Tls) -> Any:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves each client in a thread, including its TLS handshake, so that a silent client does not delay others."""
+    """Serves each connection in a thread, including its TLS handshake, so that a silent client does not delay others.
+
+    Args:
+        connections_max: number of connections at a time; further ones are closed.
+    """
 
     daemon_threads = True
     tls: _Tls | None = None
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        connections_max: int,
+        hits: LimitHits = LIMIT_HITS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
+        self._connections_max, self._hits, self._clock = connections_max, hits, clock
+        self._lines = Throttle(clock, SAY_EVERY_S)
+        self._lock = threading.Lock()
+        #: by the id of its socket: the connection, also in TLS, and the end of its time
+        self._open: dict[int, tuple[socket.socket, float]] = {}
+        hits.watch("metrics_connections")
         super().__init__(address, _Handler)
+
+    @property
+    def used(self) -> float:
+        """Part of the connections that are open now, of those that may be open."""
+        return len(self._open) / self._connections_max
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            is_one_too_many = len(self._open) >= self._connections_max
+            if not is_one_too_many:
+                self._open[id(request)] = request, self._clock.monotonic() + LIFE_S
+        if is_one_too_many:
+            self._hits.note("metrics_connections")
+            if self._lines.passes(""):
+                log.warning(
+                    "the metrics page has %d connections, more are closed, the newest from %s; %d closed so far",
+                    self._connections_max,
+                    client_address[0],
+                    self._hits.count("metrics_connections"),
+                )
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread that would end it
+            self._forget(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(id(request), None)
+
+    def service_actions(self) -> None:
+        """Ends the connections that are over their time. Their threads notice it as an error of the connection."""
+        now = self._clock.monotonic()
+        with self._lock:
+            for connection, until in self._open.values():
+                if now >= until:
+                    with suppress(OSError):  # it is closed already
+                        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:  # the number of a closed connection may belong to another file by then
+            super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(PATIENCE_S)
         if self.tls is None:
             super().finish_request(request, client_address)
             return
-        secure = self.tls.handshake(request)
+        secure = self.tls.wrapped(request)
+        with self._lock:
+            _, until = self._open[id(request)]
+            self._open[id(request)] = secure, until
         try:
+            secure.do_handshake()
             super().finish_request(secure, client_address)
         finally:
             self.shutdown_request(secure)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.warning("metrics request from %s failed: %s", client_address[0], sys.exception())
+        if self._lines.passes(client_address[0]):
+            log.warning("metrics request from %s failed: %s", client_address[0], sys.exception())
+
+
+class _Head:
+    """Reads a request of at most ``REQUEST_BYTES_MAX`` bytes. Raises OSError for a longer one. Python's own limit for
+    the headers of a request is six MiB."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._left = file, REQUEST_BYTES_MAX
+        self.close = file.close
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._counted(self._file.readline, size)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._counted(self._file.read, size)
+
+    def _counted(self, read: Callable[[int], bytes], size: int) -> bytes:
+        data = read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError("the request is too long")
+        return data
 
 
 class _Handler(WSGIRequestHandler):
+    def setup(self) -> None:
+        super().setup()
+        self.rfile: Any = _Head(self.rfile)
+
     def log_message(self, format: str, *arguments: Any) -> None:
         """Logs nothing, because requests are routine."""
 
@@ -301,21 +414,21 @@ class Page:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
-        registry.register(_Figures(made, loop))
-        if operators is not None:
-            registry.register(_Own(operators))
         tls = None if files is None else _Tls(files, connection_settings())
         try:
-            self._server = _Server((host, port))
+            self._server = _Server((host, port), ServerSettings().page_connections_max)
         except OSError as error:
             raise cannot_listen(error, listen) from error
+        registry.register(_Figures(made, loop, lambda: self._server.used))
+        if operators is not None:
+            registry.register(_Own(operators))
         self._server.tls = tls
         self.address = f"{listen.rpartition(':')[0]}:{self._server.server_port}"
         application = make_wsgi_app(registry)
         if targets is not None:
             application = _with_discovery(application, targets, self.address, loop)
         self._server.set_app(application if tls is None else _admitting(application, tls))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="figures", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(LOOK_S,), name="figures", daemon=True)
         self._thread.start()
         log.info("serving metrics at %s://%s/metrics", "http" if tls is None else "https", self.address)
 

@@ -211,6 +211,8 @@ class ChangeLog:
 
     ``wake`` is called, from any thread, when there is more to read.
 
+    ``bytes``: size of the change sets that are not confirmed, while the log has not overflowed.
+
     Invariant: entries are consecutive, from the first unconfirmed one on; ``changes`` is the chain of all change sets
     ever appended.
 
@@ -244,7 +246,7 @@ class ChangeLog:
         self.read_at = 0.0  # when the last such call ended, monotonic seconds
         self._bytes_max = bytes_max
         self._entries: deque[tuple[int, bytes]] = deque()
-        self._bytes = 0
+        self.bytes = 0
         self._forgotten = self._head = self._sent = base_sequence
         self._lock = threading.Lock()
         self.wake: Callable[[], None] = lambda: None
@@ -260,9 +262,9 @@ class ChangeLog:
                 return
             self._head = sequence
             self._entries.append((sequence, change_set))
-            self._bytes += len(change_set)
+            self.bytes += len(change_set)
             self.changes = chain(self.changes, change_set)
-            if self._bytes > self._bytes_max:
+            if self.bytes > self._bytes_max:
                 self.overflowed = True
                 self._entries.clear()
         self.wake()
@@ -288,7 +290,7 @@ class ChangeLog:
             self.confirmed = max(self.confirmed, sequence)
             while self._entries and self._entries[0][0] <= sequence:
                 self._forgotten, forgotten = self._entries.popleft()
-                self._bytes -= len(forgotten)
+                self.bytes -= len(forgotten)
 
     def close(self) -> None:
         self.closed = True
@@ -317,7 +319,7 @@ class ChangeLog:
                     taken.append(change_set)
                     size += len(change_set)
                     self._sent = max(self._sent, sequence)
-            lag = self._bytes - skipped - size
+            lag = self.bytes - skipped - size
             return Reading(taken, self._head, lag, None if lag else self.seal, b"" if lag else self.changes)
 
 

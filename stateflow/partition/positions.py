@@ -365,6 +365,11 @@ class Positions:
         spared = {serving, INITIAL} | self._recalled
         return {source: self.tombstone(source) for source in found if source not in spared}
 
+    @property
+    def count(self) -> int:
+        """Number of sources that are not retired."""
+        return len(self._known)
+
     def tombstone(self, source: str) -> Retired:
         return Retired.of(self._known[source], self._sessions.get(source))
 

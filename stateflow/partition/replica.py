@@ -24,6 +24,7 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.code.bundles import BundleStore
 from stateflow.errors import AlreadyDeployed, CommitLogDamaged, DecodeError, StateDamaged, StateflowError, StateMissing
+from stateflow.metrics.limits import Limit
 from stateflow.partition import layout
 from stateflow.partition.batches import Batches, not_owned
 from stateflow.partition.change_feed import Kept
@@ -521,6 +522,18 @@ class ReplicaNode:
     def recover(self) -> None:
         """Finds the partitions in the data directory. Call it once, before any other use of the replica."""
         self._recovery.run()
+
+    def limits_used(self) -> dict[Limit, float]:
+        """Returns which part of each limit is in use. A limit that each partition has is as full as that of the fullest
+        partition."""
+        settings, log = self.settings, self._registry.commits.log
+        followers, change_log = self.sender.limits_used()
+        used: dict[Limit, float] = {"followers": followers, "change_log_bytes": change_log}
+        if log is not None:
+            used["commit_log_bytes"] = log.size / settings.commit_log_bytes_max
+        if settings.cache_bytes:
+            used["cache_bytes"] = self.cache.bytes / settings.cache_bytes
+        return used
 
     def give_up_recovery(self) -> None:
         """Ends the recovery early, because this process must end."""

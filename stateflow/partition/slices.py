@@ -21,6 +21,7 @@ import pyarrow.types as t
 import xxhash
 
 from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.operator.arrow import BatchReader
 from stateflow.operator.rows import DecodedRows, RowDecoder, RowReader
 from stateflow.partition.positions import Batch
@@ -301,12 +302,14 @@ class Waiting:
         exceed the limit.
         """
         if has + more > self._bytes_max // 2:
+            LIMIT_HITS.note("waiting_bytes")
             raise InvalidArgument(
                 f"more than {self._bytes_max // 2} bytes of one batch's rows would be buffered here",
                 remedy="send smaller batches, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
                 source=source,
             )
         if self.bytes + more > self._bytes_max:
+            LIMIT_HITS.note("waiting_bytes")
             raise Unavailable(
                 f"{self.bytes} bytes of incomplete batches are buffered here already",
                 remedy="check the senders, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX; the request is retried",

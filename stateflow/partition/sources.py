@@ -38,6 +38,7 @@ import numpy as np
 
 from stateflow.changes import Mutations
 from stateflow.errors import DecodeError, StateDamaged, StateMissing
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment
 from stateflow.partition.held import HeldPositions, name_of, range_of, read
@@ -206,6 +207,10 @@ class Sources:
         self._passed.discard(advance.source)
         self.positions.reached(advance.source, advance.position)
         self.positions.silenced(advance.silent)
+        if advance.retired:
+            too_many = min(len(advance.retired), self.positions.count - self._retention.sources_max)
+            if too_many > 0:  # the others were retired for their age
+                LIMIT_HITS.note("sources", too_many)
         self.positions.retired(advance.retired)
 
     # -- clients and retirement ---------------------------------------------------------------------------

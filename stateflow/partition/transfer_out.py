@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from stateflow.changes import ChangeSet, net
 from stateflow.errors import Busy, MoveUnknown
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition.change_feed import (
     CHANGES,
     ChangeLog,
@@ -115,6 +116,7 @@ class Sender:
         """
         others, limit = len(local.logs.keys() - {move_id}), self._registry.settings.followers_max
         if others >= limit:
+            LIMIT_HITS.note("followers")
             raise Busy(
                 f"{others} copies follow this partition already",
                 remedy="wait until one of them ends, or raise STATEFLOW_REPLICA_FOLLOWERS_MAX; the copy is retried",
@@ -137,6 +139,16 @@ class Sender:
     def followers(self) -> Counter[str]:
         """Returns the number of copies that follow partitions on this replica, by operator."""
         return Counter(local.id.operator for local in self._registry.local_partitions() for _ in list(local.logs))
+
+    def limits_used(self) -> tuple[float, float]:
+        """Returns which part of their limits are in use: the followers of the partition that has most, and the bytes of
+        the fullest change log."""
+        settings, most, fullest = self._registry.settings, 0, 0
+        for local in self._registry.local_partitions():
+            logs = list(local.logs.values())
+            most = max(most, len(logs))
+            fullest = max(fullest, *(changes.bytes for changes in logs if not changes.overflowed), 0)
+        return most / settings.followers_max, fullest / settings.change_log_bytes_max
 
     def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
         """Opens a base file for reading. Raises MoveUnknown if the file is gone, as after a cancelled move."""

@@ -389,6 +389,7 @@ class Applier:
         watch: watchdog of ``batch_thread``.
         samples: durations of requests.
         confirmations: waits for standbys.
+        waiting: bytes of rows that wait for the rest of their batch, or for their partition.
     """
 
     def __init__(
@@ -407,7 +408,7 @@ class Applier:
         self.confirmations = Confirmations(node, clock, changed)
         self._clock, self._changed, self._ask, self._garbage = clock, changed, ask, garbage
         self._tracing = tracing
-        self._waiting = Waiting(node.settings.waiting_bytes_max)
+        self.waiting = Waiting(node.settings.waiting_bytes_max)
 
     async def run(self, exchange: Exchange) -> None:
         """Serves one call. Raises errors of the whole batch; an error of one partition is part of the answer."""
@@ -419,7 +420,7 @@ class Applier:
             error = caught
             raise
         finally:
-            self._waiting.let_go(call.waiting)
+            self.waiting.let_go(call.waiting)
             if call.span is not None:
                 call.span.end(error)
 
@@ -481,12 +482,12 @@ class Applier:
     def _keep(self, call: _Call, more: int, source: str) -> None:
         """Counts ``more`` bytes of waiting rows. Raises the errors of :meth:`Waiting.admit`."""
         if more:
-            self._waiting.admit(more, call.waiting, source)
+            self.waiting.admit(more, call.waiting, source)
             call.waiting += more
 
     def _let_go(self, call: _Call, bytes_: int) -> None:
         call.waiting -= bytes_
-        self._waiting.let_go(bytes_)
+        self.waiting.let_go(bytes_)
 
     # -- applying and answering ---------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from weakref import WeakValueDictionary
 
 from stateflow.clock import Clock
 from stateflow.errors import Unavailable
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.operator.watchdog import RunningBatch, stalled_s
 from stateflow.partition.replica import ReplicaNode
 from stateflow.state import CachePool
@@ -466,6 +467,7 @@ class Watch:
         if not limit_s:
             return
         if (run := running.overdue(limit_s)) is not None:
+            LIMIT_HITS.note("batch_seconds")
             await self.end(run)
             return
         now, has_batch = self._clock.monotonic(), bool(running.active())

@@ -75,8 +75,9 @@ class Figures:
             "stateflow_lease_seconds": {(): left} if math.isfinite(left) else {},
             "stateflow_checkpoint_rounds_total": {(): service.checkpointing.taken},
             "stateflow_followers": {(name,): followers[name] for name in rates},
+            "stateflow_streams": {(): service.streams},
             **await self._of_disk(),
-            **self._limits.figures(),
+            **self._limits.figures(service.limits_used()),
         }
 
     async def _of_disk(self) -> Values:

@@ -21,6 +21,7 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import InvalidArgument, NotOwner, StateflowError
+from stateflow.metrics.limits import LIMIT_HITS, Limit
 from stateflow.partition.change_feed import Kept, Reading
 from stateflow.partition.control import (
     Cancellation,
@@ -60,6 +61,16 @@ SOURCES_PER_REPLY = 1000
 OPENED_AT_ONCE = 128
 #: number of partitions whose positions one thread reads at once
 READ_AT_ONCE = 64
+#: limits whose hits a replica counts, besides those of its calls
+REPLICA_LIMITS: tuple[Limit, ...] = (
+    "batch_seconds",
+    "change_log_bytes",
+    "commit_log_bytes",
+    "followers",
+    "sources",
+    "stream_batches",
+    "waiting_bytes",
+)
 
 # -- Commands, and spans of moves ------------------------------------------------------------------------------------
 
@@ -384,6 +395,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._streams: set[CallStream] = set()
         self._freeing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        LIMIT_HITS.watch(*REPLICA_LIMITS)
 
     def member(self, info: ReplicaInfo) -> Member:
         """Returns the parts of this replica that its membership of the cluster needs."""
@@ -393,8 +405,15 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     # -- batches ------------------------------------------------------------------------------------------
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
-        whose, bytes_max = caller_name(context), self.node.settings.chunk_bytes
-        stream = CallStream(self.applier, context.write, bytes_max, whose, self._streams.__len__)
+        whose, settings = caller_name(context), self.node.settings
+        stream = CallStream(
+            self.applier,
+            context.write,
+            settings.chunk_bytes,
+            whose,
+            self._streams.__len__,
+            settings.stream_bytes_max,
+        )
         self._streams.add(stream)
         try:
             await stream.run(requests)
@@ -402,6 +421,25 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
             await abort(context, error)
         finally:
             self._streams.discard(stream)
+
+    @property
+    def streams(self) -> int:
+        """Number of open streams of batches."""
+        return len(self._streams)
+
+    def limits_used(self) -> dict[Limit, float]:
+        """Returns which part of each limit is in use. A limit that each stream has is as full as that of the fullest
+        stream."""
+        streams, settings = [*self._streams], self.node.settings
+        used = [stream.used() for stream in streams]
+        return {
+            **self.node.limits_used(),
+            "read_ahead_bytes": sum(stream.unread for stream in streams) / settings.stream_bytes_max,
+            "untaken_bytes": sum(stream.untaken for stream in streams) / settings.stream_bytes_max,
+            "stream_read_ahead_bytes": max((read for read, _ in used), default=0.0),
+            "stream_untaken_bytes": max((untaken for _, untaken in used), default=0.0),
+            "waiting_bytes": self.applier.waiting.bytes / settings.waiting_bytes_max,
+        }
 
     # -- control ------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from operator import lt
 from typing import NamedTuple
 
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition.layout import Attempt, Session
 from stateflow.partition.positions import Batch, check_source
 from stateflow.partition.processor import Applied
@@ -30,12 +31,10 @@ from stateflow.rpc.wire import pieces
 log = logging.getLogger(__name__)
 #: most bytes of one stream's requests that are read but not processed; above it, reading stops until some are processed
 READ_BYTES_MAX = 8 << 20
-#: most such bytes of all streams together, divided equally among the streams
-ALL_READ_BYTES_MAX = 256 << 20
-#: least number of such bytes that one stream may have
-READ_BYTES_MIN = 64 << 10
 #: most bytes of answers that have not reached the sender; above it, no call of the stream begins until some have
 UNTAKEN_BYTES_MAX = 8 << 20
+#: least share of one stream in the memory of all streams, for either of them
+SHARE_BYTES_MIN = 64 << 10
 #: memory of a request in addition to its bytes
 REQUEST_BYTES = 1_000
 #: calls of one stream at a time
@@ -185,6 +184,12 @@ class CallStream:
         bytes_max: limit of the outputs in one response, in bytes.
         caller: owner of the stream, see :meth:`.Exchange.caller`.
         streams: returns the number of streams.
+        all_bytes_max: limit of what all streams have read but not processed, and of answers that have not reached their
+            senders, in bytes. Each stream has an equal share.
+
+    Attributes:
+        unread: bytes of requests that were read but not processed.
+        untaken: bytes of answers that have not reached the sender.
     """
 
     def __init__(
@@ -194,14 +199,15 @@ class CallStream:
         bytes_max: int,
         caller: Hashable = None,
         streams: Callable[[], int] = lambda: 1,
+        all_bytes_max: int = 256 << 20,
     ) -> None:
         self._applier, self._write, self.bytes_max, self.caller = applier, write, bytes_max, caller
-        self._streams = streams
+        self._streams, self._all_bytes_max = streams, all_bytes_max
         self._writing = asyncio.Lock()
         self._calls: dict[int, _Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._newest = 0
-        self._unread = self._untaken = 0  # bytes
+        self.unread = self.untaken = 0  # bytes
         self._taken = asyncio.Event()
         self._taken.set()
         self._room = asyncio.Event()
@@ -245,9 +251,9 @@ class CallStream:
             if call is None:
                 continue
             size = request.ByteSize() + REQUEST_BYTES
-            self._unread += size
+            self.unread += size
             call.put(request, size)
-            if self._unread > self._read_bytes_max():
+            if self.unread > self._share(READ_BYTES_MAX):
                 self._room.clear()
                 await self._room.wait()
                 self._read_at = self._loop.time()
@@ -273,12 +279,17 @@ class CallStream:
 
     def taken(self, size: int) -> None:
         """Notes that ``size`` bytes of the received requests have been processed."""
-        self._unread -= size
-        if self._unread <= self._read_bytes_max():
+        self.unread -= size
+        if self.unread <= self._share(READ_BYTES_MAX):
             self._room.set()
 
-    def _read_bytes_max(self) -> int:
-        return min(READ_BYTES_MAX, max(READ_BYTES_MIN, ALL_READ_BYTES_MAX // max(1, self._streams())))
+    def _share(self, most: int) -> int:
+        """Returns this stream's share of the memory of all streams, but not more than ``most``, in bytes."""
+        return min(most, max(SHARE_BYTES_MIN, self._all_bytes_max // max(1, self._streams())))
+
+    def used(self) -> tuple[float, float]:
+        """Returns which part of its share the stream uses for requests, and which for answers."""
+        return self.unread / self._share(READ_BYTES_MAX), self.untaken / self._share(UNTAKEN_BYTES_MAX)
 
     def silent_s(self) -> float:
         """Returns for how many seconds nothing has arrived while the stream was reading; 0 while reading is stopped."""
@@ -289,6 +300,7 @@ class CallStream:
     async def _serve(self, call: _Call, is_one_too_many: bool) -> None:
         try:
             if is_one_too_many:
+                LIMIT_HITS.note("stream_batches")
                 what = f"{CALLS_MAX} batches of this stream are already running"
                 raise Unavailable(what, remedy="the request is retried")
             await self._taken.wait()
@@ -315,8 +327,8 @@ class CallStream:
         """Sends a response. Raises Unavailable if the sender of the batch is gone."""
         self._said_at = self._loop.time()
         size = response.ByteSize()
-        self._untaken += size
-        if self._untaken > UNTAKEN_BYTES_MAX:
+        self.untaken += size
+        if self.untaken > self._share(UNTAKEN_BYTES_MAX):
             self._taken.clear()
         try:
             async with self._writing:
@@ -326,8 +338,8 @@ class CallStream:
                 "the sender of the batch is gone", remedy="send the batch again if its answer is missing"
             ) from error
         finally:
-            self._untaken -= size
-            if self._untaken <= UNTAKEN_BYTES_MAX:
+            self.untaken -= size
+            if self.untaken <= self._share(UNTAKEN_BYTES_MAX):
                 self._taken.set()
 
     async def give_sign_of_life(self) -> None:

@@ -18,6 +18,7 @@ import xxhash
 
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown, Unavailable
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition.change_feed import ChangeLog, Reading
 from stateflow.partition.control import Cancellation, Cancelled, Fence, NamedFollower
 from stateflow.partition.environment import DutyCycle
@@ -210,6 +211,7 @@ def _check_log(changes: ChangeLog) -> None:
             "the move was cancelled or restarted", remedy="start a new move if it is still wanted", move=changes.move_id
         )
     if changes.overflowed:
+        LIMIT_HITS.note("change_log_bytes")
         raise MoveUnknown(
             "changes arrived faster than the target fetched them",
             remedy="raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX",

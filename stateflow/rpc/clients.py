@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from time import sleep
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from stateflow.rpc.wire import (
     AFTER_KEY,
     CHANNEL_OPTIONS,
     SILENCE_S,
+    USER_KEY,
     answered,
     message_of,
     newest_of,
@@ -46,6 +48,7 @@ from stateflow.rpc.wire import (
     read_stream_blocking,
     value_of,
 )
+from stateflow.security.roles import Identity
 from stateflow.status import Deployment
 from stateflow.types import ADDRESS, OperatorSpec, shown
 
@@ -189,6 +192,26 @@ def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
     return unheard or isinstance(meant, NotLeading)
 
 
+_USER: ContextVar[Identity | None] = ContextVar("user", default=None)
+
+
+@contextmanager
+def on_behalf_of(user: Identity | None) -> Iterator[None]:
+    """Names a user in the calls to controllers that this thread makes within the context.
+
+    The controller applies the user's rights, too, and records the user as an author. It refuses such calls if this
+    process's certificate may not make them for others.
+
+    Args:
+        user: None: the calls name nobody.
+    """
+    before = _USER.set(user)
+    try:
+        yield
+    finally:
+        _USER.reset(before)
+
+
 # -- Clients ---------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +271,7 @@ class ControllerClient:
 
     def _call(self, address: str, method: str, request: Any, timeout_s: float, following: bool) -> Any:
         stub = _stub(controller_pb2_grpc.ControllerServiceStub, address)
-        metadata = self._follow() if following else None
+        metadata = self._metadata(following)
         answer, call = getattr(stub, method).with_call(request, timeout=timeout_s, metadata=metadata)
         if not self._is_new(call) and method in READS:
             what = f"the controller at {address} no longer leads, and has not noticed yet"
@@ -259,9 +282,15 @@ class ControllerClient:
         """Returns address and term of the leader, if the leader gave the last answer."""
         return self._asked, self._seen.term
 
-    def _follow(self) -> tuple[tuple[str, str]]:
-        """Returns metadata that lets a follower answer."""
-        return ((AFTER_KEY, str(self._seen.record)),)
+    def _metadata(self, following: bool) -> list[tuple[str, str]]:
+        """Returns the metadata of a request.
+
+        Args:
+            following: a follower may answer.
+        """
+        user = _USER.get()
+        after = [(AFTER_KEY, str(self._seen.record))] if following else []
+        return after if user is None else [*after, (USER_KEY, user.uri)]
 
     def _is_new(self, call: Any) -> bool:
         term, record = newest_of(call.trailing_metadata())
@@ -276,7 +305,7 @@ class ControllerClient:
         while True:
             asked = turn.asked
             stub = _stub(controller_pb2_grpc.ControllerServiceStub, asked)
-            call = getattr(stub, method)(request, metadata=self._follow() if following else None)
+            call = getattr(stub, method)(request, metadata=self._metadata(following))
             try:
                 for message in read_stream_blocking(call, f"the controller at {asked}", silence_s):
                     begun = True

@@ -1,8 +1,8 @@
 """Creates gRPC servers, which check each call in layers before its handler runs, and report their health.
 
 A layer is an interceptor that wraps every handler of a server. The layers wrap each other: first :class:`Understood`,
-then with TLS :class:`Admission`, then :class:`CallLimits` (:func:`new_server`). gRPC itself limits the calls of all
-callers together.
+then with TLS :class:`Admission`, then :class:`CallLimits` (:func:`new_server`). gRPC itself limits connections, and the
+calls that no layer has counted yet.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import logging
 import socket
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.clock import SYSTEM_CLOCK, Clock, Throttle
 from stateflow.errors import (
     BadCertificate,
     Busy,
@@ -29,16 +29,17 @@ from stateflow.errors import (
     ReleaseMismatch,
 )
 from stateflow.metrics.figures import Values
+from stateflow.metrics.limits import LIMIT_HITS, Limit, LimitHits
 from stateflow.partition.control import Command
 from stateflow.release import FIRST, Release, check_release, release_of
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import agent_pb2_grpc
 from stateflow.rpc.faults import abort, remote_error
 from stateflow.rpc.secure import add_port, blocking_channel
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, streaming, value_of
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, USER_KEY, streaming, value_of
 from stateflow.security.plain import tls_files
 from stateflow.security.refusals import REFUSALS, SAY_EVERY_S, Refusals
-from stateflow.security.roles import Identity
+from stateflow.security.roles import Asker, Identity
 from stateflow.settings import ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: prefix of methods that even a busy server answers, because its supervisor would otherwise consider it dead
 _FREE = "/grpc.health.v1.Health/"
+#: least number of calls that gRPC admits beyond the limit of calls, to be refused by it
+CALLS_AHEAD_MIN = 64
 
 
 # -- Layers ----------------------------------------------------------------------------------------------------------
@@ -189,8 +192,8 @@ async def _understand(request: Any, context: Context) -> None:
 # -- Admission of calls ----------------------------------------------------------------------------------------------
 
 _CALLER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("caller", default=None)
-#: the caller, unless the running call is only a report of a member of the cluster
-_ASKER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("asker", default=None)
+#: the caller, and the user for whom it calls, unless the running call is only a report of a member of the cluster
+_ASKER: contextvars.ContextVar[Asker | None] = contextvars.ContextVar("asker", default=None)
 
 
 def caller() -> Identity | None:
@@ -198,7 +201,7 @@ def caller() -> Identity | None:
     return _CALLER.get()
 
 
-def asker() -> Identity | None:
+def asker() -> Asker | None:
     """Returns the caller that asked for the work in progress. None: no call is running, the call arrived in plain text,
     or it is only a report of a member of the cluster.
     """
@@ -210,6 +213,17 @@ def caller_name(context: Context) -> str:
     connection has no name of its own, because a host may open any number of connections.
     """
     return str(caller() or _host_of(context.peer()))
+
+
+def _user_of(context: Context) -> Identity | None:
+    """Returns the user for whom the caller calls; None: it calls for itself. Raises NotAllowed for another text."""
+    said = dict(context.invocation_metadata() or ()).get(USER_KEY)
+    if said is None:
+        return None
+    user = Identity.of_uri(said) if isinstance(said, str) else None
+    if user is None:
+        raise NotAllowed("the user of the call has no identity", remedy="check who sends it, and its version")
+    return user
 
 
 class Admission(Layer):
@@ -275,7 +289,7 @@ class Admission(Layer):
 
         try:
             sent = context.auth_context().get("x509_pem_cert", [b""])[0]
-            who = Caller(self._files, self._clock, method, sent)
+            who = Caller(self._files, self._clock, method, sent, _user_of(context))
             who.check(request)
         except BadCertificate as error:
             refused = NotAllowed(error.what, remedy=error.remedy, **error.where)
@@ -284,7 +298,7 @@ class Admission(Layer):
         else:
             # for the task of this call, and the tasks that it begins
             _CALLER.set(who.identity)
-            _ASKER.set(None if who.rule.is_report else who.identity)
+            _ASKER.set(None if who.rule.is_report else who.asker)
             return who
         await self._refuse(method, context, refused)
         raise refused
@@ -301,23 +315,34 @@ class Admission(Layer):
 
 
 class CallLimits(Layer):
-    """Limits the number of running calls of each caller. ``refused``: number of calls refused since the start.
+    """Limits the number of running calls, of each caller and of all callers together. ``refused``: number of calls
+    refused since the start.
 
-    Further calls of a caller are refused as busy, and the caller tries again; other callers are not affected.
+    Further calls are refused as busy, and their callers try again. The limit of one caller does not affect others.
+    Health checks are not limited.
 
     The layer runs after :class:`Admission`, which identifies a caller by its certificate. In plain text the host
     identifies the caller.
 
     Args:
         refusals: the refusals that :class:`Admission` counts, which are reported as figures.
+        hits: counts of the limits that were reached.
+        clock: measures the interval of log lines.
     """
 
-    def __init__(self, settings: ServerSettings, refusals: Refusals = REFUSALS) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        refusals: Refusals = REFUSALS,
+        hits: LimitHits = LIMIT_HITS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         super().__init__()
-        self._settings, self._refusals = settings, refusals
-        self._said_at: dict[str, float] = {}
+        self._settings, self._refusals, self._hits = settings, refusals, hits
+        self._lines = Throttle(clock, SAY_EVERY_S)
         self._under_way: Counter[str] = Counter()
-        self.refused = 0
+        self.running = self.refused = 0
+        hits.watch("calls", "calls_per_caller")
 
     def leaves(self, method: str) -> bool:
         return method.startswith(_FREE)
@@ -347,10 +372,10 @@ class CallLimits(Layer):
         return self.unary(method, inner)
 
     async def _begin(self, context: Context) -> str:
-        whose, most = caller_name(context), self._settings.calls_per_caller_max
-        if self._under_way[whose] >= most:
-            self.refused += 1
-            self._say(whose, most)
+        whose, settings = caller_name(context), self._settings
+        if self._under_way[whose] >= settings.calls_per_caller_max:
+            most = settings.calls_per_caller_max
+            self._note("calls_per_caller", whose, f"caller {whose} has {most} calls in progress")
             await abort(
                 context,
                 Busy(
@@ -358,30 +383,48 @@ class CallLimits(Layer):
                     remedy="wait for the retry, use fewer clients, or raise STATEFLOW_SERVER_CALLS_PER_CALLER_MAX",
                 ),
             )
+        if self.running >= settings.calls_max:
+            most = settings.calls_max
+            self._note("calls", "", f"{most} calls of all callers are in progress")
+            await abort(
+                context,
+                Busy(
+                    f"{most} calls of all callers are already in progress here",
+                    remedy="wait for the retry, use fewer clients, or raise STATEFLOW_SERVER_CALLS_MAX",
+                ),
+            )
         self._under_way[whose] += 1
+        self.running += 1
         return whose
 
-    @property
-    def running(self) -> int:
-        return self._under_way.total()
+    def figures(self, used: Mapping[Limit, float] | None = None) -> Values:
+        """Returns the metrics of calls and of limits.
 
-    def figures(self) -> Values:
+        Args:
+            used: which part is in use of the process's other limits.
+        """
+        settings, busiest = self._settings, max(self._under_way.values(), default=0)
+        shares: dict[Limit, float] = {
+            "calls": self.running / settings.calls_max,
+            "calls_per_caller": busiest / settings.calls_per_caller_max,
+            **(used or {}),
+        }
         return {
             "stateflow_calls_running": {(): self.running},
             "stateflow_calls_refused_total": {(): self.refused},
             "stateflow_calls_not_allowed_total": self._refusals.counts(),
+            "stateflow_limit_used_ratio": {(limit,): share for limit, share in shares.items()},
+            "stateflow_limit_reached_total": self._hits.counts(),
         }
 
-    def _say(self, whose: str, most: int) -> None:
-        now = SYSTEM_CLOCK.monotonic()
-        self._said_at = {each: at for each, at in self._said_at.items() if now - at < SAY_EVERY_S}
-        if whose not in self._said_at:
-            self._said_at[whose] = now
-            log.warning(
-                "caller %s has %d calls in progress, more are refused; %d refused so far", whose, most, self.refused
-            )
+    def _note(self, limit: Limit, whose: str, what: str) -> None:
+        self.refused += 1
+        self._hits.note(limit)
+        if self._lines.passes(whose):
+            log.warning("%s, more are refused; %d refused so far", what, self.refused)
 
     def _end(self, whose: str) -> None:
+        self.running -= 1
         self._under_way[whose] -= 1
         if not self._under_way[whose]:
             del self._under_way[whose]
@@ -455,7 +498,10 @@ def new_server(limits: CallLimits | None = None) -> grpc.aio.Server:
 
     1. The caller has a compatible release, and the request can be parsed.
     2. With TLS, the caller's identity allows the call. Plain text does not tell callers apart.
-    3. The caller does not have too many running calls.
+    3. Neither the caller nor all callers together have too many running calls.
+
+    Before that, gRPC closes connections beyond ``connections_max``, those that are not set up within ``HANDSHAKE_S``,
+    and those without a call for ``IDLE_S``.
 
     Raises BadCertificate, InvalidArgument.
 
@@ -464,11 +510,25 @@ def new_server(limits: CallLimits | None = None) -> grpc.aio.Server:
     """
     settings, files = ServerSettings(), tls_files()
     admission = [] if files is None else [Admission(files)]
+    outer = outer_calls_max(settings)
     return grpc.aio.server(
         interceptors=[Understood(), *admission, limits or CallLimits(settings)],
-        options=OPTIONS,
-        maximum_concurrent_rpcs=settings.calls_max,
+        options=[
+            *OPTIONS,
+            ("grpc.max_allowed_incoming_connections", settings.connections_max),
+            ("grpc.max_concurrent_streams", outer),  # of one connection: further ones wait at the client
+        ],
+        maximum_concurrent_rpcs=outer,
     )
+
+
+def outer_calls_max(settings: ServerSettings) -> int:
+    """Returns the limit on calls that gRPC itself applies, without a count, and to health checks, too.
+
+    It is above that of :class:`CallLimits`, so that health checks have room, and calls that are about to be refused. It
+    bounds a flood that arrives faster than calls are refused.
+    """
+    return settings.calls_max + max(CALLS_AHEAD_MIN, settings.calls_max // 4)
 
 
 def _probe(host: str, port: int) -> None:

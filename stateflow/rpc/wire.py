@@ -83,6 +83,12 @@ KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10, 5
 PING_TIMEOUT_S = 15
 #: longest silence of a stream without deadline, in seconds
 SILENCE_S = 60.0
+#: longest time in which a client sets up its connection to a server, TLS and the first bytes of HTTP/2 included, in
+#: seconds; by default gRPC waits for 120 s
+HANDSHAKE_S = 20
+#: longest time for which a server keeps a connection without a call, in seconds; by default gRPC keeps it forever. The
+#: project's own clients close such a connection sooner
+IDLE_S = 60
 _COMMON = [
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.so_reuseport", 0),
@@ -95,7 +101,12 @@ _COMMON = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
-OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), *_COMMON]  # of servers
+OPTIONS = [  # of servers
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+    ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+    *_COMMON,
+]
 CHANNEL_OPTIONS = [
     ("grpc.primary_user_agent", OWN.agent),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
@@ -112,6 +123,8 @@ CONNECT_TIMEOUT_S = 2.0
 #: metadata of an answer: the newest ledger record on which it is based, and the leader's term. Metadata of a request:
 #: the record that a follower must have read to answer it.
 NEWEST_KEY, TERM_KEY, AFTER_KEY = "stateflow-newest", "stateflow-term", "stateflow-after"
+#: metadata of a request: URI of the user for whom a process calls
+USER_KEY = "stateflow-user"
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 log = logging.getLogger(__name__)

@@ -12,12 +12,14 @@ A process reads its TLS files, or its token, again when they are replaced (:clas
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import ipaddress
 import logging
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,7 +33,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed
-from stateflow.security.roles import Identity, Role, Rule, check_call, check_request
+from stateflow.security.roles import Asker, Identity, Role, Rule, check_call, check_delegate, check_request
 from stateflow.settings import ConnectionSettings
 
 T = TypeVar("T", bound=x509.ExtensionType)
@@ -524,11 +526,13 @@ class Caller:
     Args:
         method: the call, as the table of roles names it.
         pem: the certificate that the caller has shown.
+        user: the user for whom it calls, whose rights count, too; None: it calls for itself.
 
-    Raises BadCertificate, and NotAllowed if the certificate names no identity, or one that may not make the call.
+    Raises BadCertificate, and NotAllowed if the certificate names no identity, or if the identity or the user may not
+    make the call.
     """
 
-    def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
+    def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes, user: Identity | None = None) -> None:
         self._files, self._clock, self._method = files, clock, method
         self._certificate = certificate_of(pem)
         identity = self._certificate.identity
@@ -541,6 +545,11 @@ class Caller:
         self.identity = identity
         self._ends_us = self._certificate.not_after.timestamp() * 1e6
         self.rule: Rule = check_call(method, identity)
+        self.asker = Asker(identity, user)
+        if user is not None:
+            check_delegate(method, identity, user)
+            with self._for_user():
+                check_call(method, user)
 
     def check(self, request: Any = None) -> None:
         """Checks that the certificate is still valid, and that it allows a request. Raises NotAllowed.
@@ -554,6 +563,18 @@ class Caller:
             raise self._refused("has expired")
         if request is not None:
             check_request(self.rule, self._method, self.identity, request)
+            if (user := self.asker.user) is not None:
+                with self._for_user():
+                    check_request(self.rule, self._method, user, request)
+
+    @contextlib.contextmanager
+    def _for_user(self) -> Iterator[None]:
+        """Names the caller, which has to answer for its user, in a refusal of the user."""
+        try:
+            yield
+        except NotAllowed as error:
+            where = {**error.where, "who": self.identity, "user": self.asker.user}
+            raise NotAllowed(error.what, remedy=error.remedy, **where) from error
 
     def _refused(self, why: str) -> NotAllowed:
         return NotAllowed(

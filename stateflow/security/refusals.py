@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
-from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.clock import SYSTEM_CLOCK, Clock, Throttle
 from stateflow.errors import StateflowError
 from stateflow.security.roles import Identity
 
@@ -26,9 +26,10 @@ class Refusals:
     """Counts refused calls, and logs the first one of each caller in a minute. Thread-safe."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock, self._lock = clock, threading.Lock()
+        self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._said_at: dict[str, float] = {}
+        self._total = 0
+        self._lines = Throttle(clock, SAY_EVERY_S)
 
     def note(self, call: str, error: StateflowError, host: str = "") -> None:
         """Counts one refused call.
@@ -42,11 +43,10 @@ class Refusals:
         whose = str(who) if isinstance(who, Identity) else host
         with self._lock:
             self._counts[call, who.role.value if isinstance(who, Identity) else UNKNOWN] += 1
-            now, count = self._clock.monotonic(), self._counts.total()
-            self._said_at = {each: at for each, at in self._said_at.items() if now - at < SAY_EVERY_S}
-            if whose in self._said_at:
+            self._total += 1
+            count = self._total
+            if not self._lines.passes(whose):
                 return
-            self._said_at[whose] = now
         at = f" at {host}" if host and whose != host else ""
         log.warning("refused a call of %s%s: %s; calls refused so far: %d", whose, at, error, count)
 

@@ -18,6 +18,8 @@ from stateflow.errors import InvalidArgument, NotAllowed
 from stateflow.types import NAME, check_name, node_of
 
 SCHEME = "stateflow"
+#: maximum number of characters in the name of an author
+AUTHOR_MAX = 128
 
 
 class Role(StrEnum):
@@ -95,12 +97,37 @@ class Identity:
         return not self.operators or operator in self.operators
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The caller that asks for some work.
+
+    Attributes:
+        identity: that of its certificate.
+        user: the user who signed in to the calling process, and for whom it calls; None: the caller calls for itself.
+    """
+
+    identity: Identity
+    user: Identity | None = None
+
+    def __str__(self) -> str:
+        return str(self.identity) if self.user is None else via(self.user, str(self.identity))
+
+
+def via(user: Identity, process: str) -> str:
+    """Returns the author of what a process does for a user, in at most ``AUTHOR_MAX`` characters."""
+    most = (AUTHOR_MAX - len(" via ")) // 2
+    return f"{str(user)[:most]} via {process[:most]}"
+
+
 READ, DATA, OPERATE, ADMIN = Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN
 NODE, AGENT, CONTROLLER = Role.NODE, Role.AGENT, Role.CONTROLLER
 #: roles of replicas: an agent's replicas use the agent's certificate
 _NODES = frozenset({NODE, AGENT})
 _OPERATORS = frozenset({OPERATE, ADMIN})
 _READERS = frozenset({READ, DATA, OPERATE, ADMIN})
+#: roles of processes that may name the user for whom they call, such as a dashboard. An administrator could as well do
+#: what the user may do, so that nobody gains rights by it
+DELEGATES = frozenset({ADMIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +281,19 @@ def check_call(method: str, who: Identity) -> Rule:
             "use a certificate that is not restricted to some operators",
         )
     return rule
+
+
+def check_delegate(method: str, who: Identity, user: Identity) -> None:
+    """Checks that a caller may name a user for whom it calls. Raises NotAllowed."""
+    if who.role in DELEGATES and user.role in _READERS:
+        return
+    raise NotAllowed(
+        f"{who} may not call for {user}",
+        remedy="give a process that calls for its users a certificate with the role admin",
+        call=method.rpartition("/")[2],
+        who=who,
+        role=who.role,
+    )
 
 
 def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:

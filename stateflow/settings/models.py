@@ -99,6 +99,16 @@ class ServerSettings(Settings):
         description="maximum number of concurrent calls of one caller, which is identified by the name in its"
         " certificate, or without TLS by its host",
     )
+    connections_max: int = Field(
+        default=4096,
+        ge=16,
+        description="maximum number of connections to the process's RPCs, from all hosts; each is an open file",
+    )
+    page_connections_max: int = Field(
+        default=64,
+        ge=4,
+        description="maximum number of connections to each of the process's web pages, metrics and dashboard",
+    )
 
 
 class LogSettings(Settings):
@@ -459,6 +469,12 @@ class ReplicaSettings(CheckedSettings):
         ge=8 << 20,
         description="memory for rows that have not arrived completely or wait for their partition, over all callers,"
         " in bytes; one caller may use half of it",
+    )
+    stream_bytes_max: int = Field(
+        default=256 << 20,
+        ge=1 << 20,
+        description="memory for what the streams of all callers have sent and is not taken up, and as much again for"
+        " answers that callers have not taken, in bytes; each stream has an equal share, of 64 KiB to 8 MiB",
     )
     hold_timeout_s: float = Field(
         default=30.0,

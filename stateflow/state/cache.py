@@ -159,7 +159,8 @@ class Meter:
 class CachePool:
     """The memory that the caches of all partitions of a process share in equal parts. Its members are the partitions.
 
-    ``objects`` is a lower bound of the number of cached objects that the cyclic garbage collector tracks.
+    ``objects`` is a lower bound of the number of cached objects that the cyclic garbage collector tracks. ``bytes`` is
+    the size of all caches, as their members estimate it.
 
     >>> CachePool(bytes_max=64 << 20).share
     67108864
@@ -171,7 +172,7 @@ class CachePool:
         self._joined = 0
         #: caches of former members, each with the number that is subtracted from ``objects`` when it is empty
         self._left: deque[tuple[dict[Any, Bundle], int]] = deque()
-        self.objects = 0
+        self.objects = self.bytes = 0
 
     def join(self) -> float:
         """Adds a member. Returns the fraction of its share at which this member begins to weigh its keys.
@@ -258,6 +259,7 @@ class Budget:
         self._counted = objects
         before, self._estimate = self._estimate, self._weighed + self._added + meter.bytes + grown
         self._due = max(0, self._estimate - before)
+        self._pool.bytes += self._estimate - before
         return self._sweep is not None or self._estimate > self._pool.share * self._begin
 
     def cut(self, caches: Caches, entries: int, meter: Meter, recent: frozenset[int]) -> None:
@@ -277,7 +279,10 @@ class Budget:
             pass
 
     def close(self) -> int:
-        """Abandons unfinished weighing, which would keep every key alive. Returns the last count of objects."""
+        """Abandons unfinished weighing, which would keep every key alive, and leaves the size of the pool's caches.
+        Returns the last count of objects."""
+        self._pool.bytes -= self._estimate
+        self._estimate = 0
         if self._sweep is not None:
             self._sweep.close()
             self._sweep = None

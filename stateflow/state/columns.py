@@ -497,6 +497,7 @@ class ColumnStates:
         self._cached_keys = cached_keys
         self._key_bytes = _KEY_BYTES + sum(_ITEM_BYTES * len(column._values) for column in self.columns.values())
         self._pool = cache if plain or not others else None
+        self._used = 0  # bytes of the pool
         if self._pool is not None:
             self._pool.join()
 
@@ -544,6 +545,12 @@ class ColumnStates:
             kept = self._index.drop_oldest(most * 3 // 4)
             for column in self.columns.values():
                 column.keep(kept)
+        if self._pool is not None:
+            self._uses(self._pool, len(self._index.rows) * self._key_bytes)
+
+    def _uses(self, pool: CachePool, size: int) -> None:
+        pool.bytes += size - self._used
+        self._used = size
 
     def rollback(self) -> None:
         self._tracked.rollback()
@@ -564,6 +571,7 @@ class ColumnStates:
         self.invalidate()
         self._tracked.close()
         if self._pool is not None:
+            self._uses(self._pool, 0)
             self._pool.leave({}, 0)
             self._pool = None
 

@@ -29,6 +29,7 @@ from zlib import crc32
 
 from stateflow.durable import sync
 from stateflow.errors import CommitLogDamaged, Unavailable
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.types import PartitionId
 
 VERSION = 1
@@ -465,6 +466,7 @@ class CommitLog:
         be logged again. Raises Unavailable after ``close``.
         """
         if self.size > self._bytes_max:
+            LIMIT_HITS.note("commit_log_bytes")
             self._retire()
         with self._mutex:
             if self._closed:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stateflow.dashboard import Dashboard, DashboardOptions
+from stateflow.ledger import Ledger
 from stateflow.local.process import Process
 from stateflow.security.roles import Identity
 from stateflow.testing import LocalCluster
@@ -95,3 +96,8 @@ def test_with_certificates_nobody_looks_without_a_token() -> None:
                 assert looked(page.url, 1, cookie, trusted)["totals"]["partitions"] == 2
                 asked = json.dumps({"operator": "Tally", "state": "n", "key": "a"}).encode()
                 assert ask(f"{page.url}api/state", body=asked, cookie=cookie, trusted=trusted)[0] == state
+                swept = json.dumps({"chore": "verify"}).encode()
+                assert ask(f"{page.url}api/sweep", body=swept, cookie=cookie, trusted=trusted)[0] == state
+        with Ledger(local.ledger, create=False) as ledger:
+            authors = {record.author for record in ledger.newest(100)}
+        assert "admin/alice via admin/local" in authors, "the user, and the process that called for the user"

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stateflow.client.figures import ClientFigures
 from stateflow.errors import OperatorFailed
 from stateflow.local.process import Process
-from stateflow.metrics.figures import AGENT, CALLS, CLIENT, COMMON, CONTROLLER, REPLICA, Figure
+from stateflow.metrics.figures import AGENT, CALLS, CLIENT, COMMON, CONTROLLER, LIMITS, REPLICA, Figure
 from stateflow.metrics.own import PREFIX
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Alarmed, Tally
@@ -92,7 +92,8 @@ def test_what_happened_is_in_it(local: Measured) -> None:
 
 
 def test_all_that_is_said_is_declared_and_the_other_way_round(local: Measured) -> None:
-    for name, declared in (("controller", (*COMMON, *CONTROLLER, *CALLS)), ("edge-0", (*COMMON, *REPLICA, *CALLS))):
+    shared = *COMMON, *CALLS, *LIMITS
+    for name, declared in (("controller", (*shared, *CONTROLLER)), ("edge-0", (*shared, *REPLICA))):
         check_declared(local.text(name), declared)
 
 
@@ -118,7 +119,7 @@ def test_an_agent_says_how_its_replicas_stand_and_where_their_figures_are(local:
     agent.start()
     agent.wait_ready()
     eventually(lambda: any(each.name == "finder" and each.alive for each in local.cluster.agents()), "it registers")
-    check_declared(local.text("finder"), (*COMMON, *AGENT, *CALLS))
+    check_declared(local.text("finder"), (*COMMON, *AGENT, *CALLS, *LIMITS))
     figures = local.figures("finder")
     assert figures["stateflow_agent_cores", (("of", "all"),)] == 4
     assert figures["stateflow_agent_cores", (("of", "workers"),)] == 0

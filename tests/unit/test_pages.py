@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import typer
@@ -18,6 +18,8 @@ from typer.core import TyperArgument, TyperGroup
 from benchmarks.__main__ import COMMANDS, _parser
 from stateflow import settings
 from stateflow.cli.app import app
+from stateflow.metrics.figures import FIGURES
+from stateflow.metrics.limits import Limit
 from stateflow.project.writing import EXAMPLES
 from stateflow.settings import base
 from stateflow.settings.base import known_variables
@@ -183,16 +185,38 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1, "ms": 1e-3}
 
 
-def limits() -> list[tuple[str, str, str]]:
-    """Returns (what, limit, name of its setting or constant) for each row of docs/limits.md."""
+def limits() -> list[tuple[str, str, str, str]]:
+    """Returns (what, limit, name of its setting or constant, metric) for each row of docs/limits.md."""
     rows = re.findall(
-        r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \|", (ROOT / "docs" / "limits.md").read_text(), re.MULTILINE
+        r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \| [^|]+ \| ([^|]+) \|$",
+        (ROOT / "docs" / "limits.md").read_text(),
+        re.MULTILINE,
     )
     assert len(rows) > 25
     return rows
 
 
-@pytest.mark.parametrize(("what", "most", "said_by"), limits())
+#: a metric as the page of limits names it, with the value of its label
+METRIC = re.compile(r'`(\w+)(?:\{limit="(\w+)"\})?`')
+
+
+@pytest.mark.parametrize(("said_by", "shown_by"), [row[2:] for row in limits()])
+def test_metrics_of_limits_are_those_of_the_code(said_by: str, shown_by: str) -> None:
+    assert said_by
+    found = METRIC.findall(shown_by)
+    assert bool(found) is (shown_by != "—")
+    for name, limit in found:
+        if name == "process_open_fds":  # Prometheus' client has it
+            continue
+        assert FIGURES[name].labels == ("limit",) if limit else name in FIGURES
+        assert not limit or limit in get_args(Limit)
+
+
+def test_each_limit_with_a_metric_is_on_the_page() -> None:
+    assert {limit for row in limits() for _, limit in METRIC.findall(row[3]) if limit} == set(get_args(Limit))
+
+
+@pytest.mark.parametrize(("what", "most", "said_by"), [row[:3] for row in limits()])
 def test_limits_are_as_the_page_says(what: str, most: str, said_by: str) -> None:
     number, _, unit = most.partition(" ")
     if said_by.startswith("STATEFLOW_"):

@@ -51,7 +51,7 @@ def cluster() -> FakeCluster:
 
 @pytest.fixture
 def acts(cluster: FakeCluster) -> Acts:
-    board = SimpleNamespace(move_batch=lambda bid, status: cluster.calls.append(("move_batch", bid, status)))
+    board = SimpleNamespace(move_batch=lambda *arguments: cluster.calls.append(("move_batch", *arguments)))
     return Acts(cluster, SimpleNamespace(board=board))  # type: ignore[arg-type]
 
 
@@ -100,9 +100,9 @@ def test_each_move_is_planned_and_begun_by_its_own_call(acts: Acts, cluster: Fak
         ("reconfiguration/r1", "cancel", ("cancel", "r1")),
         ("reconfiguration/r1", "retry", ("retry", "r1")),
         ("restores/x1", "cancel", ("cancel_restore", "x1")),
-        ("4b1f", "pause", ("move_batch", "4b1f", "PAUSED")),
-        ("4b1f", "resume", ("move_batch", "4b1f", "IN_PROGRESS")),
-        ("4b1f", "cancel", ("move_batch", "4b1f", "CANCELLED")),
+        ("4b1f", "pause", ("move_batch", "4b1f", "PAUSED", "")),
+        ("4b1f", "resume", ("move_batch", "4b1f", "IN_PROGRESS", "")),
+        ("4b1f", "cancel", ("move_batch", "4b1f", "CANCELLED", "")),
     ],
 )
 def test_a_batch_is_changed_by_whom_it_is_of(
@@ -110,6 +110,12 @@ def test_a_batch_is_changed_by_whom_it_is_of(
 ) -> None:
     acts.change_batch(ANYBODY, Named(name=name, change=change))
     assert cluster.calls == [call]
+
+
+def test_who_changes_a_batch_on_the_board_is_its_author(acts: Acts, cluster: FakeCluster) -> None:
+    alice = Access(Identity(Role.ADMIN, "page"), Identity(Role.OPERATE, "alice"))
+    acts.change_batch(alice, Named(name="4b1f", change="pause"))
+    assert cluster.calls == [("move_batch", "4b1f", "PAUSED", "operate/alice via stateflow dashboard")]
 
 
 def test_a_sweep_is_cancelled_at_the_controller(acts: Acts, cluster: FakeCluster) -> None:

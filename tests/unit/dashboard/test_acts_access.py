@@ -112,6 +112,15 @@ def test_nobody_may_more_than_the_process_that_does_it() -> None:
         Access(GRAFANA, ROOT).check("migrate")
 
 
+def test_users_are_named_by_a_process_that_may_name_them() -> None:
+    assert Access(ROOT, ALICE).named == ALICE
+    assert Access(ROOT, None).named is None
+    assert Access(None, None).named is None, "in plain text no user is known"
+    assert Access(None, None).author == ""
+    for role in (Role.READ, Role.OPERATE, Role.DATA):
+        assert Access(Identity(role, "page"), ALICE).named is None, "a controller would refuse it"
+
+
 def test_a_token_of_some_operators_reads_no_others() -> None:
     mine = Access(ROOT, PUMPS)
     mine.check("state")

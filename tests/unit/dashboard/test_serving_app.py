@@ -18,6 +18,7 @@ from stateflow.clock import ManualClock
 from stateflow.dashboard.acts import COOKIE
 from stateflow.dashboard.serving import BODY_MAX, STATIC, Parts, make_app
 from stateflow.errors import Unavailable
+from stateflow.rpc import clients
 from stateflow.security.authority import Authority
 from stateflow.security.refusals import Refusals
 from stateflow.security.roles import Identity, Role
@@ -43,12 +44,14 @@ class FakeActs:
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
+        self.named: list[Identity | None] = []  # the users in whose name the cluster would be called
 
     def begin(self, access: Any, move: Any) -> dict[str, Any]:
         access.check(move.do)
         if move.to == "away":
             raise Unavailable("no answer", remedy="see whether it runs")
         self.begun.append(move)
+        self.named.append(clients._USER.get())
         return {"begun": ["r1"]}
 
     def __getattr__(self, name: str) -> Any:
@@ -252,6 +255,18 @@ def test_who_operates_does_until_they_sign_out(secure: Parts, authority: Authori
     assert begin(app, {**headers, "origin": "https://evil.example"}).status == 403
     assert ask(app, "POST", "/api/sign-out", headers).status == 200
     assert begin(app, headers).status == 401
+
+
+def test_the_cluster_is_called_in_the_name_of_the_user(parts: Parts, secure: Parts, authority: Authority) -> None:
+    app = make_app(secure)
+    assert begin(app, signed_in(app, authority, "operate")).status == 200
+    assert begin(app, signed_in(app, authority, "admin")).status == 200
+    assert begin(make_app(parts), OWN).status == 200
+    assert [str(each) for each in secure.acts.named] == [  # type: ignore[attr-defined]
+        *("operate/alice", "admin/alice"),
+        "None",
+    ]
+    assert clients._USER.get() is None
 
 
 def test_who_looks_is_shown_nothing_once_their_token_is_revoked(secure: Parts, authority: Authority) -> None:

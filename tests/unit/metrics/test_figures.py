@@ -18,6 +18,7 @@ from stateflow.metrics.figures import (
     COMMON,
     CONTROLLER,
     FIGURES,
+    LIMITS,
     REPLICA,
     Histogram,
     monitoring,
@@ -36,7 +37,7 @@ def test_names_have_their_units(figure: Any) -> None:
     if figure.kind == "histogram":
         assert figure.name.endswith("_seconds")
     assert not figure.what.endswith(".")
-    assert len(FIGURES) == len({*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS})
+    assert len(FIGURES) == len({*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS, *LIMITS})
 
 
 def test_the_page_has_all_of_them() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, P
 from stateflow.local.cluster import Certificates
 from stateflow.metrics import page as page_module
 from stateflow.metrics.figures import Target, Values
+from stateflow.metrics.limits import LimitHits
 from stateflow.metrics.page import Page
 from stateflow.security import certificates as certificates_module
 from stateflow.security.refusals import Refusals
@@ -224,6 +228,94 @@ def test_who_says_nothing_keeps_nobody_waiting(certificates: Certificates) -> No
         host, _, port = page.address.rpartition(":")
         with socket.create_connection((host, int(port)), 20):
             assert read(page, who)
+
+    served(use)
+
+
+def connected(page: Page, text: bytes = b"") -> socket.socket:
+    host, _, port = page.address.rpartition(":")
+    made = socket.create_connection((host, int(port)), 20)
+    made.sendall(text)
+    return made
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Waits for what the page sends next. Tells whether it closed the connection."""
+    try:
+        return not connection.recv(1)
+    except ConnectionResetError:
+        return True
+
+
+@pytest.fixture
+def hits(monkeypatch: pytest.MonkeyPatch) -> LimitHits:
+    """Counts the limits that the pages of this test reach."""
+    made = LimitHits()
+    monkeypatch.setattr(page_module, "_Server", partial(page_module._Server, hits=made))
+    return made
+
+
+def test_connections_beyond_their_number_are_closed_and_counted(
+    monkeypatch: pytest.MonkeyPatch, hits: LimitHits, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STATEFLOW_SERVER_PAGE_CONNECTIONS_MAX", "4")
+
+    def use(page: Page) -> None:
+        assert 'stateflow_limit_used_ratio{limit="metrics_connections"} 0.25' in read(page), "that of the reader"
+        while page._server.used:
+            time.sleep(0.01)
+        silent = [connected(page) for _ in range(4)]
+        for _ in range(2):
+            with connected(page) as further:
+                assert is_closed(further)
+        assert hits.counts() == {("metrics_connections",): 2}
+        for each in silent:
+            each.close()
+        while True:
+            try:
+                assert "stateflow_calls_running 7.0" in read(page)
+                return
+            except OSError:  # the page has not noticed yet
+                time.sleep(0.01)
+
+    served(use)
+    assert caplog.text.count("the metrics page has 4 connections, more are closed, the newest from 127.0.0.1; 1 ") == 1
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /metrics HTTP/1.1\r\nHost: "], ids=["nothing", "a part"])
+def test_a_client_that_sends_slowly_is_cut_off(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "LIFE_S", 0.1)
+
+    def use(page: Page) -> None:
+        with connected(page, begun) as slow:
+            assert is_closed(slow)
+
+    served(use)
+
+
+def test_a_client_that_does_not_shake_hands_is_cut_off(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def use(page: Page) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(page_module, "LIFE_S", 0.1)
+            with connected(page) as silent:
+                assert is_closed(silent)
+        assert "stateflow_calls_running 7.0" in read(page, client(certificates, "prometheus"))
+
+    served(use)
+
+
+def test_a_request_that_is_too_long_is_refused() -> None:
+    def use(page: Page) -> None:
+        line = b"X-Long: " + b"x" * 1000 + b"\r\n"
+        with connected(page, b"GET /metrics HTTP/1.1\r\n" + line * 15) as short:
+            short.sendall(b"\r\n")
+            assert not is_closed(short)
+        with connected(page, b"GET /metrics HTTP/1.1\r\n") as long:
+            with contextlib.suppress(OSError):  # it may be closed before all is sent
+                long.sendall(line * 17 + b"\r\n")
+            assert is_closed(long)
 
     served(use)
 

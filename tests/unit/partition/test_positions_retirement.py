@@ -8,6 +8,7 @@ import pytest
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import BatchChanged, PositionGap, SourceRetired, SourceTaken, StaleBatch
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition import layout
 from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import INITIAL, SPARED_RUN_US, SPARED_US, Batch, Retention, Retired, idle, sources_in
@@ -159,7 +160,9 @@ def test_too_many_sources_are_too_many_but_not_those_of_a_moment_ago(prefix: str
         one.send(f"{prefix}{n}", 0, sparse=False)
     one.send("near", 0, later_us=spared_us - 1000)
     assert list(one.kept().values()) == [False] * 9
+    before = LIMIT_HITS.count("sources")
     one.send("next", 0, later_us=1000)
+    assert LIMIT_HITS.count("sources") == before + 7
     assert sum(not retired for retired in one.kept().values()) == 3
     assert not one.kept()["next"]
     with pytest.raises(SourceRetired):

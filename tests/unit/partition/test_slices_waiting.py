@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition.slices import Waiting
 
 
@@ -19,11 +20,12 @@ def test_one_caller_may_have_half_of_it() -> None:
 
 
 def test_all_of_them_have_no_more_than_all_of_it() -> None:
-    waiting = Waiting(100)
+    waiting, before = Waiting(100), LIMIT_HITS.count("waiting_bytes")
     for _ in range(2):
         waiting.admit(50, 0, "s")
     with pytest.raises(Unavailable, match="100 bytes"):
         waiting.admit(1, 0, "another")
+    assert LIMIT_HITS.count("waiting_bytes") == before + 1
     waiting.let_go(50)
     waiting.admit(1, 0, "another")
     assert waiting.bytes == 51

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import Busy, InvalidArgument, NotAllowed
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.security.roles import Identity, Role
 from tests.unit.partition.test_replica import SETTINGS, P, Two
 
@@ -44,15 +45,30 @@ def test_a_standby_that_lies_confirms_nothing_that_it_was_not_sent(two: Two) -> 
     assert not sender.confirmed(P, 3)
 
 
+def test_the_fullest_change_log_counts(two: Two) -> None:
+    sender = two.a.sender
+    assert two.a.limits_used()["change_log_bytes"] == 0.0
+    base = sender.snapshot(P, "s1", True)
+    two.send(two.a, 1)
+    log = sender.change_log(base.snapshot_id)
+    assert log.bytes > 0
+    assert two.a.limits_used()["change_log_bytes"] == log.bytes / two.a.settings.change_log_bytes_max
+    log.read(base.sequence, 1 << 20)
+    sender.confirm(base.snapshot_id, 1)
+    assert two.a.limits_used()["change_log_bytes"] == 0.0
+
+
 # -- how many -----------------------------------------------------------------------------------------------
 
 
 def test_the_copies_of_a_partition_are_bounded(two: Two) -> None:
-    sender = two.a.sender
+    sender, before = two.a.sender, LIMIT_HITS.count("followers")
     for number in range(LIMIT):
         sender.snapshot(P, f"s{number}")
     with pytest.raises(Busy, match=f"{LIMIT} copies follow this partition already") as caught:
         sender.snapshot(P, "one-more")
+    assert LIMIT_HITS.count("followers") == before + 1
+    assert two.a.limits_used()["followers"] == 1.0
     assert caught.value.retryable
     assert "STATEFLOW_REPLICA_FOLLOWERS_MAX" in caught.value.remedy
     assert len(list((two.root / "a" / "snapshots").iterdir())) == LIMIT, "nothing was written for it"

@@ -115,7 +115,7 @@ def serve(node: Node, sender: Sender, changed: Any = None) -> Applier:
             await asyncio.wait_for(applier.run(sender), LONG_S)
         finally:
             await applier.close()
-            assert applier._waiting.bytes == 0, "rows are counted that nobody has"
+            assert applier.waiting.bytes == 0, "rows are counted that nobody has"
         return applier
 
     return asyncio.run(run())

@@ -17,6 +17,7 @@ import pytest
 from stateflow.cli import processes
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import StateflowError
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica import executor, server
 from stateflow.replica.applying import Applier
@@ -72,6 +73,20 @@ def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch)
         await goes_on(applier.watch.run(), failing)
 
     asyncio.run(run())
+
+
+def test_a_batch_that_takes_too_long_is_counted() -> None:
+    run = SimpleNamespace(interrupt=lambda: None, ended=True)
+
+    async def look() -> None:
+        running = SimpleNamespace(keeps_waiting=lambda _: False, overdue=lambda _: run)
+        node = SimpleNamespace(settings=ReplicaSettings(), batches=SimpleNamespace(running=running))
+        applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
+        await applier.watch._look(1.0)
+
+    before = LIMIT_HITS.count("batch_seconds")
+    asyncio.run(look())
+    assert LIMIT_HITS.count("batch_seconds") == before + 1
 
 
 @pytest.mark.parametrize("taken", [True, False])

@@ -12,12 +12,12 @@ import grpc.aio
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.metrics.figures import COMMON, REPLICA
+from stateflow.metrics.figures import CALLS, COMMON, LIMITS, REPLICA
 from stateflow.operator.operator import describe
 from stateflow.partition.control import DiskView
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.server import SIZES_S, Figures
-from stateflow.replica.service import ReplicaService
+from stateflow.replica.service import REPLICA_LIMITS, ReplicaService
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.serving import CallLimits
 from stateflow.settings import ServerSettings
@@ -69,7 +69,17 @@ def test_figures_of_the_disk_are_made_by_a_thread_and_not_each_time(
     async def use(service: ReplicaService) -> None:
         figures = Figures(service, node.info, CallLimits(ServerSettings()), clock)
         first = await figures()
-        assert set(first) >= {each.name for each in (*COMMON, *REPLICA)}
+        assert set(first) == {each.name for each in (*COMMON, *REPLICA, *CALLS, *LIMITS)}
+        assert first["stateflow_streams"] == {(): 0}
+        watched = {("calls",), ("calls_per_caller",), *((limit,) for limit in REPLICA_LIMITS)}
+        assert set(first["stateflow_limit_reached_total"]) >= watched
+        assert first["stateflow_limit_used_ratio"] == {
+            (limit,): 0.0
+            for limit in (
+                *("calls", "calls_per_caller", "waiting_bytes", "followers", "change_log_bytes", "cache_bytes"),
+                *("read_ahead_bytes", "stream_read_ahead_bytes", "untaken_bytes", "stream_untaken_bytes"),
+            )
+        }
         assert list(first["stateflow_disk_free_bytes"]) == [()]
         times = len(looked)
         assert await figures() == first

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition.processor import Applied
 from stateflow.replica import streams
 from stateflow.replica.applying import Answer, Applier, Exchange
@@ -228,7 +229,7 @@ def test_no_more_is_read_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
         here.set()
         await s.task
         assert s.taken == 20
-        assert s.stream._unread == 0
+        assert s.stream.unread == 0
 
     run(work)
 
@@ -303,6 +304,7 @@ def test_signs_of_life_are_given_once_for_all_calls(monkeypatch: pytest.MonkeyPa
 
 def test_too_many_calls_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "CALLS_MAX", 2)
+    before = LIMIT_HITS.count("stream_batches")
 
     async def work() -> None:
         here = asyncio.Event()
@@ -315,6 +317,7 @@ def test_too_many_calls_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> 
         s.send(*(request(number, 0) for number in (1, 2, 3)), None)
         refused = await s.hear()
         assert (refused.call, refused.fault.code) == (3, "unavailable")
+        assert LIMIT_HITS.count("stream_batches") == before + 1
         here.set()
         await s.task
 
@@ -435,5 +438,37 @@ def test_many_streams_read_ahead_less_each(monkeypatch: pytest.MonkeyPatch) -> N
         held.set()
         await s.task
         assert s.taken == 20
+
+    run(work)
+
+
+def test_many_streams_keep_fewer_answers_each() -> None:
+    """Each stream has a share of the memory for answers that their senders do not take."""
+
+    async def work() -> None:
+        takes, began = asyncio.Event(), list[int]()
+
+        async def write(response: rpb.ApplyResponse) -> None:
+            await takes.wait()
+
+        async def big(exchange: Exchange) -> None:
+            while (piece := await exchange.receive()) is not None:
+                began.append(number_of(piece))
+                await exchange.answer([(PartitionId("Op", 0), Applied(b"x" * 50_000, False, 1))])
+
+        s = Stream(big)
+        s.stream._write, s.stream._streams = write, lambda: 100_000
+        s.send(*(request(call, 0) for call in range(1, 21)), None)
+        async with asyncio.timeout(LONG_S):
+            while s.taken < 20 or len(began) < 2:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert len(began) == 2, "the second one exceeds the least that each may have"
+        assert s.stream.used() == (pytest.approx(s.stream.unread / 65_536), pytest.approx(s.stream.untaken / 65_536))
+        assert s.stream.untaken > 100_000
+        takes.set()
+        await s.task
+        assert len(began) == 20
+        assert s.stream.used() == (0.0, 0.0)
 
     run(work)

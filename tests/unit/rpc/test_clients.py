@@ -17,9 +17,10 @@ import pytest
 from stateflow.errors import NotLeading, Unavailable
 from stateflow.rpc import clients, controller_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.clients import ControllerClient, _not_begun
+from stateflow.rpc.clients import ControllerClient, _not_begun, on_behalf_of
 from stateflow.rpc.faults import FAULT_KEY, fault_of
-from stateflow.rpc.wire import NEWEST_KEY, TERM_KEY
+from stateflow.rpc.wire import NEWEST_KEY, TERM_KEY, USER_KEY
+from stateflow.security.roles import Identity, Role
 
 #: PySpark starts its JVM by fork and exec
 SCRIPT = """
@@ -290,3 +291,35 @@ def test_a_call_whose_connection_broke_may_have_been_carried_out(details: str, h
     """
     error: Any = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details)
     assert _not_begun(Unavailable("-"), error) is not heard
+
+
+class Named(controller_pb2_grpc.ControllerServiceServicer):
+    """A controller that notes the user of each call."""
+
+    def __init__(self) -> None:
+        self.users: list[str | None] = []
+
+    def _note(self, context: Any) -> None:
+        self.users.append(dict(context.invocation_metadata()).get(USER_KEY))
+
+    def Undeploy(self, request: Any, context: Any) -> cpb.UndeployReply:
+        self._note(context)
+        return cpb.UndeployReply()
+
+    def WatchReconfiguration(self, request: Any, context: Any) -> Any:
+        self._note(context)
+        yield cpb.Reconfiguration(id="r", operator="Op", state="COMPLETED", kind="migrate")
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_calls_within_the_context_name_the_user(asked: str) -> None:
+    alice, named = Identity(Role.OPERATE, "alice"), Named()
+    with served(named) as address:
+        client = ControllerClient(address)
+        with on_behalf_of(alice):
+            ASKED[asked](client)
+            with on_behalf_of(None):
+                ASKED[asked](client)
+            ASKED[asked](client)
+        ASKED[asked](client)
+    assert named.users == [alice.uri, None, alice.uri, None]

@@ -31,7 +31,7 @@ from stateflow.replica.service import ReplicaService
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2, replica_pb2_grpc, serving
 from stateflow.rpc.faults import remote_error
 from stateflow.rpc.serving import Admission, add_agent_service, add_health, bind, caller, new_server
-from stateflow.rpc.wire import CHANNEL_OPTIONS
+from stateflow.rpc.wire import CHANNEL_OPTIONS, USER_KEY
 from stateflow.security import certificates as files_module
 from stateflow.security.authority import Authority
 from stateflow.security.certificates import ROLES, decoded_token
@@ -133,7 +133,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             made.loop.close()
 
 
-async def ask(channel: grpc.aio.Channel, method: str, request: Any = None) -> StateflowError | None:
+async def ask(
+    channel: grpc.aio.Channel, method: str, request: Any = None, metadata: Any = None
+) -> StateflowError | None:
     """Calls a method, in the shape that its description gives.
 
     Returns the error of the handler; None: the handler has answered. Raises the error of a call that reached no
@@ -147,11 +149,11 @@ async def ask(channel: grpc.aio.Channel, method: str, request: Any = None) -> St
 
     try:
         if shape is not None and shape.client_streaming:
-            call = channel.stream_stream(method)(once(), timeout=10)
+            call = channel.stream_stream(method)(once(), timeout=10, metadata=metadata)
         elif shape is not None and shape.server_streaming:
-            call = channel.unary_stream(method)(data, timeout=10)
+            call = channel.unary_stream(method)(data, timeout=10, metadata=metadata)
         else:
-            await channel.unary_unary(method)(data, timeout=10)
+            await channel.unary_unary(method)(data, timeout=10, metadata=metadata)
             return None
         await call.read()
         call.cancel()
@@ -163,9 +165,15 @@ async def ask(channel: grpc.aio.Channel, method: str, request: Any = None) -> St
     return None
 
 
-async def who_and_author(channel: grpc.aio.Channel, method: str, request: Any = None) -> tuple[str, str]:
-    """Returns the caller that a controller sees, and the author that it would record."""
-    answered = await ask(channel, method, request)
+async def who_and_author(
+    channel: grpc.aio.Channel, method: str, request: Any = None, user: Identity | None = None
+) -> tuple[str, str]:
+    """Returns the caller that a controller sees, and the author that it would record.
+
+    Args:
+        user: the user for whom the caller calls; None: it calls for itself.
+    """
+    answered = await ask(channel, method, request, None if user is None else ((USER_KEY, user.uri),))
     assert isinstance(answered, NotLeading), answered
     return answered.where.get("caller", ""), answered.where["author"]
 
@@ -401,6 +409,32 @@ def test_a_node_is_the_author_of_what_it_asks_for_and_of_no_report(world: World)
                 assert await who_and_author(channel, CONTROLLER + call, request) == ("node/edge-1", "node/edge-1")
             for call, request in reported.items():
                 assert await who_and_author(channel, CONTROLLER + call, request) == ("node/edge-1", "")
+
+    world.run(run())
+
+
+def test_a_user_and_the_process_that_calls_for_them_are_the_author(world: World) -> None:
+    drain, forget = controller_pb2.DrainRequest(replica="edge-1"), controller_pb2.ForgetRequest(replica="edge-1")
+    alice, root = Identity(Role.OPERATE, "alice"), Identity(Role.ADMIN, "root")
+
+    async def run() -> None:
+        async with world.channel(world.issue("page", Role.ADMIN)) as channel:
+            said = await who_and_author(channel, CONTROLLER + "Drain", drain, alice)
+            assert said == ("admin/page", "operate/alice via admin/page")
+            said = await who_and_author(channel, CONTROLLER + "Forget", forget, root)
+            assert said == ("admin/page", "admin/root via admin/page")
+            with pytest.raises(NotAllowed, match="operate/alice may not call Forget") as refused:
+                await who_and_author(channel, CONTROLLER + "Forget", forget, alice)
+            assert (refused.value.where["who"], refused.value.where["user"]) == ("admin/page", "operate/alice")
+            with pytest.raises(NotAllowed, match="admin/page may not call for node/edge-1"):
+                await who_and_author(channel, CONTROLLER + "Drain", drain, Identity(Role.NODE, "edge-1"))
+            with pytest.raises(NotAllowed, match="the user of the call has no identity"):
+                await ask(channel, CONTROLLER + "Drain", drain, ((USER_KEY, "alice"),))
+            with pytest.raises(NotAllowed, match="data/pumps may not reach the operator 'Op'"):
+                await ask(channel, POSITIONS, OF_OP, ((USER_KEY, Identity(Role.DATA, "pumps", ("Pumps",)).uri),))
+        async with world.channel(world.issue("bob", Role.OPERATE)) as channel:
+            with pytest.raises(NotAllowed, match="operate/bob may not call for operate/alice"):
+                await who_and_author(channel, CONTROLLER + "Drain", drain, alice)
 
     world.run(run())
 

@@ -13,9 +13,11 @@ import pytest
 
 from stateflow.clock import ManualClock
 from stateflow.errors import Busy, NotAllowed, from_wire
+from stateflow.metrics.limits import LimitHits
 from stateflow.rpc import serving as limits
 from stateflow.rpc.faults import remote_error
-from stateflow.rpc.serving import CallLimits
+from stateflow.rpc.serving import CallLimits, new_server, outer_calls_max
+from stateflow.rpc.wire import OPTIONS
 from stateflow.security.refusals import Refusals
 from stateflow.security.roles import Identity, Role
 from stateflow.settings import ServerSettings
@@ -54,8 +56,9 @@ class Held(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def serving(most: int) -> AsyncIterator[tuple[Any, Held, CallLimits]]:
-    held, counted = Held(), CallLimits(ServerSettings(calls_per_caller_max=most))
+async def serving(most: int, **more: Any) -> AsyncIterator[tuple[Any, Held, CallLimits]]:
+    settings = ServerSettings(calls_per_caller_max=most, **more)
+    held, counted = Held(), CallLimits(settings, hits=LimitHits(), clock=ManualClock())
     server = grpc.aio.server(interceptors=[counted])
     server.add_generic_rpc_handlers((held,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -73,13 +76,13 @@ async def begun(held: Held, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def refused(call: Any) -> None:
+async def refused(call: Any, whose: str = "ipv4:127.0.0.1") -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     error = remote_error(caught.value, "there")
     assert isinstance(error, Busy)
     assert error.retryable
-    assert "calls of ipv4:127.0.0.1 are already in progress here" in str(error)
+    assert f"calls of {whose} are already in progress here" in str(error)
     assert type(from_wire(error.to_wire())) is Busy
 
 
@@ -102,6 +105,98 @@ def test_one_more_is_refused_until_one_has_ended() -> None:
             assert await both.read() is grpc.aio.EOF
             for _ in range(20):
                 assert await channel.unary_unary("/t/unary")(b"x") == b"x"
+
+    asyncio.run(asyncio.wait_for(run(), LONG_S))
+
+
+def test_calls_of_all_callers_are_limited_and_health_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with serving(1024, calls_max=16) as (channel, held, counted):
+            calls = [asyncio.ensure_future(channel.unary_unary("/t/unary")(b"x")) for _ in range(16)]
+            await begun(held, 16)
+            for _ in range(3):
+                await refused(channel.unary_unary("/t/unary")(b"x"), "all callers")
+            assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"well"
+            found = counted.figures()
+            assert found["stateflow_calls_refused_total"] == {(): 3}
+            assert found["stateflow_limit_reached_total"] == {("calls",): 3, ("calls_per_caller",): 0}
+            used = found["stateflow_limit_used_ratio"]
+            assert used == {("calls",): 1.0, ("calls_per_caller",): 16 / 1024}
+            held.go_on.set()
+            await asyncio.gather(*calls)
+            assert await channel.unary_unary("/t/unary")(b"y") == b"y"
+
+    asyncio.run(asyncio.wait_for(run(), LONG_S))
+    said = [record.message for record in caplog.records if record.name == "stateflow.rpc.serving"]
+    assert said == ["16 calls of all callers are in progress, more are refused; 1 refused so far"], "once a minute"
+
+
+def test_a_caller_with_too_many_calls_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with serving(4) as (channel, held, counted):
+            calls = [asyncio.ensure_future(channel.unary_unary("/t/unary")(b"x")) for _ in range(4)]
+            await begun(held, 4)
+            for _ in range(3):
+                await refused(channel.unary_unary("/t/unary")(b"x"))
+            assert counted.figures()["stateflow_limit_reached_total"] == {("calls",): 0, ("calls_per_caller",): 3}
+            held.go_on.set()
+            await asyncio.gather(*calls)
+
+    asyncio.run(asyncio.wait_for(run(), LONG_S))
+    said = [record.message for record in caplog.records if record.name == "stateflow.rpc.serving"]
+    assert said == ["caller ipv4:127.0.0.1 has 4 calls in progress, more are refused; 1 refused so far"]
+
+
+def test_grpc_refuses_later_than_the_limits_do() -> None:
+    assert outer_calls_max(ServerSettings(calls_max=16)) == 80
+    assert outer_calls_max(ServerSettings()) == 5120
+
+
+async def is_open(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
+    """Tells whether a server keeps a connection: it begins to speak, or closes it."""
+    try:
+        return await connection[0].read(1) != b""
+    except ConnectionResetError:
+        return False
+
+
+def test_connections_beyond_their_number_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_SERVER_CONNECTIONS_MAX", "16")
+
+    async def run() -> None:
+        server = new_server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+            assert await asyncio.gather(*map(is_open, kept)) == [True] * 16
+            for _ in range(3):
+                assert not await is_open(await asyncio.open_connection("127.0.0.1", port))
+            kept[0][1].close()
+            while not await is_open(await asyncio.open_connection("127.0.0.1", port)):
+                await asyncio.sleep(0.01)  # the server has not noticed yet
+        finally:
+            await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(run(), LONG_S))
+
+
+def test_a_connection_that_is_never_set_up_or_has_no_call_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ("grpc.server_handshake_timeout_ms", 20_000) in OPTIONS
+    assert ("grpc.max_connection_idle_ms", 60_000) in OPTIONS
+    soon = [(name, 100 if name == "grpc.server_handshake_timeout_ms" else value) for name, value in OPTIONS]
+    monkeypatch.setattr(limits, "OPTIONS", soon)
+
+    async def run() -> None:
+        server = new_server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            reader, _ = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read()  # up to its end
+        finally:
+            await server.stop(None)
 
     asyncio.run(asyncio.wait_for(run(), LONG_S))
 
@@ -142,8 +237,10 @@ def test_figures_are_of_calls_that_run_and_of_those_that_were_refused() -> None:
     refusals = Refusals(ManualClock())
     for call in ("Deploy", "Deploy", "Drain"):
         refusals.note(call, NotAllowed("not you", who=Identity(Role.READ, "grafana")))
-    assert CallLimits(ServerSettings(), refusals).figures() == {
+    assert CallLimits(ServerSettings(), refusals, LimitHits()).figures({"waiting_bytes": 0.5}) == {
         "stateflow_calls_running": {(): 0},
         "stateflow_calls_refused_total": {(): 0},
         "stateflow_calls_not_allowed_total": {("Deploy", "read"): 2, ("Drain", "read"): 1},
+        "stateflow_limit_used_ratio": {("calls",): 0, ("calls_per_caller",): 0, ("waiting_bytes",): 0.5},
+        "stateflow_limit_reached_total": {("calls",): 0, ("calls_per_caller",): 0},
     }

@@ -38,6 +38,19 @@ def test_who_tries_everything_is_counted_by_call_and_said_once_a_minute(caplog: 
     assert caplog.records[1].message.endswith(f"; calls refused so far: {len(tried) + 1}")
 
 
+def test_a_flood_of_callers_costs_no_more_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals(ManualClock())
+    error = refusal("Deploy", GRAFANA)
+    error.where.pop("who")
+    known = refusals._lines._passed_at
+    for number in range(3_000):
+        refusals.note("Deploy", error, f"10.0.{number >> 8}.{number & 255}")
+    assert refusals._lines._passed_at is known, "nothing is built anew for a refusal"
+    assert len(known) == 1_000, "and nothing grows with the callers"
+    assert refusals.counts() == {("Deploy", UNKNOWN): 3_000}
+    assert caplog.records[-1].message.endswith("; calls refused so far: 3000")
+
+
 def test_each_caller_is_said(caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals(ManualClock())
     for who in (GRAFANA, MALLORY, GRAFANA):

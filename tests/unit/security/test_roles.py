@@ -7,7 +7,18 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
 from stateflow.errors import NotAllowed
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
-from stateflow.security.roles import METRICS, RULES, Identity, Role, check_call, check_owners, check_request
+from stateflow.security.roles import (
+    AUTHOR_MAX,
+    METRICS,
+    RULES,
+    Asker,
+    Identity,
+    Role,
+    check_call,
+    check_delegate,
+    check_owners,
+    check_request,
+)
 from tests.pages import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
@@ -207,3 +218,37 @@ def test_a_data_client_reaches_its_operators() -> None:
     everything = Identity(Role.DATA, "spark")
     assert check_call(CONTROLLER + "Status", everything)
     check_request(scan, REPLICA + "Scan", everything, replica_pb2.ScanRequest(operator="Tally"))
+
+
+# -- users of a process ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", Role)
+def test_only_an_administrator_calls_for_its_users(role: Role) -> None:
+    alice = Identity(Role.OPERATE, "alice")
+    if role is Role.ADMIN:
+        check_delegate(CONTROLLER + "Drain", Identity(role, "page"), alice)
+        return
+    with pytest.raises(NotAllowed, match=f"{role}/page may not call for operate/alice") as refused:
+        check_delegate(CONTROLLER + "Drain", Identity(role, "page"), alice)
+    assert refused.value.where["who"] == Identity(role, "page")
+    assert refused.value.where["call"] == "Drain"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_user_is_nothing_that_listens(role: Role) -> None:
+    page, user = Identity(Role.ADMIN, "page"), Identity(role, "alice")
+    if not role.listens:
+        check_delegate(CONTROLLER + "Drain", page, user)
+        return
+    with pytest.raises(NotAllowed, match=f"admin/page may not call for {role}/alice"):
+        check_delegate(CONTROLLER + "Drain", page, user)
+
+
+def test_an_author_names_both_however_long_their_names_are() -> None:
+    page, alice = Identity(Role.ADMIN, "page"), Identity(Role.OPERATE, "alice")
+    assert str(Asker(page)) == "admin/page"
+    assert str(Asker(page, alice)) == "operate/alice via admin/page"
+    longest = str(Asker(Identity(Role.ADMIN, "p" * 128), Identity(Role.OPERATE, "a" * 128)))
+    assert AUTHOR_MAX - 1 <= len(longest) <= AUTHOR_MAX
+    assert "aaa via admin/ppp" in longest

@@ -279,9 +279,11 @@ def test_what_a_closed_partition_leaves_is_freed_in_portions() -> None:
         bench.op.text.value = "x"
     bench.commit()
     assert pool.objects == 5_001 * (1 + len(bench.keyed._makers))  # the bench begins with a key of its own
+    assert weight(bench.keyed) / 2 < pool.bytes < 20_000_000
     left = list(bench.keyed._caches.values())
     bench.keyed.close()
     assert pool.objects > 0, "they are there until they are freed"
+    assert pool.bytes == 0, "they count for no partition"
     while pool.has_left:
         before = sum(map(len, left))
         pool.free_some()

@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.storage.commit_log import (
     SEGMENT_HEADER,
     SEGMENTS,
@@ -397,13 +398,14 @@ def test_at_the_limit_databases_are_synced_before_more_is_logged() -> None:
     log = opened(files, databases)
     asides: list[Callable[[], None]] = []
     log._aside = asides.append  # no thread comes to retire segments
-    sizes = []
+    sizes, before = [], LIMIT_HITS.count("commit_log_bytes")
     for number in range(1, 300):
         do(log, databases, commit(number))
         sizes.append(log.size)
     assert max(sizes) <= SMALL + 1000
     assert databases.durable[P] > 0
     assert len(asides) > 1
+    assert LIMIT_HITS.count("commit_log_bytes") > before
 
 
 def test_a_frame_may_be_larger_than_a_segment() -> None:
