@@ -24,8 +24,7 @@ from stateflow.partition.positions import Batch
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.apply import requests_of
-from stateflow.rpc.secure import blocking_channel
-from stateflow.rpc.wire import CHANNEL_OPTIONS
+from stateflow.rpc.secure import CHANNEL_OPTIONS, blocking_channel
 
 OPERATOR = CountSum.__name__
 #: rows of a flooding batch, and how many threads flood at a time

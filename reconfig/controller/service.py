@@ -39,7 +39,16 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.serving import caller
-from stateflow.rpc.wire import PAGE_BYTES, after_of, batched, message_of, streaming, tell_newest, unary, value_of
+from stateflow.rpc.wire import (
+    PAGE_BYTES,
+    after_of,
+    batched,
+    message_of,
+    streaming,
+    tell_newest,
+    unary,
+    value_of,
+)
 from stateflow.security.refusals import REFUSALS
 from stateflow.security.roles import check_owners
 from stateflow.status import ClusterReport, Deployment

@@ -51,7 +51,15 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.faults import abort
 from stateflow.rpc.serving import caller, caller_name
-from stateflow.rpc.wire import connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
+from stateflow.rpc.wire import (
+    connect,
+    message_of,
+    pieces,
+    positions_to_pb,
+    streaming,
+    unary,
+    value_of,
+)
 from stateflow.tracing import Made, Tracing, begin_about, traceparent_in
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 

@@ -34,10 +34,9 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import Answers, BatchRows, Link, Replies, requests_of
 from stateflow.rpc.faults import remote_error
-from stateflow.rpc.secure import blocking_channel, own_certificate
+from stateflow.rpc.secure import CHANNEL_OPTIONS, blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
-    CHANNEL_OPTIONS,
     SILENCE_S,
     USER_KEY,
     answered,

@@ -1,4 +1,7 @@
-"""Opens channels and ports of servers with the configured TLS files, or in plain text if that is allowed."""
+"""Opens channels and ports of servers with the configured TLS files, or in plain text if that is allowed.
+
+The options of all channels and servers limit messages, silence and connections.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import grpc
 import grpc.aio
 
 from stateflow.errors import BadCertificate
+from stateflow.release import OWN
 from stateflow.security.plain import check_dialled, check_served, connection_settings, tls_files
 
 if TYPE_CHECKING:
@@ -19,6 +23,47 @@ if TYPE_CHECKING:
 
 
 Options = Sequence[tuple[str, Any]]
+#: limit of requests, which contain pieces of at most 3 MiB (settings); the rest is for their envelope
+MESSAGE_BYTES_MAX = 4 << 20
+#: limit of answers, which may name every partition, with a few hundred bytes each
+ANSWER_BYTES_MAX = 64 << 20
+#: seconds of silence after which a connection is asked for a sign of life, and seconds within which it must arrive
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10, 5
+#: time for the sign of life of a peer whose system still acknowledges packets, in seconds: a suspended process, or a
+#: proxy that holds messages back. gRPC applies the time above to the system alone, and would wait for the peer for 60 s
+PING_TIMEOUT_S = 15
+#: longest time in which a client sets up its connection to a server, TLS and the first bytes of HTTP/2 included, in
+#: seconds; by default gRPC waits for 120 s
+HANDSHAKE_S = 20
+#: longest time for which a server keeps a connection without a call, in seconds; by default gRPC keeps it forever. The
+#: project's own clients close such a connection sooner
+IDLE_S = 60
+_COMMON = [
+    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_S * 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),  # a server that takes pings for abuse would cut the channel in mid-call
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+OPTIONS = [  # of servers
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+    ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+    *_COMMON,
+]
+CHANNEL_OPTIONS = [
+    ("grpc.primary_user_agent", OWN.agent),
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    # otherwise the channel dials a dead peer twice a second forever, at a port that may belong to another program by
+    # then
+    ("grpc.client_idle_timeout_ms", 10_000),
+    *_COMMON,
+]
 
 
 def own_certificate() -> int:

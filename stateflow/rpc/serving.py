@@ -35,8 +35,8 @@ from stateflow.release import FIRST, Release, check_release, release_of
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import agent_pb2_grpc
 from stateflow.rpc.faults import abort, remote_error
-from stateflow.rpc.secure import add_port, blocking_channel
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, USER_KEY, streaming, value_of
+from stateflow.rpc.secure import CHANNEL_OPTIONS, OPTIONS, add_port, blocking_channel
+from stateflow.rpc.wire import USER_KEY, streaming, value_of
 from stateflow.security.plain import tls_files
 from stateflow.security.refusals import REFUSALS, SAY_EVERY_S, Refusals
 from stateflow.security.roles import Asker, Identity

@@ -26,7 +26,7 @@ from stateflow.errors import StateflowError
 from stateflow.rpc import controller_pb2, replica_pb2
 from stateflow.rpc.faults import remote_error
 from stateflow.rpc.fields import Kind, kind_of
-from stateflow.rpc.wire import OPTIONS
+from stateflow.rpc.secure import OPTIONS
 from stateflow.security.roles import RULES, Role
 from stateflow.testing import LocalCluster
 from tests.fuzz.doors import LINE_MAX

@@ -24,7 +24,8 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect
+from stateflow.rpc.secure import CHANNEL_OPTIONS, OPTIONS
+from stateflow.rpc.wire import connect
 from stateflow.testing import LocalCluster
 from tests.crash_matrix.proxy import Proxy
 from tests.integration.operators import Blob

@@ -22,8 +22,7 @@ from stateflow.ledger import Ledger
 from stateflow.local.cluster import Certificates
 from stateflow.rpc import replica_pb2, replica_pb2_grpc
 from stateflow.rpc.faults import remote_error
-from stateflow.rpc.secure import blocking_channel
-from stateflow.rpc.wire import CHANNEL_OPTIONS
+from stateflow.rpc.secure import CHANNEL_OPTIONS, blocking_channel
 from stateflow.security.certificates import LOOK_S
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Reading, Tally

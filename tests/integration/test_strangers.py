@@ -23,7 +23,8 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.faults import remote_error
-from stateflow.rpc.wire import OPTIONS, message_of
+from stateflow.rpc.secure import OPTIONS
+from stateflow.rpc.wire import message_of
 from stateflow.testing import LocalCluster
 from stateflow.types import SOURCE_MAX
 from tests.integration.operators import Tally

@@ -30,8 +30,9 @@ from stateflow.partition.layout import Session, read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Batch
+from stateflow.partition.reading import Reader
 from stateflow.partition.registry import Lease
-from stateflow.partition.replica import Reader, ReplicaNode
+from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Frame
 from stateflow.partition.sources import SkippablePartition, SkippedBatches
 from stateflow.replica.membership import say_opening

@@ -22,9 +22,8 @@ from stateflow.replica.peers import SourceReplica
 from stateflow.replica.service import ReplicaService
 from stateflow.replica.transfer_out import Followers
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.secure import server_credentials
+from stateflow.rpc.secure import CHANNEL_OPTIONS, OPTIONS, server_credentials
 from stateflow.rpc.serving import Admission
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS
 from stateflow.security.certificates import TlsFiles
 from stateflow.settings import ConnectionSettings
 from tests.unit.partition.test_replica import P, Two

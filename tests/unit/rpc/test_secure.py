@@ -20,9 +20,9 @@ from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, P
 from stateflow.local.cluster import Certificates
 from stateflow.rpc import secure
 from stateflow.rpc.faults import remote_error
-from stateflow.rpc.secure import _SecureChannel
+from stateflow.rpc.secure import CHANNEL_OPTIONS, OPTIONS, _SecureChannel
 from stateflow.rpc.serving import bind
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect
+from stateflow.rpc.wire import connect
 from stateflow.security import certificates as files_module
 from stateflow.security.certificates import TlsFiles
 from stateflow.settings import ConnectionSettings

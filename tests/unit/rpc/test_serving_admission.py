@@ -30,8 +30,9 @@ from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.service import ReplicaService
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2, replica_pb2_grpc, serving
 from stateflow.rpc.faults import remote_error
+from stateflow.rpc.secure import CHANNEL_OPTIONS
 from stateflow.rpc.serving import Admission, add_agent_service, add_health, bind, caller, new_server
-from stateflow.rpc.wire import CHANNEL_OPTIONS, USER_KEY
+from stateflow.rpc.wire import USER_KEY
 from stateflow.security import certificates as files_module
 from stateflow.security.authority import Authority
 from stateflow.security.certificates import ROLES, decoded_token

@@ -16,8 +16,8 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.faults import remote_error
+from stateflow.rpc.secure import OPTIONS
 from stateflow.rpc.serving import Understood, add_health, ask_health
-from stateflow.rpc.wire import OPTIONS
 
 NO_MESSAGE = b"\x0f\xff\xff"
 SERVICE = "/stateflow.rpc.ReplicaService/"

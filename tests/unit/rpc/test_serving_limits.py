@@ -16,8 +16,8 @@ from stateflow.errors import Busy, NotAllowed, from_wire
 from stateflow.metrics.limits import LimitHits
 from stateflow.rpc import serving as limits
 from stateflow.rpc.faults import remote_error
+from stateflow.rpc.secure import OPTIONS
 from stateflow.rpc.serving import CallLimits, new_server, outer_calls_max
-from stateflow.rpc.wire import OPTIONS
 from stateflow.security.refusals import Refusals
 from stateflow.security.roles import Identity, Role
 from stateflow.settings import ServerSettings

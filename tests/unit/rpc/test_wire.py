@@ -16,7 +16,8 @@ from stateflow.partition.positions import SourceView
 from stateflow.reports import AgentReport
 from stateflow.rpc import clients, wire
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import CHANNEL_OPTIONS, message_of, positions_of, positions_to_pb, value_of
+from stateflow.rpc.secure import CHANNEL_OPTIONS
+from stateflow.rpc.wire import message_of, positions_of, positions_to_pb, value_of
 
 
 @pytest.fixture(scope="module")
