@@ -8,12 +8,14 @@ Measure Latency", 2015).
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -236,6 +238,125 @@ class Load:
                 rewound = True  # some partitions may have given this batch's outputs already
                 for earlier in range(int(gap.where["expected"]), number):
                     source.stream.send(source.sent[earlier], sequence=earlier, rewind=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """Batches of an :class:`OpenLoad` since its begin.
+
+    Attributes:
+        offered: batches whose time has come.
+        answered: batches that were sent and answered.
+        waited: batches that found all senders waiting for answers. They waited for a sender, or were not sent.
+        not_sent: batches that found no room to wait, or still waited at the end.
+    """
+
+    offered: int = 0
+    answered: int = 0
+    waited: int = 0
+    not_sent: int = 0
+
+    def since(self, before: Offers) -> Offers:
+        return Offers(
+            self.offered - before.offered,
+            self.answered - before.answered,
+            self.waited - before.waited,
+            self.not_sent - before.not_sent,
+        )
+
+
+class Backlog:
+    """Batches whose time has come, on their way to ``senders`` that each send one at a time. Thread-safe.
+
+    Args:
+        room: batches that may wait while all senders are busy.
+    """
+
+    def __init__(self, senders: int, room: int) -> None:
+        self._senders, self._room = senders, room
+        self._due: deque[float] = deque()
+        self._busy = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        self.offers = Offers()
+
+    def offer(self, at_s: float) -> None:
+        """Adds a batch that is due at ``at_s``, unless there is no room for it."""
+        with self._changed:
+            ahead = self._busy + len(self._due)
+            has_room = ahead < self._senders + self._room
+            before = self.offers
+            self.offers = Offers(
+                before.offered + 1,
+                before.answered,
+                before.waited + (ahead >= self._senders),
+                before.not_sent + (not has_room),
+            )
+            if has_room:
+                self._due.append(at_s)
+                self._changed.notify()
+
+    def take(self) -> float | None:
+        """Waits for a batch, which its sender then has to send. Returns when it was due; None: there is none any
+        more."""
+        with self._changed:
+            while not self._due and not self._ended:
+                self._changed.wait()
+            if not self._due:
+                return None
+            self._busy += 1
+            return self._due.popleft()
+
+    def answered(self) -> None:
+        with self._changed:
+            self._busy -= 1
+            self.offers = replace(self.offers, answered=self.offers.answered + 1)
+
+    def end(self) -> None:
+        """Drops what still waits, and ends the senders."""
+        with self._changed:
+            self._ended = True
+            self.offers = replace(self.offers, not_sent=self.offers.not_sent + len(self._due))
+            self._due.clear()
+            self._changed.notify_all()
+
+
+class OpenLoad(Load):
+    """A load whose batches come at fixed times, whether or not earlier ones are answered.
+
+    A thread per source sends them. So at most as many batches are under way as there are sources; up to ``room`` more
+    wait for a free source, and the rest is not sent. Latency counts from the time at which a batch was due.
+
+    Args:
+        interval_s: seconds between two batches of all sources together.
+    """
+
+    def __init__(self, sources: Sequence[Source], seed: int, interval_s: float, room: int) -> None:
+        super().__init__(sources, seed)
+        self._interval_s = interval_s
+        self.backlog = Backlog(len(sources), room)
+        self._threads.append(threading.Thread(target=self._offer, daemon=True))
+
+    def _offer(self) -> None:
+        for number in itertools.count():
+            due = self.began_s + number * self._interval_s
+            if self._stop.wait(max(0.0, due - time.monotonic())):
+                break
+            self.backlog.offer(due)
+        self.backlog.end()
+
+    def _run(self, source: Source, rng: random.Random) -> None:
+        try:
+            while (due := self.backlog.take()) is not None:
+                rows = source.pick(rng)
+                outputs = self._send(source, rows)
+                source.latencies.add(due, time.monotonic() - due)
+                self.backlog.answered()
+                with self._mutex:
+                    self.truth.apply(rows, outputs)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self.errors.append(error)
+            self._stop.set()
 
 
 def correctness_of(load: Load, cluster: Cluster, operator: str) -> Correctness:

@@ -1,7 +1,7 @@
 """A client of :mod:`benchmarks.overload`, in a process of its own: ``python -m benchmarks.overload_sender KIND JSON``.
 
-It prints ``ready``, begins when its standard input is written to, and ends when that is closed. At the end a counting
-client prints what it sent, and a hostile one whether it was still active.
+It prints ``ready``, begins when its standard input is written to, and ends when that is closed. At the end a client
+that counts answers prints what it sent, and a hostile one whether it was still active.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
-from benchmarks.latency import picker
-from benchmarks.load import Load, Source, summary
+from benchmarks.latency import KEYS, picker
+from benchmarks.load import Load, OpenLoad, Source, summary
 from benchmarks.operators import CountSum
 from stateflow.client import Cluster
 from stateflow.client.stream import by_partition
@@ -54,15 +55,7 @@ def count(address: str, told: dict[str, Any]) -> None:
 
     ``interval_s`` 0: each is sent when the last is answered.
     """
-    cluster, number = Cluster(address), int(told["number"])
-
-    def pick_of(inner: Callable[[Any], list[dict[str, Any]]]) -> Callable[[Any], list[dict[str, Any]]]:
-        return lambda rng: [{"k": row["k"] + number * KEYS_EACH, "v": row["v"]} for row in inner(rng)]
-
-    sources = [
-        Source(cluster.stream(OPERATOR, f"count-{number}-{n}"), pick_of(picker(n, told["rows"])), told["interval_s"])
-        for n in range(2)
-    ]
+    sources = _sources(address, told)
     load = Load(sources, int(told["seed"]))
     _begins()
     with load:
@@ -70,13 +63,46 @@ def count(address: str, told: dict[str, Any]) -> None:
         before, began = _sent(sources), time.monotonic()
         sys.stdin.read()
         rate = (_sent(sources) - before) / (time.monotonic() - began)
-    took = [each for source in sources for each in source.latencies.between(load.began_s + told["settle_s"], 1e18)]
-    last = [source.latencies.took_s[-1] for source in sources]
+    _report(load, told, {"batches_per_s": rate})
+
+
+def offer(address: str, told: dict[str, Any]) -> None:
+    """Offers a batch every ``interval_s``, whatever is answered, and sends one per source at a time."""
+    load = OpenLoad(_sources(address, told), int(told["seed"]), told["interval_s"], told["room"])
+    _begins()
+    with load:
+        load.wait(told["settle_s"])
+        before, began = load.backlog.offers, time.monotonic()
+        sys.stdin.read()
+        offers, took_s = load.backlog.offers.since(before), time.monotonic() - began
+    rates = {"batches_per_s": offers.answered / took_s, "offered_per_s": offers.offered / took_s}
+    _report(load, told, {**rates, **asdict(offers)})
+
+
+def _sources(address: str, told: dict[str, Any]) -> list[Source]:
+    """Returns a client's sources, each with keys of its own."""
+    cluster, number = Cluster(address), int(told["number"])
+    pick = picker(0, told["rows"])
+
+    def pick_of(first: int) -> Callable[[Any], list[dict[str, Any]]]:
+        return lambda rng: [{"k": first + row["k"], "v": row["v"]} for row in pick(rng)]
+
+    return [
+        Source(
+            cluster.stream(OPERATOR, f"count-{number}-{n}"),
+            pick_of(number * KEYS_EACH + n * KEYS),
+            told["interval_s"],
+        )
+        for n in range(told["sources"])
+    ]
+
+
+def _report(load: Load, told: dict[str, Any], figures: dict[str, Any]) -> None:
+    begin = load.began_s + told["settle_s"]
+    took = [each for source in load.sources for each in source.latencies.between(begin, 1e18)]
     wrong = {"lost": load.truth.lost, "duplicated": load.truth.duplicated}
-    state = [[key, *figures] for key, figures in load.truth.state.items()]
-    _say(
-        json.dumps({"batches_per_s": rate, "latency_ms": summary(took), "behind_s": max(last), **wrong, "state": state})
-    )
+    state = [[key, *found] for key, found in load.truth.state.items()]
+    _say(json.dumps({**figures, "latency_ms": summary(took), **wrong, "state": state}))
 
 
 def _sent(sources: list[Source]) -> int:
@@ -160,10 +186,10 @@ def streams(address: str, told: dict[str, Any]) -> None:
         each.cancel()
 
 
-KINDS = {"count": count, "flood": flood, "deaf": deaf, "halves": halves, "streams": streams}
+KINDS = {"count": count, "offer": offer, "flood": flood, "deaf": deaf, "halves": halves, "streams": streams}
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[2])
-    if sys.argv[1] != "count":  # it stands for a client on another machine
+    if sys.argv[1] not in ("count", "offer"):  # it stands for a client on another machine
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     KINDS[sys.argv[1]](given["address"], given)

@@ -268,6 +268,14 @@ class BatchSlices:
             rows = pa.concat_batches([self.rows.slice(part.start, part.stop - part.start) for part in parts])
         return BatchSlices(self.operator, self.batch, self.schema, rows, mine)
 
+    def behind(self, count: int) -> BatchSlices:
+        """Returns the parts behind the first ``count``. They share the rows, and what was read of the rows."""
+        if not count:
+            return self
+        rest = BatchSlices(self.operator, self.batch, self.schema, self.rows, self.parts[count:])
+        rest._arriving, rest._row_bytes, rest._origins = self._arriving, self._row_bytes, self._origins
+        return rest
+
     def arrived(self, part: Part, key: tuple[str, ...]) -> DecodedRows | None:
         """Returns a part's rows, read with the key columns ``key``; None: the part has no rows. Raises
         KeyColumnMissing."""

@@ -6,8 +6,9 @@ call in these steps:
 1. Pieces are received until the rows of some batch slices are complete. If the sender is silent for
    ``hold_timeout_s`` before that, the batch fails.
 2. Slices without rows are answered at once if their partitions need no visit.
-3. All other slices are applied in the batch thread. When a call has used up its time slice, it lets other callers go
-   first, between two of its partitions. If the thread does not return, the slices that it has begun are refused.
+3. All other slices are applied in the batch thread. When a call has used up its time slice, it pauses between two of
+   its partitions, and callers that have had less of the thread's time go first. A call whose sender does not take
+   answers is not begun. If the thread does not return, the slices that it has begun are refused.
 4. With ``acknowledge=standby``, a commit is acknowledged once a standby has it, too.
 5. Each partition is answered with an output or an error. An error of the whole batch ends the call.
 6. Slices that arrived before their partition are held until the partition arrives. After ``hold_timeout_s`` they are
@@ -35,7 +36,7 @@ from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Frame, Waiting
-from stateflow.replica.executor import BEAT_S, BatchThread, Garbage, LeftBehind, Watch, stops
+from stateflow.replica.executor import BEAT_S, PAUSED, BatchThread, Garbage, LeftBehind, Watch, stops
 from stateflow.reports import RequestReport
 from stateflow.rpc.faults import unexpected
 from stateflow.tracing import Ids, Made, Tracing, about, begin_about
@@ -46,7 +47,8 @@ SAMPLES_KEPT = 100_000
 OPERATORS_MAX, OTHERS = 500, "(others)"
 #: time limit for the batch thread to end after its batch was interrupted because the replica stops, in seconds
 LAST_S = 0.5
-#: time slice of a call, in seconds; when it is used up, other callers go first, between two of the call's partitions
+#: time slice of a call, in seconds; when it is used up, callers that have had less time go first, between two of the
+#: call's partitions
 SLICE_S = 0.005
 #: outcome of one batch slice; None if its partition has not arrived here yet
 Outcome: TypeAlias = Applied | ReplicaInfo | StateflowError | None
@@ -251,6 +253,11 @@ class Exchange(Protocol):
         """The caller to which time of the batch thread is charged. Callers share that time equally."""
         ...
 
+    @property
+    def taken(self) -> asyncio.Event:
+        """Event that is set unless too many bytes of answers have not reached the sender."""
+        ...
+
     async def receive(self, patience_s: float | None = None) -> Piece | None:
         """Returns the next piece, or None if the call is complete.
 
@@ -317,14 +324,17 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _TimeSlice:
-    """One turn of a call in the batch thread.
+class _Turn:
+    """One job of a call in the batch thread, with the pauses in it.
 
     Attributes:
         slices: the parsed slices; None until they are parsed.
         outcomes: part's number → outcome.
-        begun_with: number of the part that was begun last.
-        until: end of the time slice, in monotonic seconds; after it, waiting callers go first.
+        reached: number of parts that were begun.
+        before: number of parts that were begun before the last pause.
+        until: end of the time slice, in monotonic seconds; after it, callers that have had less time go first. None:
+            nothing was done since the last pause.
+        paused: True if the job has paused because others go first.
         over: True if the caller no longer waits for outcomes.
     """
 
@@ -333,15 +343,33 @@ class _TimeSlice:
     clock: Clock
     slices: BatchSlices | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    begun_with: int = 0
+    reached: int = 0
+    before: int = 0
     until: float | None = None
+    paused: bool = False
     over: bool = False
     span: BatchSpan | None = None
 
-    def begun(self, number: int) -> None:
-        self.begun_with = number
+    def read(self, came: Frame | BatchSlices) -> BatchSlices:
+        """Returns the slices of the parts that were not begun yet."""
+        self.paused, self.until, self.before = False, None, self.reached
+        if self.slices is None:
+            self._work()
+            self.slices = came.read() if isinstance(came, Frame) else came
+        return self.slices.behind(self.before)
+
+    def _work(self) -> None:
         if self.until is None:
             self.until = self.clock.monotonic() + SLICE_S
+
+    @property
+    def newest(self) -> int:
+        """Number of the part that was begun last; 0 before the first."""
+        return max(0, self.reached - 1)
+
+    def begun(self, number: int) -> None:
+        self.reached = self.before + number + 1
+        self._work()
 
     def committing(self) -> None:
         if self.span is not None and not self.over:
@@ -352,10 +380,11 @@ class _TimeSlice:
         by the operator."""
         if self.slices is None:
             return {}
-        partition = self.slices.parts[self.begun_with].partition
+        partition = self.slices.parts[self.newest].partition
         return {**_ids_of(self.slices.operator, self.slices.batch, self.span), "partition": partition}
 
     def told(self, number: int, outcome: Came) -> None:
+        number += self.before
         if isinstance(outcome, StateflowError):
             outcome = outcome.with_traceback(None)  # the traceback's frames would keep all outcomes in memory
         elif isinstance(outcome, BaseException):
@@ -369,11 +398,11 @@ class _TimeSlice:
                 self.span.committed()
 
     def goes_on(self) -> bool:
-        return not (self.over or self.batch_thread.stopping or self._gives_way())
-
-    def _gives_way(self) -> bool:
-        is_over = self.until is not None and self.clock.monotonic() > self.until
-        return is_over and self.batch_thread.worker.others_wait(self.caller)
+        if self.over or self.batch_thread.stopping:
+            return False
+        is_used_up = self.until is not None and self.clock.monotonic() > self.until
+        self.paused = is_used_up and self.batch_thread.worker.others_go_first(self.caller)
+        return not self.paused
 
 
 class Applier:
@@ -518,11 +547,12 @@ class Applier:
         slices = None if isinstance(came, Frame) else came
         by_place: dict[int, Outcome] = {}
         while left := [place for place in range(len(partitions)) if place not in by_place]:
+            await call.exchange.taken.wait()
             if self.batch_thread.stopping:
                 by_place |= {place: stops(partitions[place]) for place in left}
                 break
             some = came if slices is None else slices if len(left) == len(partitions) else slices.only(left)
-            turn = _TimeSlice(self.batch_thread, call.exchange.caller, self._clock, span=call.span)
+            turn = _Turn(self.batch_thread, call.exchange.caller, self._clock, span=call.span)
             found = await self._in_thread(call, some, [partitions[place] for place in left], turn)
             by_place |= {left[place]: outcome for place, outcome in found.items()}
             slices = slices or turn.slices
@@ -547,21 +577,21 @@ class Applier:
         return slices.only(early) if early and slices is not None else None
 
     async def _in_thread(
-        self, call: _Call, came: Frame | BatchSlices, partitions: list[PartitionId], turn: _TimeSlice
+        self, call: _Call, came: Frame | BatchSlices, partitions: list[PartitionId], turn: _Turn
     ) -> dict[int, Outcome]:
         """Runs one turn in the batch thread, and returns index → outcome for ``partitions``.
 
-        Outcomes are missing if the turn ended early, because the thread was left behind, the replica stops, or other
-        callers went first.
+        Outcomes are missing if the turn ended early, because the thread was left behind, the replica stops, a processed
+        batch was dropped, or the sender takes no answers.
         """
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
-                await self.batch_thread.run(self._apply, came, turn, of=turn.caller)
+                await self.batch_thread.run(self._apply, came, turn, call.exchange.taken, of=turn.caller)
                 outcomes = turn.outcomes
             except LeftBehind:
                 turn.over = True
                 outcomes = dict(turn.outcomes)
-                last = len(partitions) - 1 if turn.slices is None else turn.begun_with
+                last = len(partitions) - 1 if turn.slices is None else turn.newest
                 for place, partition in enumerate(partitions[: last + 1]):
                     if place not in outcomes:
                         outcomes[place] = self.node.batches.refusal(partition) or held_up(partition)
@@ -570,10 +600,15 @@ class Applier:
         await caller.said()
         return outcomes
 
-    def _apply(self, came: Frame | BatchSlices, turn: _TimeSlice) -> None:
+    def _apply(self, came: Frame | BatchSlices, turn: _Turn, taken: asyncio.Event) -> object:
+        if turn.over:
+            return None
+        # calls that were queued before their stream's answers became too many would add to these
+        if turn.slices is None and not taken.is_set():
+            return None
         with about(turn.ids):
-            turn.slices = slices = came.read() if isinstance(came, Frame) else came
-            self.node.batches.apply(slices, turn)
+            self.node.batches.apply(turn.read(came), turn)
+        return PAUSED if turn.paused else None
 
     async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
         """Waits until a standby durably has the applied batches. Replaces the outcomes of batches that no standby

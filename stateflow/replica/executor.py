@@ -3,7 +3,8 @@
 The pools (:class:`Threads`) do work that would block the event loop.
 
 The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs, such as the garbage collector
-(:class:`Garbage`), run between two batches. Callers share the thread's time equally (:class:`FairQueue`).
+(:class:`Garbage`), run between two batches. Callers share the thread's time equally (:class:`FairQueue`). A long job
+pauses while others go first (``PAUSED``).
 
 The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it notifies callers that their batches are being worked
 on. And it prevents operators from delaying others for longer than ``batch_timeout_s``:
@@ -67,6 +68,8 @@ BEAT_S = 5.0
 LOOK_S = 1.0
 INTERRUPT_EVERY_S = 0.02
 INTERRUPTS = 50
+#: result of a job that has paused: it is run again, before the other jobs of its caller
+PAUSED = object()
 
 # -- Thread pools, and events from threads ---------------------------------------------------------------------------
 
@@ -200,11 +203,15 @@ class FairQueue:
         self._had: dict[Hashable, float] = {}  # caller → seconds used
         self._level = 0.0  # seconds used by the caller that ran last, before it ran
 
-    def give(self, caller: Hashable, job: _Job) -> None:
+    def give(self, caller: Hashable, job: _Job, *, first: bool = False) -> None:
+        """Queues a job, behind the caller's other jobs or with ``first`` before them."""
         if caller not in self._waiting:
             self._waiting[caller] = deque()
             self._had[caller] = max(self._had.pop(caller, 0.0), self._level)
-        self._waiting[caller].append(job)
+        if first:
+            self._waiting[caller].appendleft(job)
+        else:
+            self._waiting[caller].append(job)
 
     def take(self) -> tuple[Hashable, _Job]:
         caller = None if None in self._waiting else min(self._waiting, key=self._had.__getitem__)
@@ -221,13 +228,18 @@ class FairQueue:
             gone = next(each for each in self._had if each not in self._waiting)
             del self._had[gone]
 
-    def others_wait(self, caller: Hashable) -> bool:
-        waiting = self._waiting
-        return len(waiting) > (caller in waiting)
+    def others_go_first(self, caller: Hashable, seconds: float) -> bool:
+        """Tells whether a job of another caller would be taken before one of ``caller``, whose running job has used
+        ``seconds``."""
+        mine = self._had.get(caller, self._level) + seconds
+        return any(each is None or self._had[each] < mine for each in self._waiting if each != caller)
 
 
 class WorkerThread(Executor):
     """Executor with one thread. Jobs of one caller run in order, and callers share the thread's time equally.
+
+    A job that returns ``PAUSED`` is run again when it is its caller's turn, before the caller's other jobs. So of each
+    caller one job at most is half done. After :meth:`shutdown`, a job that pauses is over.
 
     :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread ends when its job returns.
     The threads do not keep the process from ending.
@@ -265,9 +277,12 @@ class WorkerThread(Executor):
                 self._start()
         return future
 
-    def others_wait(self, caller: Hashable) -> bool:
-        """Tells whether other callers than ``caller`` have waiting jobs. Cheap, and callable from any thread."""
-        return self._turns.others_wait(caller)
+    def others_go_first(self, caller: Hashable) -> bool:
+        """Tells whether the running job, which is one of ``caller``, should pause, because a caller waits that has used
+        less of the thread's time."""
+        with self._lock:
+            ran_s = 0.0 if self.busy_since is None else self._clock.monotonic() - self.busy_since
+            return self._turns.others_go_first(caller, ran_s)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -278,7 +293,8 @@ class WorkerThread(Executor):
         while self._thread is me and self._given.get():
             with self._lock:
                 caller, (future, work) = self._turns.take()
-            if not future.set_running_or_notify_cancel():
+            # a job that has paused is running already
+            if not (future.running() or future.set_running_or_notify_cancel()):
                 continue
             began = self._clock.monotonic()
             self._current, self.busy_since = (caller, future), began
@@ -292,6 +308,10 @@ class WorkerThread(Executor):
                     return  # leave_behind() has resolved the future, and charged the caller
                 self._current = self.busy_since = None
                 self._turns.took(caller, self._clock.monotonic() - began)
+                if result is PAUSED and not self._shut:
+                    self._turns.give(caller, (future, work), first=True)
+                    self._given.put(True)
+                    continue
             if error is None:
                 future.set_result(result)
             else:

@@ -208,8 +208,9 @@ class CallStream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._newest = 0
         self.unread = self.untaken = 0  # bytes
-        self._taken = asyncio.Event()
-        self._taken.set()
+        #: set unless too many bytes of answers have not reached the sender
+        self.taken_up = asyncio.Event()
+        self.taken_up.set()
         self._room = asyncio.Event()
         self._room.set()
         self._loop = asyncio.get_running_loop()
@@ -303,7 +304,7 @@ class CallStream:
                 LIMIT_HITS.note("stream_batches")
                 what = f"{CALLS_MAX} batches of this stream are already running"
                 raise Unavailable(what, remedy="the request is retried")
-            await self._taken.wait()
+            await self.taken_up.wait()
             await self._applier.run(call)
             error = None
         except StateflowError as caught:
@@ -329,7 +330,7 @@ class CallStream:
         size = response.ByteSize()
         self.untaken += size
         if self.untaken > self._share(UNTAKEN_BYTES_MAX):
-            self._taken.clear()
+            self.taken_up.clear()
         try:
             async with self._writing:
                 await self._write(response)
@@ -340,7 +341,7 @@ class CallStream:
         finally:
             self.untaken -= size
             if self.untaken <= self._share(UNTAKEN_BYTES_MAX):
-                self._taken.set()
+                self.taken_up.set()
 
     async def give_sign_of_life(self) -> None:
         """Sends an empty response unless one was sent recently. Any response is a sign of life for all calls."""
@@ -364,6 +365,10 @@ class _Call:
     @property
     def caller(self) -> Hashable:
         return self._stream.caller
+
+    @property
+    def taken(self) -> asyncio.Event:
+        return self._stream.taken_up
 
     def put(self, request: rpb.ApplyRequest, size: int) -> None:
         self._came.put_nowait((request, size))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Any
 
 import pytest
 
-from benchmarks.load import Latencies, Ledger, Load, Source, ccdf, summary
+from benchmarks.load import Backlog, Latencies, Ledger, Load, Offers, OpenLoad, Source, ccdf, summary
 from benchmarks.stall import StallWatch
 
 INTERVAL_S, STALL_S = 0.01, 0.3
@@ -135,3 +136,61 @@ def test_timeline_summary_and_tail() -> None:
     assert tail[-1][1] == 0.001
     assert summary([]) == {}
     assert ccdf([]) == []
+
+
+def test_batches_wait_at_their_sender_and_those_without_room_are_not_sent() -> None:
+    backlog = Backlog(senders=2, room=1)
+    for due in (1.0, 2.0, 3.0, 4.0):
+        backlog.offer(due)
+    assert backlog.offers == Offers(offered=4, waited=2, not_sent=1)
+    assert [backlog.take(), backlog.take()] == [1.0, 2.0]
+    backlog.offer(5.0)
+    assert backlog.offers.not_sent == 2, "both senders are busy and one batch waits"
+    backlog.answered()
+    assert backlog.take() == 3.0
+    backlog.offer(6.0)
+    assert backlog.offers == Offers(offered=6, answered=1, waited=4, not_sent=2)
+    before = backlog.offers
+    backlog.end()
+    assert backlog.take() is None
+    assert backlog.offers.since(before) == Offers(not_sent=1), "the one that still waited"
+
+
+def test_an_open_load_offers_on_while_nothing_is_answered() -> None:
+    go_on = threading.Event()
+
+    class Held(Counting):
+        def send(self, rows: list[dict[str, Any]], *, sequence: int) -> list[dict[str, Any]]:
+            assert go_on.wait(30)
+            return super().send(rows, sequence=sequence)
+
+    def pick(number: int) -> Any:
+        return lambda rng: [{"k": 10 * number + rng.randrange(3), "v": 0.25}]
+
+    sources = [Source(Held(), pick(number), 0.0) for number in range(2)]  # type: ignore[arg-type]
+    load = OpenLoad(sources, 1, 0.001, room=3)
+    with load:
+        while load.backlog.offers.not_sent < 5:
+            load.wait(0.001)
+        assert load.backlog.offers.answered == 0
+        go_on.set()
+        while load.backlog.offers.answered < 5:
+            load.wait(0.001)
+    offers = load.backlog.offers
+    assert offers.offered == offers.answered + offers.not_sent
+    assert offers.waited >= offers.not_sent - 5, "those that waited at the end had a sender, maybe"
+    took = [seconds for source in sources for seconds in source.latencies.took_s]
+    assert len(took) == offers.answered
+    assert max(took) >= 5 * 0.001, "the first ones were due before those that were not sent"
+    assert load.truth.lost == load.truth.duplicated == 0
+
+
+def test_an_open_load_whose_sender_fails_ends() -> None:
+    class Fails(Counting):
+        def send(self, rows: list[dict[str, Any]], *, sequence: int) -> list[dict[str, Any]]:
+            raise ZeroDivisionError
+
+    load = OpenLoad([Source(Fails(), one_row, 0.0)], 1, 0.001, room=3)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), load:
+        while True:
+            load.wait(0.001)

@@ -1,4 +1,4 @@
-"""A hostile client that gave up early is distinguished from one that lasted to the end."""
+"""A hostile client that gave up early is distinguished from one that lasted, and an overload from a mere load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import overload
 from benchmarks.overload import Client
+from benchmarks.record import Correctness
 
 SAYS = "import sys; sys.stdin.read(); print('{\"goes_on\": %s}')"
 
@@ -33,3 +34,36 @@ def stopped(program: str) -> bool:
         assert process.stdout is not None
         client._process, client._in, client._out = process, process.stdin, process.stdout
         return client.stop()
+
+
+@pytest.mark.parametrize(
+    ("changed", "unmet"),
+    [
+        ({}, []),
+        ({"offered_batches_per_s": 150.0}, ["offered, of twice the peak"]),
+        ({"answered_batches_per_s": 80.0}, ["throughput of twice the peak, of the peak"]),
+        ({"waited": 100}, ["told to wait, of the offered batches"]),
+        ({"p99_ms": 2_000.0}, ["p99 from when a batch was due, ms"]),
+        ({"replica_bytes_most": 10**9}, ["growth of the replica's memory, GB"]),
+    ],
+)
+def test_what_an_overload_has_to_keep(changed: dict[str, float], unmet: list[str]) -> None:
+    found = {
+        "peak_batches_per_s": 100.0,
+        "offered_batches_per_s": 200.0,
+        "answered_batches_per_s": 95.0,
+        "offered": 800,
+        "waited": 790,
+        "p99_ms": 400.0,
+        "replica_bytes_before": 3 * 10**8,
+        "replica_bytes_most": 4 * 10**8,
+    }
+    targets = overload._targets([found | changed], Correctness(0, 0, 0, True))
+    assert [target.name for target in targets if not target.met] == unmet
+
+
+def test_rows_lost_or_duplicated_in_an_overload_miss_a_target() -> None:
+    names = ("offered", "answered", "waited", "peak_batches_per_s", "offered_batches_per_s", "answered_batches_per_s")
+    found = dict.fromkeys((*names, "p99_ms", "replica_bytes_before", "replica_bytes_most"), 1.0)
+    targets = overload._targets([found], Correctness(1, 2, 0, False))
+    assert {"output rows lost", "output rows duplicated"} <= {target.name for target in targets if not target.met}

@@ -22,7 +22,7 @@ from stateflow.partition.environment import WorkLock
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.executor import FairQueue, LeftBehind, WorkerThread
+from stateflow.replica.executor import PAUSED, FairQueue, LeftBehind, WorkerThread
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to
 
@@ -250,19 +250,92 @@ def test_who_had_least_of_a_lane_comes_first() -> None:
     turn(2.0)
     fair.give(None, jobs["own"])
     fair.give("b", jobs["b0"])
-    assert fair.others_wait("b")
+    assert fair.others_go_first("b", 0.0), "the process itself"
     turn(9.0)
     turn(0.5)
     turn(2.0)
     turn(5.0)
     assert took == ["f0", "a0", "a1", "own", "b0", "a2", "f1"]
-    assert not fair.others_wait("flood")
+    assert not fair.others_go_first("flood", 0.0)
     for number in range(3000):
         fair.give(number, jobs["a0"])
         turn(0.001)
     assert len(fair._had) <= 1002
     turn(0.0)
     assert took[-1] == "f2"
+
+
+def test_only_who_had_less_goes_before_the_rest_of_a_job() -> None:
+    fair = FairQueue()
+    job: Any = (None, None)
+    fair.give("flood", job)
+    assert fair.take()[0] == "flood"
+    assert not fair.others_go_first("flood", 100.0), "nobody waits"
+    fair.give("a", job)
+    assert not fair.others_go_first("flood", 0.0)
+    assert fair.others_go_first("flood", 0.001)
+    fair.took("flood", 5.0)
+    fair.give("flood", job)
+    assert fair.take()[0] == "a"
+    assert not fair.others_go_first("a", 4.9), "a flood is behind whoever has had less"
+    assert fair.others_go_first("a", 5.1)
+
+
+def test_a_job_that_has_paused_comes_before_the_others_of_its_caller() -> None:
+    fair = FairQueue()
+    jobs: Any = {name: (None, name) for name in ("f0", "f1", "a0")}
+    for name in ("f0", "f1"):
+        fair.give("flood", jobs[name])
+    caller, job = fair.take()
+    fair.took(caller, 1.0)
+    fair.give(caller, job, first=True)
+    fair.give("a", jobs["a0"])
+    took: list[Any] = []
+    for _ in range(3):
+        caller, (_, name) = fair.take()
+        fair.took(caller, 1.0)
+        took.append(name)
+    assert took == ["a0", "f0", "f1"]
+
+
+def test_a_job_pauses_for_others_and_goes_on_before_its_callers_next_ones() -> None:
+    worker = WorkerThread("test", SYSTEM_CLOCK)
+    began, go_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def long() -> object:
+        done.append("long")
+        began.set()
+        assert go_on.wait(30)
+        return PAUSED if worker.others_go_first("flood") else len(done)
+
+    first = worker.submit_for("flood", long)
+    assert began.wait(30)
+    rest = [worker.submit_for(who, functools.partial(done.append, who)) for who in ("flood", "a", "a")]
+    go_on.set()
+    for each in rest:
+        each.result(30)
+    assert done == ["long", "a", "a", "long", "flood"]
+    assert first.result(30) == 4
+    worker.shutdown()
+
+
+def test_a_job_that_pauses_while_its_thread_is_shut_down_is_over() -> None:
+    worker = WorkerThread("test", SYSTEM_CLOCK)
+    began, go_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def long() -> object:
+        began.set()
+        assert go_on.wait(30)
+        return PAUSED
+
+    first = worker.submit_for("flood", long)
+    assert began.wait(30)
+    last = worker.submit_for("a", functools.partial(done.append, "a"))
+    worker.shutdown(wait=False)
+    go_on.set()
+    last.result(30)
+    assert first.result(30) is PAUSED
+    assert done == ["a"]
 
 
 def test_callers_of_a_lane_take_turns() -> None:
@@ -276,18 +349,18 @@ def test_callers_of_a_lane_take_turns() -> None:
 
     first = worker.submit_for("flood", busy)
     assert began.wait(30)
-    assert not worker.others_wait("flood")
+    assert not worker.others_go_first("flood")
     rest = [worker.submit_for("flood", functools.partial(done.append, f"flood {n}")) for n in range(4)]
     rest += [worker.submit_for("a", functools.partial(done.append, f"a {n}")) for n in range(2)]
     rest += [worker.submit(done.append, "own")]
-    assert worker.others_wait("flood")
-    assert worker.others_wait("nobody")
+    assert worker.others_go_first("flood")
+    assert worker.others_go_first("nobody"), "the process itself waits"
     go_on.set()
     worker.shutdown()
     assert [each.result(30) for each in rest] == [None] * 7
     assert done[:3] == ["own", "a 0", "a 1"], "who had none of it yet"
     assert done[3:] == [f"flood {n}" for n in range(4)]
-    assert not worker.others_wait("nobody")
+    assert not worker.others_go_first("nobody")
     assert first.result(0)
     with pytest.raises(RuntimeError):
         worker.submit(done.append, "late")

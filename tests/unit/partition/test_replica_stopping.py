@@ -267,6 +267,8 @@ class Sender:
 
     def __init__(self, *requests: Piece) -> None:
         self.requests = list(requests)
+        self.taken = asyncio.Event()
+        self.taken.set()
         self.said: list[Applied | StateflowError] = []
 
     async def receive(self, patience_s: float | None = None) -> Piece | None:

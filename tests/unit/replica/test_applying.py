@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from stateflow.clock import SYSTEM_CLOCK
+from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
 from stateflow.partition.batches import Answers
 from stateflow.partition.positions import Batch
@@ -65,6 +65,8 @@ class Sender:
 
     def __init__(self, requests: Iterable[Piece], then: Any = None) -> None:
         self.requests, self.then = list(requests), then
+        self.taken = asyncio.Event()
+        self.taken.set()
         self.answers: list[Answer] = []
         self.past: list[int] = []
 
@@ -266,34 +268,174 @@ def test_where_the_thread_does_not_come_back_partitions_are_visited() -> None:
     assert sender.past == []
 
 
-def test_one_that_takes_long_lets_others_go_first() -> None:
-    """A slow call lets others go first between two of its partitions, and each partition is applied once."""
+class Slow(Node):
+    """A node on whose clock each partition takes longer than a time slice.
 
-    class Slow(Node):
-        def apply(self, slices: BatchSlices, answers: Answers) -> None:
-            for number, part in enumerate(slices.parts):
-                if not answers.goes_on():
-                    return
-                answers.begun(number)
-                time.sleep(2 * SLICE_S if len(self.here) > 1 else 0)
-                self.rows.append((part.partition, []))
-                answers.told(number, self.here[part.partition])
+    Attributes:
+        took_s: time of single partitions, in seconds.
+        held: partition → event for which it waits.
+        began: partitions that were begun.
+    """
 
-    node = Slow({number: applied(1) for number in range(8)})
-    large, small = Sender([whole({n: [n] for n in range(7)})]), Sender([whole({7: [7]})])
-    small.caller = "another"
+    def __init__(self, partitions: int, *held: int) -> None:
+        super().__init__({number: applied(number) for number in range(partitions)})
+        self.clock, self.took_s, self.calls = ManualClock(), dict[int, float](), list[BatchSlices]()
+        self.held = {partition: threading.Event() for partition in held}
+        self.began = {partition: threading.Event() for partition in self.here}
 
+    def apply(self, slices: BatchSlices, answers: Answers) -> None:
+        self.calls.append(slices)
+        for number, part in enumerate(slices.parts):
+            if not answers.goes_on():
+                return
+            answers.begun(number)
+            self.rows.append((part.partition, []))
+            slices.arrived(part, ("v",))
+            self.began[part.partition].set()
+            assert part.partition not in self.held or self.held[part.partition].wait(LONG_S)
+            self.clock.advance(self.took_s.get(part.partition, 2 * SLICE_S))
+            answers.told(number, self.here[part.partition])
+
+    @property
+    def order(self) -> list[int]:
+        return [partition for partition, _ in self.rows]
+
+
+def sender_of(partitions: Iterable[int], caller: str = "s") -> Sender:
+    made = Sender([whole({number: [number] for number in partitions})])
+    made.caller = caller
+    return made
+
+
+class Beside:
+    """Calls that are served beside each other. The first partition of the first call waits until all have given their
+    jobs to the batch thread."""
+
+    def __init__(self, node: Slow) -> None:
+        self.node = node
+        self.applier = Applier(cast(ReplicaNode, node), node.clock, lambda _: asyncio.Event(), lambda _: None)
+        self.calls: list[asyncio.Task[None]] = []
+
+    async def begin(self, *senders: Sender) -> None:
+        for sender in senders:
+            self.calls.append(asyncio.create_task(self.applier.run(sender)))
+            while len(self.applier.watch._callers) < len(self.calls):
+                await asyncio.sleep(0)
+            await asyncio.to_thread(self.node.began[0].wait, LONG_S)
+
+    async def end(self) -> None:
+        for event in self.node.held.values():
+            event.set()
+        await asyncio.wait_for(asyncio.gather(*self.calls), LONG_S)
+        await self.applier.close()
+
+
+def serve_beside(node: Slow, *senders: Sender) -> None:
     async def run() -> None:
-        applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
-        first = asyncio.create_task(applier.run(large))
-        while not node.rows:
-            await asyncio.sleep(0.001)
-        await asyncio.wait_for(applier.run(small), LONG_S)
-        assert [answer for _, answer in small.answers] == [applied(1)]
-        assert len(node.rows) < 6, "it did not wait for all of them"
-        await asyncio.wait_for(first, LONG_S)
-        await applier.close()
+        beside = Beside(node)
+        await beside.begin(*senders)
+        await beside.end()
 
     asyncio.run(run())
-    assert sorted(partition for partition, _ in node.rows) == list(range(8))
-    assert [partition.partition for partition, _ in large.answers] == list(range(7))
+
+
+def test_one_that_takes_long_lets_others_go_first() -> None:
+    """A slow call lets others go first between two of its partitions, and each partition is applied once."""
+    node = Slow(8, 0)
+    large, small = sender_of(range(7)), sender_of([7], "another")
+    serve_beside(node, large, small)
+    assert node.order == [0, 7, *range(1, 7)]
+    assert [answer for _, answer in small.answers] == [applied(7)]
+    assert large.answers == [(PartitionId("Op", number), applied(number)) for number in range(7)]
+
+
+def test_of_each_caller_one_batch_at_most_is_half_done() -> None:
+    """A call that has paused goes on before its caller's other calls, with the rows that it has decoded."""
+    node = Slow(8, 0)
+    large = [sender_of(range(7)) for _ in range(3)]
+    serve_beside(node, *large, sender_of([7], "another"))
+    assert node.order == [0, 7, *range(1, 7), *range(7), *range(7)]
+    begin, _, rest, *_ = node.calls
+    assert begin._arriving is not None
+    assert rest._arriving is begin._arriving
+    assert all(each.answers == large[0].answers for each in large)
+
+
+def test_who_had_less_time_is_not_interrupted_by_those_who_had_more() -> None:
+    node = Slow(9, 0)
+    node.took_s[0] = 10 * SLICE_S
+    serve_beside(node, *(sender_of([0]) for _ in range(3)), sender_of([7, 8], "another"))
+    assert node.order == [0, 7, 8, 0, 0]
+
+
+def test_a_call_that_takes_long_to_decode_pauses_before_its_first_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, read = Slow(4, 0), Frame.read
+
+    def slowly(frame: Frame) -> BatchSlices:
+        node.clock.advance(2 * SLICE_S if len(frame.partitions) > 1 else 0)
+        return read(frame)
+
+    monkeypatch.setattr(Frame, "read", slowly)
+    large = sender_of([1, 2])
+    serve_beside(node, sender_of([0], "b"), large, sender_of([3], "another"))
+    assert node.order == [0, 3, 1, 2]
+    assert [answer for _, answer in large.answers] == [applied(1), applied(2)]
+
+
+def test_queued_calls_of_a_sender_that_takes_no_answers_are_not_begun() -> None:
+    node = Slow(3, 0)
+    deaf, other = [sender_of([0]), sender_of([1])], sender_of([2], "another")
+    deaf[1].taken = deaf[0].taken
+
+    async def run() -> None:
+        beside = Beside(node)
+        await beside.begin(*deaf, other)
+        deaf[0].taken.clear()
+        node.held[0].set()
+        while beside.applier.watch._callers:
+            await asyncio.sleep(0)
+        assert node.order == [0, 2], "the others were queued before the answers were too many"
+        deaf[0].taken.set()
+        await beside.end()
+
+    asyncio.run(run())
+    assert node.order == [0, 2, 1]
+    assert [len(each.answers) for each in (*deaf, other)] == [1, 1, 1]
+
+
+def test_a_call_that_is_cancelled_while_it_pauses_does_nothing_more() -> None:
+    node = Slow(8, 0, 7)
+
+    async def run() -> None:
+        beside = Beside(node)
+        await beside.begin(sender_of(range(7)), sender_of([7], "another"))
+        node.held[0].set()
+        await asyncio.to_thread(node.began[7].wait, LONG_S)
+        cancelled = beside.calls.pop(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await beside.end()
+
+    asyncio.run(run())
+    assert node.order == [0, 7]
+
+
+def test_a_call_that_has_paused_is_refused_when_the_replica_stops() -> None:
+    node = Slow(8, 0, 7)
+    large, small = sender_of(range(7)), sender_of([7], "another")
+
+    async def run() -> None:
+        beside = Beside(node)
+        await beside.begin(large, small)
+        node.held[0].set()
+        await asyncio.to_thread(node.began[7].wait, LONG_S)
+        beside.applier.batch_thread.stop()
+        await beside.end()
+
+    asyncio.run(run())
+    assert node.order == [0, 7]
+    assert [answer for _, answer in small.answers] == [applied(7)]
+    first, *rest = [answer for _, answer in large.answers]
+    assert first == applied(0)
+    assert [type(each) for each in rest] == [Unavailable] * 6

@@ -390,6 +390,7 @@ def test_of_a_sender_that_takes_no_answers_nothing_more_is_begun(monkeypatch: py
 
     async def work() -> None:
         takes, written, began = asyncio.Event(), list[rpb.ApplyResponse](), list[int]()
+        calls = list[Exchange]()
 
         async def write(response: rpb.ApplyResponse) -> None:
             await takes.wait()
@@ -398,6 +399,7 @@ def test_of_a_sender_that_takes_no_answers_nothing_more_is_begun(monkeypatch: py
         async def big(exchange: Exchange) -> None:
             while (piece := await exchange.receive()) is not None:
                 began.append(number_of(piece))
+                calls.append(exchange)
                 await exchange.answer([(PartitionId("Op", 0), Applied(b"x" * 600, False, 1))])
 
         s = Stream(big)
@@ -409,8 +411,10 @@ def test_of_a_sender_that_takes_no_answers_nothing_more_is_begun(monkeypatch: py
         await asyncio.sleep(0.05)
         held = len(began)
         assert held < 20, "answers of so many would be kept"
+        assert not any(call.taken.is_set() for call in calls)
         takes.set()
         await s.task
+        assert all(call.taken.is_set() for call in calls)
         assert began == list(range(1, 21))
         assert len(written) == 20
 
