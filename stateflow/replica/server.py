@@ -21,6 +21,7 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import REPORT_LOG, StateflowError
 from stateflow.fleet import Listening
 from stateflow.metrics.figures import Values
+from stateflow.metrics.limits import Limit
 from stateflow.partition.environment import keep_buffers
 from stateflow.partition.lifecycle import SERVED
 from stateflow.partition.replica import ReplicaNode
@@ -75,9 +76,23 @@ class Figures:
             "stateflow_lease_seconds": {(): left} if math.isfinite(left) else {},
             "stateflow_checkpoint_rounds_total": {(): service.checkpointing.taken},
             "stateflow_followers": {(name,): followers[name] for name in rates},
-            "stateflow_streams": {(): service.streams},
+            "stateflow_streams": {(): len(service.streams)},
             **await self._of_disk(),
-            **self._limits.figures(service.limits_used()),
+            **self._limits.figures(self._limits_used()),
+        }
+
+    def _limits_used(self) -> dict[Limit, float]:
+        """Returns which part of each limit is in use. A limit that each stream has is as full as that of the fullest
+        stream."""
+        service, settings = self._service, self._service.node.settings
+        used = [stream.used() for stream in service.streams]
+        return {
+            **service.node.limits_used(),
+            "read_ahead_bytes": sum(stream.unread for stream in service.streams) / settings.stream_bytes_max,
+            "untaken_bytes": sum(stream.untaken for stream in service.streams) / settings.stream_bytes_max,
+            "stream_read_ahead_bytes": max((read for read, _ in used), default=0.0),
+            "stream_untaken_bytes": max((untaken for _, untaken in used), default=0.0),
+            "waiting_bytes": service.applier.waiting.bytes / settings.waiting_bytes_max,
         }
 
     async def _of_disk(self) -> Values:

@@ -400,7 +400,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self.applier = Applier(node, clock, changed.next, self._transfers.ask, garbage, tracing)
         self._round_trips = RoundTrips(connect, clock)
         self._sources = Sources(node, self.threads, self.applier.batch_thread, self.applier.confirmations)
-        self._streams: set[CallStream] = set()
+        self.streams: set[CallStream] = set()  #: open streams of batches
         self._freeing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         LIMIT_HITS.watch(*REPLICA_LIMITS)
@@ -419,35 +419,16 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
             context.write,
             settings.chunk_bytes,
             whose,
-            self._streams.__len__,
+            self.streams.__len__,
             settings.stream_bytes_max,
         )
-        self._streams.add(stream)
+        self.streams.add(stream)
         try:
             await stream.run(requests)
         except StateflowError as error:  # the call's error is its answer
             await abort(context, error)
         finally:
-            self._streams.discard(stream)
-
-    @property
-    def streams(self) -> int:
-        """Number of open streams of batches."""
-        return len(self._streams)
-
-    def limits_used(self) -> dict[Limit, float]:
-        """Returns which part of each limit is in use. A limit that each stream has is as full as that of the fullest
-        stream."""
-        streams, settings = [*self._streams], self.node.settings
-        used = [stream.used() for stream in streams]
-        return {
-            **self.node.limits_used(),
-            "read_ahead_bytes": sum(stream.unread for stream in streams) / settings.stream_bytes_max,
-            "untaken_bytes": sum(stream.untaken for stream in streams) / settings.stream_bytes_max,
-            "stream_read_ahead_bytes": max((read for read, _ in used), default=0.0),
-            "stream_untaken_bytes": max((untaken for _, untaken in used), default=0.0),
-            "waiting_bytes": self.applier.waiting.bytes / settings.waiting_bytes_max,
-        }
+            self.streams.discard(stream)
 
     # -- control ------------------------------------------------------------------------------------------
 
@@ -707,7 +688,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     def end_streams(self) -> None:
         """Stops reading batches. Batches that were received completely are still answered."""
-        for stream in self._streams:
+        for stream in self.streams:
             stream.end()
 
     async def close(self) -> None:
