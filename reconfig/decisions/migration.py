@@ -117,8 +117,7 @@ class TargetFailed:
 @dataclass(frozen=True, slots=True)
 class SourceGone:
     """The source's lease has lapsed, margin included, or the source has lost the partition. The source no longer serves
-    the partition, and may never tell whether it sealed it.
-    """
+    the partition, and may never tell whether it sealed it."""
 
 
 @dataclass(frozen=True, slots=True)

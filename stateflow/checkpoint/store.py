@@ -245,8 +245,7 @@ class CheckpointStore:
     # -- which store it is ----------------------------------------------------------------------------------
 
     def remember(self, known: Known | None, keep: Callable[[Known], None], note: Path) -> None:
-        """Accepts only the store that was used before. Another store is refused, and no store is created in place of a
-        missing one.
+        """Accepts only the store that was used before. No store is created in place of a missing one.
 
         Args:
             known: the store used before; None: no store was.
@@ -384,11 +383,9 @@ class CheckpointStore:
             yield
 
     def _free_place(self, manifest: Manifest, *, again: bool = False) -> int | Saved:
-        """Returns the first free attempt number for the manifest's name; or the checkpoint, if the store has it with
-        all its blobs.
+        """Returns the first free attempt of the manifest, or the checkpoint if the store has it with all its blobs.
 
-        Raises StaleCheckpoint. ``again``: do not return an existing checkpoint, because its blobs may have been
-        collected.
+        Raises StaleCheckpoint. ``again``: return no existing checkpoint, because its blobs may have been collected.
         """
         attempt = 0
         for found in self.catalog.checkpoints(manifest.id):
@@ -660,8 +657,7 @@ class Adoption:
         self._store, self._manifest, self._lease = store, manifest, lease
 
     def publish(self, epoch: int, replica: str) -> None:
-        """Durably publishes the checkpoint as the first one of the partition's new owner. No older checkpoint can
-        become the newest after that.
+        """Durably publishes the checkpoint as the new owner\'s first. No older one can become the newest after that.
 
         The call may be repeated. Raises StaleCheckpoint if a later owner was faster, or if the blobs may have been
         collected; in the latter case, adopt the checkpoint again.

@@ -247,9 +247,7 @@ class Ledger:
         return self.database.write(guarded)
 
     def resolve(self, item_id: str, note: str) -> Record:
-        """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks the
-        item.
-        """
+        """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks it."""
         item = self._known(item_id)
         if item.blocking is None:
             raise IllegalRecord("nothing blocks the item", remedy="see `stateflow ledger show`", item=item_id)
@@ -273,8 +271,7 @@ class Ledger:
 
     def renew(self, lock: Record, lease_s: float | None = None) -> bool:
         """Renews the lease of a lock, counted from now. Returns False when the lock is no longer held, or
-        has no lease.
-        """
+        has no lease."""
         seconds = self.lease_s if lease_s is None else _lease(lease_s)
         if math.isinf(seconds):
             return False
@@ -429,8 +426,7 @@ class Ledger:
 
     def query(self, prepared_by: App | str | None = None, requester: App | str | None = None) -> list[str]:
         """Returns the ids, in order, of items that ``prepared_by`` has processed (None: all items), and that
-        ``requester`` may process now.
-        """
+        ``requester`` may process now."""
         with self.database.reading() as connection:
             free, silent = statements.ready(_who(prepared_by), _who(requester))
             return sorted({*connection.execute(free).scalars(), *connection.execute(silent).scalars()})

@@ -81,8 +81,7 @@ _BIGGEST = 2**63 - 1
 
 def record_of(row: Row[Any] | Mapping[str, Any], *, strict: bool = True) -> Record:
     """Converts a row to a record. Raises LedgerCorrupt for values that no ``put`` can have written; if not ``strict``,
-    keeps such values unchanged.
-    """
+    keeps such values unchanged."""
     it: Any = row if isinstance(row, Mapping) else row._mapping
     state, payload = it["state"], it["payload"]
     try:
@@ -128,8 +127,7 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
 def writer_lock() -> Select[Any]:
     """Selects, and locks until the commit, the row that each writer locks before it numbers its records. Ids are
     therefore in the order of commits: a reader that has seen an id has seen all lower ones. SQLite allows only one
-    writer at a time anyway.
-    """
+    writer at a time anyway."""
     query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
     return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
@@ -250,8 +248,7 @@ def _processed(query: Select[Any], who: Who) -> Select[Any]:
 
 def unprocessed(prepared_by: Who | None, requester: Who | None) -> Select[Any]:
     """Selects ids and blocking records of the items that ``prepared_by`` has processed (None: all items), and that
-    ``requester`` has not processed and need not skip.
-    """
+    ``requester`` has not processed and need not skip."""
     query = _listed()
     if prepared_by is not None:
         query = _processed(query, prepared_by)
@@ -264,8 +261,7 @@ def unprocessed(prepared_by: Who | None, requester: Who | None) -> Select[Any]:
 
 def ready(prepared_by: Who | None, requester: Who | None) -> tuple[Select[Any], Select[Any]]:
     """Returns two queries for unprocessed items that can be acquired now: items that no record blocks, and items whose
-    holder's lease has ended.
-    """
+    holder's lease has ended."""
     query = unprocessed(prepared_by, requester)
     silent = select(LEASE.c.item_id).where(LEASE.c.until_us <= now_us())
     return query.where(ITEM.c.blocking_record_id.is_(None)), query.where(ITEM.c.item_id.in_(silent))
@@ -309,8 +305,7 @@ def archivable(before_us: int, limit: int) -> Select[Any]:
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """Fields that all records of one transaction share. ``lease_s``: lease, in seconds, of locks whose entries name no
-    lease.
-    """
+    lease."""
 
     author: str
     run_id: str

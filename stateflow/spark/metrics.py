@@ -271,8 +271,7 @@ class Trigger:
 class _Use:
     """Figures of one operator in one batch.
 
-    ``of`` identifies the newest call of ``apply_operator``. ``tasks`` maps a task of the newest run and call to (rows,
-    visits).
+    ``of`` is the newest call of ``apply_operator``. ``tasks``: a task of the newest run and call → (rows, visits).
     """
 
     of: str = ""
@@ -379,10 +378,7 @@ class Tally:
                     self._queries.popitem(last=False)
 
     def observed(self, run: str, batch: int, reports: Iterable[TaskReport]) -> None:
-        """Adds the reports of one micro-batch, unless they have been added before.
-
-        The caller passes the batches of a run in order, and may pass a batch repeatedly.
-        """
+        """Adds the reports of a micro-batch. Batches of a run arrive in order; a batch may arrive again, to no effect."""
         with self._lock:
             if self._observed.get(run, -1) >= batch:
                 return
@@ -489,9 +485,7 @@ def with_report_column(schema: Any) -> Any:
 def with_report(
     outputs: Iterable[pa.RecordBatch], schema: pa.Schema, reports: list[TaskReport]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the outputs, and then one batch with the reports.
-
-    ``reports`` is read only after the last output, because the task adds its report at its end.
+    """Yields the outputs, then a batch with ``reports``, read at the end because the task adds its report there.
 
     Args:
         schema: schema of the outputs, used if there are none.
