@@ -378,7 +378,7 @@ class Tally:
                     self._queries.popitem(last=False)
 
     def observed(self, run: str, batch: int, reports: Iterable[TaskReport]) -> None:
-        """Adds the reports of a micro-batch. Batches of a run arrive in order; a batch may arrive again, to no effect."""
+        """Adds the reports of a micro-batch. Batches of a run arrive in order; one that arrives again is ignored."""
         with self._lock:
             if self._observed.get(run, -1) >= batch:
                 return

@@ -186,9 +186,7 @@ class Opaque(Coder[bytes]):
 
 
 def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
-    """Returns a declaration for a state that another process made at run time, and that this process does not know yet.
-
-    The declaration suffices to empty the state and to sweep it.
+    """Returns a declaration that suffices to empty and to sweep a state that another process made at run time.
 
     Args:
         described: the state's :meth:`Declaration.describe`.
