@@ -50,7 +50,7 @@ def test_a_host_with_many_connections_has_one_share(tmp_path: Path) -> None:
             await stream.write(rpb.ApplyRequest(call=1, header=header, last=True).SerializeToString())
             assert await stream.read()
             streams.append(stream)
-        assert [stream.caller for stream in service._streams] == ["ipv4:127.0.0.1"] * 3
+        assert [stream.caller for stream in service.streams] == ["ipv4:127.0.0.1"] * 3
         for channel, stream in zip(channels, streams, strict=True):
             stream.cancel()
             await channel.close()
