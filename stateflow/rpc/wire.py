@@ -33,7 +33,10 @@ from google.protobuf.message_factory import GetMessageClass
 from stateflow.errors import (
     REPORT_LOG,
     InvalidArgument,
+    Moved,
+    NotLeading,
     ReleaseMismatch,
+    SourceTaken,
     StateflowError,
     Unavailable,
     from_wire,
@@ -68,7 +71,7 @@ from stateflow.reports import (
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.fields import checked
+from stateflow.rpc.fields import INSTANT_MAX, NUMBER_MAX, checked
 from stateflow.rpc.secure import channel
 from stateflow.status import (
     AdoptedOperator,
@@ -79,7 +82,7 @@ from stateflow.status import (
     ReplicaStatus,
 )
 from stateflow.storage.faults import meaning
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, shown
+from stateflow.types import ADDRESS, EPOCH_MAX, NAME, OperatorSpec, PartitionId, ReplicaInfo, shown
 
 #: limit of requests, which contain pieces of at most 3 MiB (settings); the rest is for their envelope
 MESSAGE_BYTES_MAX = 4 << 20
@@ -115,6 +118,8 @@ CHANNEL_OPTIONS = [
 ]
 #: repeated fields that may outgrow a message are sent in pieces of about this many bytes
 PIECE_BYTES = 1 << 20
+#: limit of what a client joins from pieces, such as the output of a partition, in bytes; none is stored larger
+JOINED_BYTES_MAX = 1 << 32
 #: bytes of a page of a long list for display, small because the event loop that builds pages also has urgent work
 PAGE_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 2.0
@@ -144,10 +149,30 @@ def _sendable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+#: facts that readers act on, by the error that holds them
+_FACTS: dict[type[StateflowError], Mapping[str, Callable[[str], bool]]] = {
+    Moved: {"owner": NAME.holds, "address": ADDRESS.holds, "epoch": lambda text: _is_number(text, EPOCH_MAX)},
+    NotLeading: {"leader": lambda text: not text or ADDRESS.holds(text)},
+    SourceTaken: {"generation_us": lambda text: _is_number(text, INSTANT_MAX)},
+}
+
+
 def error_of(fault: pb.Fault) -> StateflowError:
-    """Returns the error of a fault from any sender, trusted or not."""
-    wire = {"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": dict(fault.where)}
-    return from_wire(wire)
+    """Returns the error of a fault from any sender, trusted or not.
+
+    It is Unavailable if the fault lacks facts that a reader of its error would act on, such as the address to which a
+    partition has moved.
+    """
+    where = dict(fault.where)
+    error = from_wire({"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": where})
+    for name, holds in _FACTS.get(type(error), {}).items():
+        if not holds(where.get(name, "")):
+            return Unavailable(f"invalid error: {error.code} with {name}={shown(where.get(name))}", remedy=WHAT_RUNS)
+    return error
+
+
+def _is_number(text: str, most: int) -> bool:
+    return text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most
 
 
 def unexpected(error: BaseException) -> StateflowError:
@@ -189,16 +214,25 @@ _HANDSHAKES = {
 }
 
 
-def answered(message: M, address: str) -> M:
+#: remedy for an answer that no member of the cluster gives
+WHAT_RUNS = "check what runs there, and its version"
+
+
+def answered(message: M | None, address: str) -> M:
     """Returns the answer, if each of its fields holds a valid value.
 
     Raises Unavailable otherwise: the answering process is not a member of the cluster.
+
+    Args:
+        message: None: the answer could not be parsed, for which gRPC's asynchronous calls return None.
     """
+    if message is None:
+        raise Unavailable(f"invalid answer from {address}: it cannot be parsed", remedy=WHAT_RUNS)
     try:
         return checked(message)
     except InvalidArgument as error:
         what = f"invalid answer from {address}: {error.what}"
-        raise Unavailable(what, remedy="check what runs there, and its version", **error.where) from error
+        raise Unavailable(what, remedy=WHAT_RUNS, **error.where) from error
 
 
 def connect(address: str) -> grpc.aio.Channel:
@@ -598,7 +632,15 @@ def _deployment_to_pb(deployment: Deployment) -> dict[str, Any]:
 
 
 def _deployment_of(message: cpb.Deployment) -> dict[str, Any]:
+    """Returns the owners. Raises InvalidArgument unless each partition has an owner and an epoch."""
     infos = [value_of(ReplicaInfo, each) for each in message.replicas]
+    is_whole = len(message.owners) == len(message.epochs) == message.spec.partitions
+    if not is_whole or max(message.owners, default=0) >= len(infos):
+        raise InvalidArgument(
+            "a deployment does not name an owner and an epoch for each partition",
+            remedy="check what runs at the controller's address, and its version",
+            operator=message.spec.name,
+        )
     return {"owners": tuple(infos[number] for number in message.owners)}
 
 
@@ -699,9 +741,11 @@ def _source_of(message: rpb.SourceView) -> dict[str, Any]:
 
 
 def _snapshot_of(message: rpb.SnapshotReply) -> dict[str, Any]:
-    """Checks the files. Raises InvalidArgument for a base that has a file twice."""
+    """Checks the files. Raises InvalidArgument for a base that has a file twice, or that no disk could hold."""
     if len({file.name for file in message.files}) < len(message.files):
         raise InvalidArgument("a base has a file twice", remedy="check what runs at the source's address")
+    if sum(file.size for file in message.files) > NUMBER_MAX:
+        raise InvalidArgument("a base has too many bytes", remedy="check what runs at the source's address")
     return {}
 
 
