@@ -6,13 +6,18 @@ addresses at which metrics are served, for Prometheus's discovery (``http_sd_con
 The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, the table of roles says
 which clients may read the pages, as it does for calls; others get 403. Replaced TLS files take effect when the next
 client connects.
+
+A client holds up neither the process nor other clients: it has ``PATIENCE_S`` for its whole request, and at most
+``CLIENTS_MAX`` clients are served at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
+import re
 import socket
 import ssl
 import sys
@@ -28,7 +33,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import BadCertificate, NotAllowed
+from stateflow.errors import BadCertificate, NotAllowed, StateflowError
 from stateflow.metrics.figures import FIGURES, Figure, Histogram, Target, Values
 from stateflow.metrics.own import PREFIX, OwnFigures, by_name
 from stateflow.security.plain import check_served, connection_settings, host_of, tls_files
@@ -44,8 +49,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: seconds within which the process must compute its metrics; otherwise it is too busy, and the request fails
 WITHIN_S = 5.0
-#: seconds of silence after which a client is disconnected
+#: seconds within which a client's request must have arrived, and of silence after which a client is disconnected
 PATIENCE_S = 10.0
+#: clients served at a time; further ones are disconnected, so that they use up neither threads nor open files
+CLIENTS_MAX = 64
+#: a version of a format in the header ``Accept``; the Prometheus client fails for any other
+_VERSION = re.compile(r"version=(?![0-9]{1,4}(\.[0-9]{1,4}){0,3}\s*(?:[;,]|\Z))")
 ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addresses of others
 #: key of a request's connection in its environment
 _CONNECTION = "stateflow.connection"
@@ -213,6 +222,25 @@ class _Tls:
         return context
 
 
+def _guarded(pages: Any) -> Any:
+    """Returns a WSGI application that passes on to ``pages`` only headers that the Prometheus client can read, and
+    answers 503 if the metrics cannot be computed, for example in time."""
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        if _VERSION.search(environ.get("HTTP_ACCEPT", "")):
+            del environ["HTTP_ACCEPT"]  # so the client gets the format that is the default
+        try:
+            return pages(environ, start_response)
+        except (OSError, StateflowError) as error:
+            log.warning(
+                "the metrics cannot be computed: %s", str(error) or f"the process took more than {WITHIN_S:g} s"
+            )
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"the metrics cannot be computed now: see the log of the process\n"]
+
+    return application
+
+
 def _admitting(pages: Any, tls: _Tls) -> Any:
     """Returns a WSGI application that answers the clients that may read ``pages``, and refuses the others."""
 
@@ -237,7 +265,24 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, address: tuple[str, int]) -> None:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
+        self._places = threading.BoundedSemaphore(CLIENTS_MAX)
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(PATIENCE_S)
@@ -254,7 +299,32 @@ class _Server(ThreadingMixIn, WSGIServer):
         log.warning("metrics request from %s failed: %s", client_address[0], sys.exception())
 
 
+class _InTime(io.RawIOBase):
+    """The bytes that a client sends, until its time is over. Reading raises TimeoutError then."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client, self._until = client, SYSTEM_CLOCK.monotonic() + PATIENCE_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._until - SYSTEM_CLOCK.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request took too long")
+        self._client.settimeout(left_s)
+        try:
+            return self._client.recv_into(buffer)
+        finally:
+            self._client.settimeout(PATIENCE_S)
+
+
 class _Handler(WSGIRequestHandler):
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_InTime(self.connection))
+
     def log_message(self, format: str, *arguments: Any) -> None:
         """Logs nothing, because requests are routine."""
 
@@ -303,6 +373,7 @@ class Page:
         application = make_wsgi_app(registry)
         if targets is not None:
             application = _with_discovery(application, targets, self.address, loop)
+        application = _guarded(application)
         self._server.set_app(application if tls is None else _admitting(application, tls))
         self._thread = threading.Thread(target=self._server.serve_forever, name="figures", daemon=True)
         self._thread.start()
