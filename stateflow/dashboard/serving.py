@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from h11 import LocalProtocolError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
@@ -55,6 +57,10 @@ from stateflow.types import cannot_listen, listened_at
 STATIC = Path(__file__).parent / "static"
 #: limit of a request's body: a token has 1,600 characters
 BODY_MAX = 64 << 10
+#: seconds within which a request must have arrived; after twice that time, at most, its connection is closed
+REQUEST_S = 15.0
+#: open connections; further ones are closed, so that browsers do not use up the files that this process may open
+CONNECTIONS_MAX = 256
 #: longest silence of an event stream, in seconds, so that no proxy considers it dead
 QUIET_S = 15.0
 _HEADERS = (
@@ -166,6 +172,8 @@ def _answering(handler: Handler) -> Handler:
             return _failed(error)
         except OSError as error:
             return _failed(unexpected(error))
+        except ClientDisconnect:  # before its request had arrived
+            return Response(status_code=400)
 
     return answer
 
@@ -349,6 +357,45 @@ class DashboardOptions:
     checkpoints: str | None = None
 
 
+class _Connection(H11Protocol):
+    """A connection that is closed if there are too many, or if its next request does not arrive in time."""
+
+    _waits_for: object = None  # the request of which the rest was missing at the last look
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+        else:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._timer = self.loop.call_later(REQUEST_S, self._look)
+
+    def _look(self) -> None:
+        request = self.cycle
+        if request is not None and not request.more_body and not request.response_complete:
+            self._waits_for = None  # it is being answered, for as long as that takes
+        elif self._waits_for is (request or self):
+            self.transport.abort()
+            return
+        else:
+            self._waits_for = request or self
+        self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except LocalProtocolError:  # the request was answered before it had arrived
+            self.transport.abort()
+
+
 class _Server(uvicorn.Server):
     """A server that reports when it is ready. It leaves signal handling to the process."""
 
@@ -474,7 +521,7 @@ class Dashboard:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=GRACE_S,
-            http="h11",
+            http=_Connection,
             ws="none",
         )
         config.load()
