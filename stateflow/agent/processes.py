@@ -74,7 +74,7 @@ class Rlimits:
 
     def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
         if memory_bytes and self.kind == RLIMIT:
-            limit = memory_bytes // workers + OVERHEAD_BYTES
+            limit = min(memory_bytes // workers + OVERHEAD_BYTES, sys.maxsize)  # a larger one is not a number to Linux
             resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
 
     def forget(self, name: str) -> None:

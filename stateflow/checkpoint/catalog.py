@@ -64,8 +64,8 @@ ANOTHER = "if this is a savepoint, restore another one; recovery uses an older c
 MARKER: Final = "STORE"
 MARKER_FORMAT: Final = 1
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_PLACE = re.compile(rf"{MANIFESTS}/([^/]+)/p(\d+)/[^/]+\Z")
-_SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
+_PLACE = re.compile(rf"{MANIFESTS}/([^/]+)/p([0-9]{{5}})/[^/]+\Z")
+_SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p([0-9]{{5}})\.json\Z")
 
 # -- Manifests -------------------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ FORMAT = 2
 #: parts of a manifest: in the first two, older releases refuse unknown fields; the others are for new fields, and older
 #: releases do not read them
 _OUTER, _ADDED = {"body", "checksum"}, {"added", "added_checksum"}
-_NAME = re.compile(r"(\d{12})-(\d{16})(?:-(\d+))?\.json\Z")
+_NAME = re.compile(r"([0-9]{12})-([0-9]{16})(?:-([0-9]{1,9}))?\.json\Z")
 _DIGEST = re.compile(r"[0-9a-f]{2,64}")
 _BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2,64}(?:\.[a-z0-9]+)*")
 Order = tuple[int, int]
@@ -358,8 +358,8 @@ class Catalog:
         prefix = MANIFESTS if partition is None else folder_of(partition)
         found = []
         for stored in self._objects.list(prefix):
-            place, parsed = _PLACE.search(stored.name), parse_name(stored.name)
-            if place is not None and parsed is not None:
+            place, parsed = _PLACE.fullmatch(stored.name), parse_name(stored.name)
+            if place is not None and parsed is not None and NAME.holds(place[1]):
                 id_ = PartitionId(place[1], int(place[2]))
                 found.append(Found(stored.name, id_, *parsed, stored.modified_us, size=stored.size))
         return sorted(found, key=lambda each: (each.partition, *(-n for n in (*each.order, each.attempt))))
@@ -367,8 +367,8 @@ class Catalog:
     def savepoints(self, name: str | None = None) -> list[Found]:
         found = []
         for stored in self._objects.list(SAVEPOINTS if name is None else f"{SAVEPOINTS}/{name}"):
-            place = _SAVEPOINT.search(stored.name)
-            if place is not None:
+            place = _SAVEPOINT.fullmatch(stored.name)
+            if place is not None and NAME.holds(place[1]) and NAME.holds(place[2]):
                 id_ = PartitionId(place[2], int(place[3]))
                 found.append(Found(stored.name, id_, (0, 0), 0, stored.modified_us, place[1], stored.size))
         return sorted(found, key=lambda each: (each.savepoint, each.partition))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -57,6 +57,17 @@ from stateflow.rpc.cluster_client import ClusterClient
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.status import AdoptedOperator, ClusterStatus, StandbyReport
 from stateflow.types import DEFAULT_OPTIONS, MoveOptions, OperatorSpec, check_name
+
+T = TypeVar("T")
+
+
+def _last(found: Sequence[T], what: str) -> T:
+    """Returns the last entry of an answer. Raises Unavailable for an empty answer, which no controller gives."""
+    if not found:
+        raise Unavailable(
+            f"invalid answer from the controller: it names no {what}", remedy="check what runs there, and its version"
+        )
+    return found[-1]
 
 
 @brief
@@ -158,7 +169,7 @@ class Cluster:
         nothing is changed then.
         """
         self._client.upgrade(operator, version)
-        return self.versions(operator)[-1]
+        return _last(self.versions(operator), "version")
 
     def operator(self, name: str) -> OperatorSpec:
         return self._client.deployment(name).spec
@@ -350,11 +361,11 @@ class Cluster:
 
     def job(self, name: str) -> JobReport:
         """Returns one job. Raises InvalidArgument if there is none of that name."""
-        return self._client.jobs(name)[0]
+        return _last(self._client.jobs(name), "job")
 
     def run_job(self, name: str) -> JobRun:
         """Starts a job once, now; :meth:`job_run` returns its result. Raises InvalidArgument while the job runs."""
-        return self._client.change_job(name, "run").runs[-1]
+        return _last(self._client.change_job(name, "run").runs, "run")
 
     def job_run(self, run: str, *, wait: bool = False) -> JobRun:
         """Returns the result of a run, or its progress.

@@ -18,6 +18,7 @@ they contain, sends the lost batches again in order, and repeats the refused bat
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
@@ -50,6 +51,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 #: maximum number of times that one call sends lost batches again; partitions may lose more while it does
 REWINDS_MAX = 10
+#: maximum number of times that a client proposes a newer session, because a partition knows a newer one than proposed
+OPENS_MAX = 1000
 #: maximum number of batches between a failed batch and an attempt to send it again
 AGAIN_MAX = 1000
 #: maximum number of failed batches whose outputs are kept for callers that send the rows again
@@ -166,11 +169,16 @@ class Delivery:
         self._left: dict[tuple[bytes, int | None], _Left] = {}  # digest of a request → batch
 
     def open(self) -> Steps[None]:
-        """Becomes the newest client of the source at every partition."""
-        while True:
+        """Becomes the newest client of the source at every partition.
+
+        Raises SourceTaken if partitions name ever newer clients.
+        """
+        for attempt in itertools.count(1):
             try:
                 found = yield Open(self.session, self._settled)
             except SourceTaken as taken:
+                if attempt == OPENS_MAX:
+                    raise
                 self.session = Session(int(taken.where["generation_us"]) + 1, self.session.id)
             else:
                 known = [position.known for position in found.values() if position.known]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Collection, Iterator
 from time import sleep
 from typing import Any
 
+from stateflow.durable import MALFORMED
 from stateflow.errors import NotOwner, Unavailable, UnknownState
 from stateflow.operator.arrow import read_table
-from stateflow.partition.entries import ReadableStates, is_exact
+from stateflow.partition.entries import ReadableStates, described, is_exact
 from stateflow.partitioner import partition_of
 from stateflow.router import backoff
 from stateflow.rpc.clients import ReplicaClient
@@ -46,11 +47,19 @@ class StateReader:
         attributes: dict[str, dict[str, Any]] = {}
         tags: list[dict[str, Any]] = []
         for page in self._pages("", None, None, whole=True):
-            for row in read_table(page).to_pylist():
-                if row["attribute"] is None:
-                    tags.append(json.loads(row["declared"]))
-                else:
-                    attributes[row["attribute"]] = json.loads(row["declared"])
+            try:
+                for row in read_table(page).to_pylist():
+                    name, state = row["attribute"], described(row["declared"])
+                    if name is None:
+                        tags.append(state)
+                    else:
+                        attributes[str(name)] = state
+            except MALFORMED as error:
+                raise Unavailable(
+                    "invalid answer from a replica: its list of states cannot be read",
+                    remedy="check what runs at the replicas' addresses, and its version",
+                    operator=self._operator,
+                ) from error
         return ReadableStates.of(attributes, tags)
 
     def _pages(self, state: str, key: Any, partitions: Collection[int] | None, *, whole: bool) -> Iterator[bytes]:
@@ -61,11 +70,13 @@ class StateReader:
         keys = [] if key is None else [encode_row_key(key)]
         for pause in backoff():
             deployed = self._client.deployment(self._operator)
+            if deployed.spec.partitions != count:
+                raise Unavailable("the operator was deployed anew", remedy="read again", operator=self._operator)
             for partition in sorted(left):
                 try:
                     address = deployed.owners[partition].address
                     scan = ReplicaClient(address).scan(self._operator, state, [partition], keys)
-                    pages = list(scan) if whole else [next(scan)]
+                    pages = list(itertools.islice(scan, None if whole else 1))
                 except (NotOwner, Unavailable):  # the partition has moved, or its owner is starting
                     if pause is None:
                         if (why := deployed.why_unserved().get(partition)) is not None:

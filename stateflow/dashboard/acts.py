@@ -300,7 +300,7 @@ def read_body(kind: type[B], data: bytes) -> B:
         return kind.model_validate_json(data or b"{}")
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the request"
+        where = ".".join(map(str, first["loc"]))[:100] or "the request"  # it may be a name that the request has
         raise InvalidArgument(f"{where} cannot be read: {first['msg']}", remedy="reload the page") from None
 
 

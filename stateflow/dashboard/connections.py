@@ -7,6 +7,7 @@ import logging
 import socket
 from typing import Any
 
+from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stateflow.clock import SYSTEM_CLOCK, Throttle
@@ -86,6 +87,12 @@ class TimedConnection(H11Protocol):
         self._request_came()
         self._answer_is_read()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except LocalProtocolError:  # the request was answered before it had arrived
+            self.transport.abort()
 
     def _request_came(self) -> None:
         if self._request is not None:

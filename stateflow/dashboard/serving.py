@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -175,6 +175,8 @@ def _answering(handler: Handler) -> Handler:
             return _failed(error)
         except OSError as error:
             return _failed(unexpected(error))
+        except ClientDisconnect:  # before its request had arrived
+            return Response(status_code=400)
 
     return answer
 

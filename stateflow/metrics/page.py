@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import ssl
 import sys
@@ -31,7 +32,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stateflow.clock import SYSTEM_CLOCK, Clock, Throttle
-from stateflow.errors import BadCertificate, NotAllowed
+from stateflow.errors import BadCertificate, NotAllowed, StateflowError
 from stateflow.metrics.figures import FIGURES, Figure, Histogram, Target, Values
 from stateflow.metrics.limits import LIMIT_HITS, LimitHits
 from stateflow.metrics.own import PREFIX, OwnFigures, by_name
@@ -55,6 +56,8 @@ PATIENCE_S, LIFE_S = 10.0, 20.0
 REQUEST_BYTES_MAX = 16 << 10
 #: seconds between looks for connections that are over their time
 LOOK_S = 0.5
+#: a version of a format in the header ``Accept``; the Prometheus client fails for any other
+_VERSION = re.compile(r"version=(?![0-9]{1,4}(\.[0-9]{1,4}){0,3}\s*(?:[;,]|\Z))")
 ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addresses of others
 _USED = "stateflow_limit_used_ratio"
 #: key in the environment of a WSGI request, under which the request's connection is found
@@ -234,6 +237,25 @@ class _Tls:
             ) from error
         self._number = material.number
         return context
+
+
+def _guarded(pages: Any) -> Any:
+    """Returns a WSGI application that passes on to ``pages`` only headers that the Prometheus client can read, and
+    answers 503 if the metrics cannot be computed, for example in time."""
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        if _VERSION.search(environ.get("HTTP_ACCEPT", "")):
+            del environ["HTTP_ACCEPT"]  # so the client gets the format that is the default
+        try:
+            return pages(environ, start_response)
+        except (OSError, StateflowError) as error:
+            log.warning(
+                "the metrics cannot be computed: %s", str(error) or f"the process took more than {WITHIN_S:g} s"
+            )
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"the metrics cannot be computed now: see the log of the process\n"]
+
+    return application
 
 
 def _admitting(pages: Any, tls: _Tls) -> Any:
@@ -427,6 +449,7 @@ class Page:
         application = make_wsgi_app(registry)
         if targets is not None:
             application = _with_discovery(application, targets, self.address, loop)
+        application = _guarded(application)
         self._server.set_app(application if tls is None else _admitting(application, tls))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(LOOK_S,), name="figures", daemon=True)
         self._thread.start()

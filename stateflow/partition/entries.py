@@ -74,6 +74,14 @@ def is_exact(state: str) -> bool:
     return _EXACT.fullmatch(state) is not None
 
 
+def described(text: str) -> dict[str, Any]:
+    """Parses the JSON form of :meth:`.Declaration.describe`. Raises one of MALFORMED."""
+    found: dict[str, Any] = json.loads(text)
+    if not all(isinstance(each, str) for each in (found["name"], found["kind"], found["tag"], *found["coders"])):
+        raise ValueError("not the description of a state")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class ReadableStates:
     """States of an operator that can be read, as :meth:`.Declaration.describe` describes them.
@@ -370,15 +378,32 @@ def several_kinds(operator: str, *kinds: str) -> SchemaMismatch:
 
 
 def joined(pages: list[pa.Table]) -> pa.Table:
-    """Joins pages to one table. Raises SchemaMismatch if partitions have keys of several types."""
+    """Joins pages to one table. Raises SchemaMismatch if partitions have keys of several types, or pages do not fit
+    together."""
     if not pages:
-        return pa.table({"key": [], "map_key": [], "value": [], "partition": pa.array([], pa.int32())})
+        return pa.table({name: pa.array([], type_) for name, type_ in _COLUMNS.items()})
+    if any(page.column_names.count(name) != 1 for page in pages for name in _COLUMNS):
+        raise _unreadable(f"a page needs one column each: {', '.join(_COLUMNS)}")
     kinds = {str(page.schema.field("key").type): None for page in pages if page.num_rows}
     if len(kinds) > 1:
         raise several_kinds("", *kinds)
     # a partition in which a tag was not used knows no types
     pages = [page for page in pages if page.num_rows] or sorted(pages, key=_unknown_types)[:1]
-    return pa.concat_tables(pages, promote_options="permissive")
+    try:
+        return pa.concat_tables(pages, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise _unreadable("pages of several types") from error
+
+
+#: columns of every page; a state addressed at run time has more
+_COLUMNS = {"key": pa.null(), "map_key": pa.null(), "value": pa.null(), "partition": pa.int32()}
+
+
+def _unreadable(why: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"the entries of a state cannot be joined: {why}",
+        remedy="check what runs at the replicas' addresses, and its version",
+    )
 
 
 def _unknown_types(page: pa.Table) -> int:

@@ -41,6 +41,7 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.faults import remote_error
+from stateflow.rpc.fields import NUMBER_MAX
 from stateflow.rpc.wire import answered, batched, connected, message_of, value_of
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -114,6 +115,7 @@ class SourceReplica:
         try:
             with _named(self.address):
                 while (chunk := await call.read()) is not grpc.aio.EOF:
+                    answered(chunk, self.address)
                     yield chunk.data, chunk.checksum
         finally:
             call.cancel()
@@ -139,7 +141,8 @@ class SourceReplica:
                             snapshot=snapshot_id,
                         )
                     seal = value_of(Seal, frame.seal) if frame.HasField("seal") else None
-                    yield Reading(change_sets, frame.head_sequence, frame.lag_bytes + size, seal, frame.chain)
+                    lag_bytes = min(frame.lag_bytes + size, NUMBER_MAX)
+                    yield Reading(change_sets, frame.head_sequence, lag_bytes, seal, frame.chain)
                     if seal is not None:
                         return
                 await call.code()
@@ -223,7 +226,7 @@ class Peer:
                 with path.open("ab") as out:
                     while (piece := await self._next(pieces)) is not None:
                         data, checksum = piece
-                        if xxhash.xxh64_intdigest(data) != checksum:
+                        if not data or xxhash.xxh64_intdigest(data) != checksum:
                             raise _corrupt("a piece of a base file arrived damaged", file, begun)
                         if begun + len(data) > file.size:
                             raise _corrupt(f"a base file is longer than its {file.size} bytes", file, begun)
@@ -616,7 +619,8 @@ class Bundles:
                 raise error.meant from error
             packed += part
             number += 1
-            if len(packed) > PACKED_MAX:
-                raise BundleDamaged("the bundle exceeds the size limit", remedy="deploy it again", bundle=digest)
+            if not part or len(packed) > PACKED_MAX:
+                what = "the bundle exceeds the size limit" if part else "a part of the bundle is empty"
+                raise BundleDamaged(what, remedy="deploy it again", bundle=digest)
         await self._threads.in_files(self._store.keep, digest, bytes(packed))
         log.info("bundle %s fetched: %d KB", digest[:12], len(packed) >> 10)

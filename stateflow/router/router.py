@@ -18,7 +18,7 @@ from random import Random  # noqa: TID251 - seeded by the system, unless a calle
 from time import sleep
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import StateflowError, Unavailable
+from stateflow.errors import OperatorOutdated, StateflowError, Unavailable
 from stateflow.metrics.figures import BATCH_BUCKETS, Histogram, Values
 from stateflow.partition.layout import Position
 from stateflow.partition.positions import Batch
@@ -181,7 +181,17 @@ class Router:
             return known
 
     def _ask(self) -> RoutingTable:
-        return self._table(self._controller.deployment(self.operator))
+        """Asks the controller for the table. Raises its error, Unavailable, and OperatorOutdated if the operator has
+        another number of partitions than when this router was made."""
+        found = self._controller.deployment(self.operator)
+        if found.spec.partitions != self.spec.partitions:
+            raise OperatorOutdated(
+                f"the operator was deployed anew, with {found.spec.partitions} partitions instead of "
+                f"{self.spec.partitions}",
+                remedy="start a new client",
+                operator=self.operator,
+            )
+        return self._table(found)
 
     def _table(self, found: Deployment) -> RoutingTable:
         return table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved(), self._addresses)

@@ -39,8 +39,8 @@ from stateflow.errors import StateflowError, Unavailable
 from stateflow.partition.layout import UNKNOWN_ATTEMPT
 from stateflow.partition.positions import Batch
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.faults import error_of, remote_error, unexpected
-from stateflow.rpc.wire import answered, pieces
+from stateflow.rpc.faults import WHAT_RUNS, error_of, remote_error, unexpected
+from stateflow.rpc.wire import JOINED_BYTES_MAX, answered, pieces
 
 #: bytes of a partition in a message, in addition to its rows
 PART_BYTES = 32
@@ -296,6 +296,7 @@ class Replies:
     def __init__(self, address: str, partitions: Iterable[int], tell: Callable[[Answers], None]) -> None:
         self._address, self._tell = address, tell
         self._begun: dict[int, list[bytes]] = {partition: [] for partition in partitions}
+        self._joining = 0  # bytes of outputs that have not arrived completely
 
     def came(self, response: rpb.ApplyResponse) -> None:
         try:
@@ -313,11 +314,16 @@ class Replies:
                 found.append((result.partition, error_of(result.fault)))
             elif not result.last:
                 begun.append(result.output)
-                continue
+                self._joining += len(result.output)
+                if result.output and self._joining <= JOINED_BYTES_MAX:
+                    continue
+                what = f"invalid answer from {self._address}: its output does not end"
+                found.append((result.partition, Unavailable(what, remedy=WHAT_RUNS)))
             else:
                 output = b"".join([*begun, result.output]) if begun else result.output
                 answer = Answer(output, result.replayed, result.operator_us, result.commit_us)
                 found.append((result.partition, answer))
+            self._joining -= sum(map(len, begun))
             del self._begun[result.partition]
         if found:
             self._tell(found)

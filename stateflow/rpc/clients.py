@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from time import sleep
@@ -33,10 +33,11 @@ from stateflow.rpc import agent_pb2_grpc, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import Answers, BatchRows, Link, Replies, requests_of
-from stateflow.rpc.faults import remote_error
+from stateflow.rpc.faults import WHAT_RUNS, remote_error
 from stateflow.rpc.secure import CHANNEL_OPTIONS, blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
+    JOINED_BYTES_MAX,
     SILENCE_S,
     USER_KEY,
     answered,
@@ -53,6 +54,8 @@ from stateflow.types import ADDRESS, OperatorSpec, shown
 
 log = logging.getLogger(__name__)
 Stub = TypeVar("Stub")
+P = TypeVar("P")
+T = TypeVar("T")
 #: methods that change nothing, and may be answered by any controller
 READS = frozenset(
     {"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration", "ListAgents", "ListJobs", "GetJobRun"}
@@ -78,6 +81,10 @@ BEAT_TIMEOUT_S = 5.0
 #: time limit for opening a source, and for changes of one in all partitions, in seconds: long enough for a replica that
 #: waits for its standbys, or for a slow disk
 OPEN_TIMEOUT_S = 90.0
+#: most controllers that a round asks because others name them as leaders, in addition to its addresses
+NAMED_MAX = 9
+#: most entries of a list that arrives in pages: sources of partitions, or reconfigurations
+LISTED_MAX = 1 << 22
 #: gRPC's words for a missing connection
 _NOT_CONNECTED = ("failed to connect", "resolution failed")
 
@@ -122,7 +129,8 @@ class Seen:
 
 
 class Round:
-    """One round over the controllers: each is asked at most once, and so is the leader that they name.
+    """One round over the controllers, which asks each of them at most once, and up to ``NAMED_MAX`` leaders that they
+    name.
 
     ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. The round therefore
     ends only when every address has been asked, because another controller may lead by then. ``unled`` tells whether a
@@ -142,7 +150,9 @@ class Round:
         order = self._behind(self.asked)
         if isinstance(error, NotLeading):
             self.unled = True
-            order = [*filter(None, [error.where.get("leader")]), *order]
+            leader = error.where.get("leader")
+            if leader and (leader in self._addresses or len(self._tried - {*self._addresses}) < NAMED_MAX):
+                order = [leader, *order]
         untried = next((each for each in order if each not in self._tried), None)
         self.asked = untried or order[0]
         self._tried.add(self.asked)
@@ -178,6 +188,52 @@ def _named(address: str) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise remote_error(error, address) from error
+
+
+def _invalid(address: str, what: str) -> Unavailable:
+    return Unavailable(f"invalid answer from {address}: {what}", remedy=WHAT_RUNS)
+
+
+def _asked_for(found: dict[int, T], partitions: Iterable[int], address: str) -> dict[int, T]:
+    """Returns an answer by partition. Raises Unavailable if it names a partition that was not asked for."""
+    if others := found.keys() - set(partitions):
+        raise _invalid(address, f"it names partition {min(others)}, which was not asked for")
+    return found
+
+
+def listed(pages: Generator[P, None, None], entries: Callable[[P], Sequence[T]], address: str) -> Iterator[tuple[P, T]]:
+    """Yields (page, entry) of a list that arrives in pages. Raises Unavailable for an empty page behind the first one,
+    and for more than ``LISTED_MAX`` entries: the list would have no end."""
+    count = 0
+    with closing(pages):
+        for number, page in enumerate(pages):
+            found = entries(page)
+            count += len(found)
+            if count > LISTED_MAX or (number and not found):
+                raise _invalid(address, "its list does not end")
+            yield from ((page, each) for each in found)
+
+
+def _joined(pieces: Iterable[tuple[P, bytes, bool]], address: str) -> Iterator[tuple[P, bytes]]:
+    """Yields (message, data) for data that arrives in pieces; the message is that of the last piece.
+
+    Raises Unavailable if the stream ends within the data, for an empty piece before the last one, and for more than
+    ``JOINED_BYTES_MAX``.
+
+    Args:
+        pieces: (message, piece, whether another piece of the same data follows).
+    """
+    begun, size = list[bytes](), 0
+    for message, piece, more in pieces:
+        begun.append(piece)
+        size += len(piece)
+        if size > JOINED_BYTES_MAX or (more and not piece):
+            raise _invalid(address, "its data does not end")
+        if not more:
+            yield message, b"".join(begun)
+            begun, size = [], 0
+    if begun:
+        raise Unavailable(f"{address} sent only a part of an answer", remedy="retry", address=address)
 
 
 def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
@@ -296,7 +352,7 @@ class ControllerClient:
         with self._lock:
             return self._seen.takes(term, record)
 
-    def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
+    def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Generator[Any, None, None]:
         """Streams the answer of a method that only reads, from the leader, or from a follower if no controller
         leads."""
         begun, attempts, following = False, self._attempts(), False
@@ -306,9 +362,10 @@ class ControllerClient:
             stub = _stub(controller_pb2_grpc.ControllerServiceStub, asked)
             call = getattr(stub, method)(request, metadata=self._metadata(following))
             try:
-                for message in read_stream_blocking(call, f"the controller at {asked}", silence_s):
-                    begun = True
-                    yield message
+                with closing(read_stream_blocking(call, f"the controller at {asked}", silence_s)) as messages:
+                    for message in messages:
+                        begun = True
+                        yield message
                 self._is_new(call)
                 return
             except Unavailable as error:
@@ -369,7 +426,7 @@ def unpacked_deployment(data: bytes) -> Deployment:
     """Reads the bytes of :func:`packed_deployment`. Raises DecodeError."""
     try:
         return value_of(Deployment, cpb.Deployment.FromString(data))
-    except (NoMessage, IndexError) as error:
+    except (NoMessage, InvalidArgument) as error:
         raise DecodeError("a stored deployment cannot be read", remedy="fetch it from the controller") from error
 
 
@@ -407,7 +464,7 @@ class ReplicaClient:
         Raises NotOwner if the replica does not own a partition, and LeaseLost if it cannot tell.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
-        return positions_of(self.call("Positions", asked))
+        return _asked_for(positions_of(self.call("Positions", asked)), asked.partitions, self.address)
 
     def begin_positions(
         self, operator: str, source: str, partitions: Collection[int], before: int
@@ -423,7 +480,7 @@ class ReplicaClient:
         def result() -> dict[int, Position]:
             with _named(self.address):
                 reply = pending.result()
-            return positions_of(answered(reply, self.address), partitions, before)
+            return _asked_for(positions_of(answered(reply, self.address), partitions, before), partitions, self.address)
 
         return result
 
@@ -447,7 +504,7 @@ class ReplicaClient:
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
         request = message_of(rpb.OpenSourceRequest, asked=asked, session=session, settled=settled)
-        return positions_of(self.call("OpenSource", request, timeout_s))
+        return _asked_for(positions_of(self.call("OpenSource", request, timeout_s)), asked.partitions, self.address)
 
     def outputs(
         self, operator: str, source: str, partitions: Iterable[int], after: int
@@ -458,25 +515,22 @@ class ReplicaClient:
         Raises NotOwner, LeaseLost, Unavailable.
         """
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
-        request = rpb.OutputsRequest(operator=operator, source=source, partitions=list(partitions), after=after)
-        begun: list[bytes] = []
-        for page in read_stream_blocking(stub.Outputs(request), self.address):
-            begun.append(page.output)
-            if not page.more:
-                yield page.partition, page.batch, b"".join(begun)
-                begun.clear()
-        if begun:  # the stream ended before the announced piece
-            raise Unavailable("an output arrived incomplete", remedy="retry", address=self.address)
+        asked = set(partitions)
+        request = rpb.OutputsRequest(operator=operator, source=source, partitions=sorted(asked), after=after)
+        with closing(read_stream_blocking(stub.Outputs(request), self.address)) as pages:
+            for page, output in _joined(((page, page.output, page.more) for page in pages), self.address):
+                _asked_for({page.partition: output}, asked, self.address)
+                yield page.partition, page.batch, output
 
     def sources(self, operator: str, partitions: Collection[int]) -> dict[int, list[SourceView]]:
         """Returns the sources that have sent to each of the partitions. Raises NotOwner, LeaseLost, Unavailable."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.SourcesRequest(operator=operator, partitions=partitions)
         found: dict[int, list[SourceView]] = {partition: [] for partition in partitions}
-        for page in read_stream_blocking(stub.Sources(request), self.address):
-            for view in page.sources:
-                found.setdefault(view.partition, []).append(value_of(SourceView, view))
-        return found
+        pages = read_stream_blocking(stub.Sources(request), self.address)
+        for _, view in listed(pages, lambda page: page.sources, self.address):
+            found.setdefault(view.partition, []).append(value_of(SourceView, view))
+        return _asked_for(found, partitions, self.address)
 
     def retire_source(self, operator: str, source: str, partitions: Iterable[int]) -> None:
         """Reduces a source to a tombstone in partitions. Raises NotOwner, LeaseLost, Unavailable."""
@@ -495,7 +549,8 @@ class ReplicaClient:
         request = rpb.DropOutputRequest(
             operator=operator, source=source, partitions=partitions, batch=batch, apply=apply
         )
-        return dict(self.call("DropOutput", request, OPEN_TIMEOUT_S).sizes)
+        sizes = dict(self.call("DropOutput", request, OPEN_TIMEOUT_S).sizes)
+        return _asked_for(sizes, request.partitions, self.address)
 
     def statistics(
         self, after: int, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
@@ -514,14 +569,9 @@ class ReplicaClient:
         all."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
-        begun: list[bytes] = []
-        for page in read_stream_blocking(stub.Scan(request), self.address):
-            begun.append(page.records)
-            if not page.continues:
-                yield b"".join(begun)
-                begun.clear()
-        if begun:  # the stream ended before the announced piece
-            raise Unavailable("a page of state arrived incomplete", remedy="retry", address=self.address)
+        with closing(read_stream_blocking(stub.Scan(request), self.address)) as pages:
+            for _, records in _joined(((page, page.records, page.continues) for page in pages), self.address):
+                yield records
 
     def apply(
         self,

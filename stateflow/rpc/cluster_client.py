@@ -24,7 +24,7 @@ from stateflow.reports import (
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient
+from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient, listed
 from stateflow.rpc.wire import message_of, value_of
 from stateflow.status import AdoptedOperator, ClusterReport, ClusterStatus, Deployment, LeaderReport, StandbyReport
 from stateflow.types import BUNDLE_PART, MoveOptions, OperatorSpec
@@ -236,8 +236,7 @@ class ClusterClient:
         pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
         return [
             replace(value_of(Reconfiguration, message), follower=_follower_of(page))
-            for page in pages
-            for message in page.reconfigurations
+            for page, message in listed(pages, lambda page: page.reconfigurations, self._controller.address)
         ]
 
     def watch(self, reconfiguration: str) -> Iterator[Reconfiguration]:

@@ -7,16 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable, Mapping
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError as NoMessage
 
-from stateflow.errors import REPORT_LOG, ReleaseMismatch, StateflowError, Unavailable, from_wire
+from stateflow.errors import (
+    REPORT_LOG,
+    Moved,
+    NotLeading,
+    ReleaseMismatch,
+    SourceTaken,
+    StateflowError,
+    Unavailable,
+    from_wire,
+)
 from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc.fields import INSTANT_MAX
 from stateflow.storage.faults import meaning
+from stateflow.types import ADDRESS, EPOCH_MAX, NAME, shown
 
 log = logging.getLogger(__name__)
+#: remedy for an answer that no member of the cluster gives
+WHAT_RUNS = "check what runs there, and its version"
 FAULT_KEY = "stateflow-fault-bin"
 #: limits in characters, for a fault that is too long for HTTP/2's metadata
 FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
@@ -34,10 +48,30 @@ def _sendable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+#: facts that readers act on, by the error that holds them
+_FACTS: dict[type[StateflowError], Mapping[str, Callable[[str], bool]]] = {
+    Moved: {"owner": NAME.holds, "address": ADDRESS.holds, "epoch": lambda text: _is_number(text, EPOCH_MAX)},
+    NotLeading: {"leader": lambda text: not text or ADDRESS.holds(text)},
+    SourceTaken: {"generation_us": lambda text: _is_number(text, INSTANT_MAX)},
+}
+
+
 def error_of(fault: pb.Fault) -> StateflowError:
-    """Returns the error of a fault from any sender, trusted or not."""
-    wire = {"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": dict(fault.where)}
-    return from_wire(wire)
+    """Returns the error of a fault from any sender, trusted or not.
+
+    It is Unavailable if the fault lacks facts that a reader of its error would act on, such as the address to which a
+    partition has moved.
+    """
+    where = dict(fault.where)
+    error = from_wire({"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": where})
+    for name, holds in _FACTS.get(type(error), {}).items():
+        if not holds(where.get(name, "")):
+            return Unavailable(f"invalid error: {error.code} with {name}={shown(where.get(name))}", remedy=WHAT_RUNS)
+    return error
+
+
+def _is_number(text: str, most: int) -> bool:
+    return text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most
 
 
 def unexpected(error: BaseException) -> StateflowError:

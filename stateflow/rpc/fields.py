@@ -131,8 +131,10 @@ SEQUENCE = _whole("sequence", 0, SEQUENCE_MAX)
 #: -1: none
 BATCH = _whole("batch number", -1, SEQUENCE_MAX)
 COUNT = _whole("number", 0, NUMBER_MAX)
-#: from 1970 to 9999
-INSTANT = _whole("time in µs", 0, 253_402_300_799_999_999)
+#: the end of the year 9999
+INSTANT_MAX = 253_402_300_799_999_999
+#: from 1970 on
+INSTANT = _whole("time in µs", 0, INSTANT_MAX)
 #: event times; a watermark of NUMBER_MAX means that nothing follows
 MOMENT = _whole("time in µs", -NUMBER_MAX - 1, NUMBER_MAX)
 DURATION = _real("duration", 0, DURATION_MAX)
@@ -366,6 +368,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "MoveOptions.max_bandwidth": ASKED,
     "bandwidth_max": RATE,
     "heartbeat_interval_s": DURATION,
+    "AgentBeatReply.heartbeat_interval_s": _real("interval", 0.001, DURATION_MAX),  # 0: the agent would not rest
     "lease_s": DURATION,
     "age_s": DURATION,
 }

@@ -14,7 +14,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from operator import attrgetter
@@ -58,8 +58,8 @@ from stateflow.reports import (
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.faults import abort, error_of, fault_of, log_failure, remote_error, unexpected
-from stateflow.rpc.fields import checked
+from stateflow.rpc.faults import WHAT_RUNS, abort, error_of, fault_of, log_failure, remote_error, unexpected
+from stateflow.rpc.fields import NUMBER_MAX, checked
 from stateflow.rpc.secure import CHANNEL_OPTIONS, channel
 from stateflow.status import (
     AdoptedOperator,
@@ -75,6 +75,8 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, shown
 SILENCE_S = 60.0
 #: repeated fields that may outgrow a message are sent in pieces of about this many bytes
 PIECE_BYTES = 1 << 20
+#: limit of what a client joins from pieces, such as the output of a partition, in bytes; none is stored larger
+JOINED_BYTES_MAX = 1 << 32
 #: bytes of a page of a long list for display, small because the event loop that builds pages also has urgent work
 PAGE_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 2.0
@@ -88,16 +90,21 @@ M = TypeVar("M", bound=Message)
 log = logging.getLogger(__name__)
 
 
-def answered(message: M, address: str) -> M:
+def answered(message: M | None, address: str) -> M:
     """Returns the answer, if each of its fields holds a valid value.
 
     Raises Unavailable otherwise: the answering process is not a member of the cluster.
+
+    Args:
+        message: None: the answer could not be parsed, for which gRPC's asynchronous calls return None.
     """
+    if message is None:
+        raise Unavailable(f"invalid answer from {address}: it cannot be parsed", remedy=WHAT_RUNS)
     try:
         return checked(message)
     except InvalidArgument as error:
         what = f"invalid answer from {address}: {error.what}"
-        raise Unavailable(what, remedy="check what runs there, and its version", **error.where) from error
+        raise Unavailable(what, remedy=WHAT_RUNS, **error.where) from error
 
 
 def connect(address: str) -> grpc.aio.Channel:
@@ -170,7 +177,7 @@ async def read_stream(
         call.cancel()
 
 
-def read_stream_blocking(call: Any, address: str, silence_s: float = SILENCE_S) -> Iterator[Any]:
+def read_stream_blocking(call: Any, address: str, silence_s: float = SILENCE_S) -> Generator[Any, None, None]:
     """Yields the messages of a stream without deadline; see :func:`read_stream`. A thread watches for silence.
 
     Raises the refusal of the server, or Unavailable, also after ``silence_s`` without a message.
@@ -510,7 +517,15 @@ def _deployment_to_pb(deployment: Deployment) -> dict[str, Any]:
 
 
 def _deployment_of(message: cpb.Deployment) -> dict[str, Any]:
+    """Returns the owners. Raises InvalidArgument unless each partition has an owner and an epoch."""
     infos = [value_of(ReplicaInfo, each) for each in message.replicas]
+    is_whole = len(message.owners) == len(message.epochs) == message.spec.partitions
+    if not is_whole or max(message.owners, default=0) >= len(infos):
+        raise InvalidArgument(
+            "a deployment does not name an owner and an epoch for each partition",
+            remedy="check what runs at the controller's address, and its version",
+            operator=message.spec.name,
+        )
     return {"owners": tuple(infos[number] for number in message.owners)}
 
 
@@ -613,9 +628,11 @@ def _source_of(message: rpb.SourceView) -> dict[str, Any]:
 
 
 def _snapshot_of(message: rpb.SnapshotReply) -> dict[str, Any]:
-    """Checks the files. Raises InvalidArgument for a base that has a file twice."""
+    """Checks the files. Raises InvalidArgument for a base that has a file twice, or that no disk could hold."""
     if len({file.name for file in message.files}) < len(message.files):
         raise InvalidArgument("a base has a file twice", remedy="check what runs at the source's address")
+    if sum(file.size for file in message.files) > NUMBER_MAX:
+        raise InvalidArgument("a base has too many bytes", remedy="check what runs at the source's address")
     return {}
 
 

@@ -1,26 +1,30 @@
-"""Send a million inputs to the decoders, and tens of thousands to the RPCs of real processes."""
+"""Send a million inputs to the decoders, and tens of thousands to RPCs and pages of real processes, and to clients."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz.doors import CASES, DOORS
+from tests.fuzz.makers import Outcome
 
 #: the corpus that runs have built up, which the next run extends; and the findings
 CORPUS = Path(".fuzz")
 FOUND = CORPUS / "found"
 _DONE = re.compile(rb"stat::number_of_executed_units: *(\d+)")
 _REACHED = re.compile(rb"cov: (\d+)")
+#: file in the folder of a part that has what was found
+FOUND_THERE = "found"
 TOGETHER = 2
 #: seconds for one door; each input has its own limit, which notices a hang
 DOOR_TIMEOUT_S = 3600
@@ -66,6 +70,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="to the decoders; 0: none")
     parser.add_argument("--calls", type=int, default=40_000, help="to the RPCs of real processes; 0: none")
+    parser.add_argument("--pages", type=int, default=20_000, help="to the HTTP pages of these processes; 0: none")
+    parser.add_argument(
+        "--answers", type=int, default=20_000, help="uses of clients whose servers are hostile; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--door", choices=sorted(DOORS), action="append", help="only this one")
     parser.add_argument("--case", type=Path, help="give this file to --door, and end")
@@ -86,30 +94,49 @@ def main() -> int:
                 print(result.problem, file=sys.stderr)
     wrong = sum(bool(result.problem) for result in results)
     inputs = sum(result.inputs for result in results)
-    if arguments.calls and not arguments.door:
-        called, faults = calls(arguments.calls, arguments.seed)
-        inputs, wrong = inputs + called, wrong + faults
+    for outcome in (
+        [] if arguments.door else others(arguments.calls, arguments.pages, arguments.answers, arguments.seed)
+    ):
+        inputs, wrong = inputs + sum(outcome.said.values()), wrong + len(outcome.wrong)
     print(f"{inputs:,} inputs, {wrong} found" + (f"; keep what is mended below {CASES.name}/" if wrong else ""))
     return 1 if wrong else 0
 
 
-def calls(count: int, seed: int) -> tuple[int, int]:
-    from tests.fuzz.calls import run
+def others(calls: int, pages: int, answers: int, seed: int) -> Iterator[Outcome]:
+    """Yields the outcome of each part without an engine."""
+    if calls or pages:
+        from tests.fuzz.calls import run as call
 
-    folder, began = Path(tempfile.mkdtemp(prefix="stateflow-fuzz-")), time.monotonic()
-    outcome = run(count, seed, folder)
+        with _part() as folder:
+            called, asked = call(calls, pages, seed, folder)
+            yield from (_told("RPCs", called, folder), _told("pages", asked, folder))
+    if answers:
+        from tests.fuzz.answers import run as answer
+
+        with _part() as folder:
+            yield _told("clients", answer(answers, seed, folder), folder)
+
+
+@contextlib.contextmanager
+def _part() -> Iterator[Path]:
+    """Yields the folder of a part. It is removed, unless something was found."""
+    folder = Path(tempfile.mkdtemp(prefix="stateflow-fuzz-"))
+    yield folder
+    if not (folder / FOUND_THERE).exists():
+        shutil.rmtree(folder)
+
+
+def _told(part: str, outcome: Outcome, folder: Path) -> Outcome:
     for problem in outcome.wrong:
         print(problem, file=sys.stderr)
-    said = ", ".join(f"{status.lower()} {number:,}" for status, number in outcome.said.most_common())
+    if outcome.wrong:
+        (folder / FOUND_THERE).write_text("\n".join(outcome.wrong))
+    said = ", ".join(f"{status.lower()} {number:,}" for status, number in outcome.said.most_common(20))
     called = sum(outcome.said.values())
     print(
-        f"{'RPCs':<14}{called:>9,} inputs  {time.monotonic() - began:4.0f} s  "
-        f"{'FOUND; logs in ' + str(folder) if outcome.wrong else 'ok'}  ({said})",
-        flush=True,
+        f"{part:<14}{called:>9,} inputs  {'FOUND; see ' + str(folder) if outcome.wrong else 'ok'}  ({said})", flush=True
     )
-    if not outcome.wrong:
-        shutil.rmtree(folder)
-    return called, len(outcome.wrong)
+    return outcome
 
 
 if __name__ == "__main__":

@@ -37,8 +37,11 @@ from stateflow import documents, reports, status
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.checkpoint.catalog import Manifest, parse_name
 from stateflow.checkpoint.codec import Codec
+from stateflow.client.commands import keys_meant
+from stateflow.client.history import PLAIN_MAX, History, _decoded
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.code import bundles
+from stateflow.dashboard.acts import Lookup, Move, Named, Sweep, read_body
 from stateflow.durable import MALFORMED
 from stateflow.errors import StateflowError
 from stateflow.fleet import heard
@@ -58,9 +61,10 @@ from stateflow.partition.data_directory import _read_note as read_note
 from stateflow.partition.positions import Retired, SourceView
 from stateflow.partition.registry import ALONE, TERM, PartitionRegistry
 from stateflow.partitioner import partition_of
+from stateflow.release import release_of
 from stateflow.replica.streams import FrameReader
 from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, faults, replica_pb2, wire
-from stateflow.rpc.clients import addresses_of
+from stateflow.rpc.clients import addresses_of, packed_deployment, unpacked_deployment
 from stateflow.rpc.fields import checked
 from stateflow.schedule import Schedule
 from stateflow.security.authority import Authority
@@ -162,6 +166,18 @@ def sound_entries() -> Iterator[bytes]:
     yield layout.Ownership("r", "OWNED", 3, "m").encode()
     yield layout.Session(5, "id").encode()
     yield Retired(7, 5).encode() if hasattr(Retired, "encode") else msgpack.packb([1, 7, 5])
+
+
+def sound_known() -> Iterator[bytes]:
+    for partitions in KNOWN_PARTITIONS:
+        history = History("Op", "s", partitions, 1 << 20)
+        yield history.known(layout.Session(5, "id"), 3, [0, 2])
+        history.resume({0: 7, 1: 3}, [history.known(layout.Session(5, "id"), 7, [0, 1])])
+        yield history.known(layout.Session(6, "id"), 8, range(partitions))
+
+
+#: numbers of partitions, whose entries have different forms
+KNOWN_PARTITIONS = (4, PLAIN_MAX + 2)
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------
@@ -371,6 +387,12 @@ def message(data: bytes) -> None:
     made(checked(parsed))
 
 
+def sound_deployments() -> Iterator[bytes]:
+    for count in (1, 4):
+        owner = ReplicaInfo("r", "s", "h:1")
+        yield packed_deployment(status.Deployment(describe(Tally, count), 3, (owner,) * count, (1,) * count))
+
+
 def sound_messages() -> Iterator[bytes]:
     spec = wire.message_of(common_pb2.OperatorSpec, describe(Tally, 4, "Tally"))
     source = common_pb2.Replica(name="s", site="s", address="host:1", weight=1)
@@ -538,6 +560,17 @@ def sound_small_files() -> Iterator[bytes]:
     yield b'{"place": "p", "id": "' + b"0" * 32 + b'"}'
 
 
+# -- requests of the dashboard ------------------------------------------------------------------------------
+
+
+def sound_bodies() -> Iterator[bytes]:
+    yield b'{"do": "migrate", "operator": "Op", "partitions": "0-3", "to": "edge-0", "max_pause_ms": 5.5}'
+    yield b'{"do": "rebalance", "policies": ["ring"], "strategy": "auto"}'
+    yield b'{"name": "reconfiguration/x", "change": "pause"}'
+    yield b'{"chore": "verify", "operator": "Op"}'
+    yield b'{"operator": "Op", "state": "n", "key": "a"}'
+
+
 # -- texts --------------------------------------------------------------------------------------------------
 
 
@@ -558,7 +591,13 @@ def sound_documents() -> Iterator[bytes]:
 
 def text(data: bytes) -> None:
     said = data.decode("utf-8", "replace")
-    for ask in (parse_name, Identity.of_uri, lambda one: partition_of(one, 128)):
+    for ask in (
+        parse_name,
+        Identity.of_uri,
+        release_of,
+        lambda one: partition_of(one, 128),
+        lambda one: [*keys_meant(one)],
+    ):
         ask(said)  # these answer every text
     readers: list[Callable[[str], object]] = [
         Schedule.parse,
@@ -599,6 +638,9 @@ DOORS = {
             split_output,
             lambda: [b"", join_output(b"m", {}), join_output(b"m", {"late": b"x"})],
         ),
+        Door("known", each(*(partial(_decoded, partition_count=count) for count in KNOWN_PARTITIONS)), sound_known),
+        Door("deployments", unpacked_deployment, sound_deployments),
+        Door("bodies", each(*(partial(read_body, kind) for kind in (Move, Named, Sweep, Lookup))), sound_bodies, 0.5),
         Door("manifests", manifest, sound_manifests),
         Door("blobs", blob, sound_blobs, 0.3),
         Door("commit-log", commit_log, sound_logs, 0.5),

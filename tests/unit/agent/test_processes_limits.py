@@ -61,6 +61,8 @@ def test_where_the_own_group_is(tmp_path: Path) -> None:
 def test_a_process_and_its_children_are_limited() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
+        Rlimits().apply("gw-0", process.pid, sys.maxsize, workers=1)  # its agent used to end with an OverflowError
+        assert resource.prlimit(process.pid, resource.RLIMIT_DATA) == (sys.maxsize, sys.maxsize)
         Rlimits().apply("gw-0", process.pid, 4 << 30, workers=2)
         limit = (2 << 30) + OVERHEAD_BYTES
         assert resource.prlimit(process.pid, resource.RLIMIT_DATA) == (limit, limit)

@@ -14,7 +14,7 @@ import zstandard
 from typer.testing import CliRunner
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, collect
-from stateflow.checkpoint.backend import LocalBackend
+from stateflow.checkpoint.backend import LocalBackend, Stored
 from stateflow.checkpoint.catalog import MANIFEST_BYTES_MAX, MANIFESTS, _checksum
 from stateflow.cli import checkpoint as checkpoint_commands
 from stateflow.cli.app import app
@@ -305,3 +305,41 @@ def test_what_is_damaged_is_dropped_and_what_is_missing_is_said(store: Checkpoin
     assert (status, answer["damaged_blobs"], answer["dropped_blobs"]) == (1, [damaged], [damaged])
     assert [each["missing"] for each in answer["checkpoints"]] == [[], [missing]] * 2
     assert not (Path(store.url) / "blobs" / damaged).exists()
+
+
+class Listing(LocalBackend):
+    """A store that lists what is not there, too."""
+
+    names: tuple[str, ...] = ()
+
+    def list(self, prefix: str) -> list[Stored]:
+        return [*super().list(prefix), *(Stored(name, 5, 0) for name in self.names)]
+
+
+NAMED = "000000000001-0000000000000009.json"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"manifests/../../x/p00000/{NAMED}",
+        f"manifests/Op/../Op/p00000/{NAMED}",
+        f"x/manifests/Op/p00000/{NAMED}",
+        f"manifests/\x1b[2J/p00000/{NAMED}",
+        f"manifests/{'x' * 200}/p00000/{NAMED}",
+        f"manifests/Op/p{'9' * 5000}/{NAMED}",
+        f"manifests/Op/p00000/{NAMED[:-5]}-{'9' * 5000}.json",
+        "savepoints/../Op/p00000.json",
+        "savepoints/s/../../p00000.json",
+        f"savepoints/s/Op/p{'9' * 5000}.json",
+        "savepoints/a\nb/Op/p00000.json",
+    ],
+    ids=lambda name: ascii(name[:50]),
+)
+def test_a_name_that_no_replica_writes_is_no_checkpoint(store: CheckpointStore, name: str) -> None:
+    """A number of thousands of digits used to end in a ValueError, and a path could lead out of the store."""
+    sound = [*store.catalog.checkpoints(), *store.catalog.savepoints()]
+    backend = Listing(Path(store.url))
+    backend.names = (name,)
+    other = CheckpointStore("x://y", backend=backend)
+    assert [*other.catalog.checkpoints(), *other.catalog.savepoints()] == sound

@@ -1,15 +1,15 @@
-"""Number of partitions of an operator that is deployed without giving one."""
+"""Number of partitions of an operator that is deployed without giving one; answers that lack what was asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stateflow.client import Cluster
-from stateflow.errors import OperatorNotDeployed
+from stateflow.errors import OperatorNotDeployed, Unavailable
 from stateflow.operator.operator import DEFAULT_PARTITIONS
 from stateflow.types import OperatorSpec
 from tests.unit.operators import Count
@@ -39,3 +39,25 @@ def test_one_that_is_deployed_keeps_its_own(has: int | None, given: int | None, 
     cluster._client = SimpleNamespace(deployment=deployment, deploy=deploy)  # type: ignore[assignment]
     cluster.deploy(Count, given, name="Named")
     assert [spec.partitions for spec in asked] == [deployed]
+
+
+@pytest.mark.parametrize(
+    ("ask", "lacks"),
+    [
+        (lambda cluster: cluster.upgrade("Op", 1), "version"),
+        (lambda cluster: cluster.job("j"), "job"),
+        (lambda cluster: cluster.run_job("j"), "run"),
+    ],
+    ids=["upgrade", "job", "run_job"],
+)
+def test_an_empty_answer_that_no_controller_gives_is_one_line(ask: Callable[[Cluster], Any], lacks: str) -> None:
+    cluster = Cluster("127.0.0.1:1")
+    empty: Any = SimpleNamespace(
+        upgrade=lambda *_: None,
+        versions=lambda _: [],
+        jobs=lambda _: [],
+        change_job=lambda *_: SimpleNamespace(runs=()),
+    )
+    cluster._client = empty
+    with pytest.raises(Unavailable, match=f"invalid answer from the controller: it names no {lacks}: check what runs"):
+        ask(cluster)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from stateflow.client.delivery import AGAIN_MAX, OUTPUTS_MAX, Deliver, Delivery, Look, Open, Step, perform
+from stateflow.client.delivery import AGAIN_MAX, OPENS_MAX, OUTPUTS_MAX, Deliver, Delivery, Look, Open, Step, perform
 from stateflow.client.history import History
 from stateflow.errors import (
     BatchChanged,
@@ -21,6 +21,7 @@ from stateflow.errors import (
     OperatorFailed,
     OutOfMemory,
     PositionGap,
+    SourceTaken,
     StaleBatch,
     StateflowError,
     Unavailable,
@@ -464,3 +465,19 @@ def test_a_batch_that_its_client_died_over_may_be_given_up() -> None:
     c.start()
     c.send(2, rows="2")
     assert c.applied == {0: ["0", "1"], 1: [], 2: ["1", "2"]}
+
+
+def test_who_is_told_of_ever_newer_clients_gives_up() -> None:
+    """A partition that named a newer client each time used to be asked for ever."""
+    delivery = Delivery(History("Op", "s", PARTITIONS, 1 << 20), ME, lambda: None)
+    asked: list[int] = []
+
+    def newer(step: Step) -> Any:
+        assert isinstance(step, Open)
+        asked.append(step.session.generation_us)
+        raise SourceTaken("it is another's", remedy="-", generation_us=str(step.session.generation_us))
+
+    with pytest.raises(SourceTaken):
+        perform(delivery.open(), newer)
+    assert len(asked) == OPENS_MAX
+    assert asked == sorted(set(asked))

@@ -13,7 +13,7 @@ import pytest
 from stateflow import Namespace, Operator, state
 from stateflow.client import Cluster, reading
 from stateflow.clock import ManualClock
-from stateflow.errors import InvalidArgument, UnknownState
+from stateflow.errors import InvalidArgument, SchemaMismatch, Unavailable, UnknownState
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
@@ -100,3 +100,77 @@ def test_two_tags_of_one_name_are_not_mixed(cluster: Cluster) -> None:
 def test_an_unknown_name_is_refused_with_those_that_are_there(cluster: Cluster, name: str) -> None:
     with pytest.raises(UnknownState, match="name one of these: n, count, last: value"):
         cluster.read_state("Spread", name)
+
+
+class Answers:
+    """A replica that answers pages of its own. ``pages``: of each scan."""
+
+    pages: tuple[pa.Table, ...] = ()
+
+    def __init__(self, address: str) -> None: ...
+
+    def scan(self, *_: Any) -> Iterator[bytes]:
+        for table in self.pages:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            yield bytes(sink.getvalue().to_pybytes())
+
+
+ENTRIES = pa.table({"key": ["a"], "map_key": pa.nulls(1), "value": [1], "partition": [0]})
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pa.table({"attribute": ["n"]}),
+        pa.table({"attribute": ["n"], "declared": ["{"]}),
+        pa.table({"attribute": ["n"], "declared": ["[]"]}),
+        pa.table({"attribute": [["n"]], "declared": ["7"]}),
+        pa.table({"attribute": ["n"], "declared": pa.nulls(1)}),
+        pa.table({"attribute": ["n"], "declared": ['{"name": "n", "kind": "value", "coders": [1], "tag": "x"}']}),
+        pa.table({"attribute": [None], "declared": ['{"name": "n", "kind": [], "coders": [], "tag": {}}']}),
+        pa.table({"attribute": ["n"], "declared": [b"\xff"]}),
+    ],
+    ids=lambda page: str(page.to_pydict()),
+)
+def test_a_list_of_states_that_no_replica_sends_is_one_line(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, page: pa.Table
+) -> None:
+    monkeypatch.setattr(Answers, "pages", (page,))
+    monkeypatch.setattr(reading, "ReplicaClient", Answers)
+    with pytest.raises((Unavailable, InvalidArgument), match=r"cannot be read|invalid"):
+        cluster.readable_states("Spread")
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        (pa.table({}),),
+        (ENTRIES.drop_columns(["key"]),),
+        (ENTRIES.rename_columns(["key"] * 4),),
+        (ENTRIES, ENTRIES.set_column(2, "value", pa.array([{"a": 1}]))),
+    ],
+    ids=["empty", "no key", "four keys", "other types"],
+)
+def test_entries_that_no_replica_sends_are_one_line(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, pages: tuple[pa.Table, ...]
+) -> None:
+    monkeypatch.setattr(Answers, "pages", pages)
+    monkeypatch.setattr(reading, "ReplicaClient", Answers)
+    with pytest.raises(SchemaMismatch, match="the entries of a state cannot be joined"):
+        cluster.read_state("Spread", "n")
+
+
+def test_a_partition_without_a_page_has_no_entries(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page was asked for, whatever there was: a RuntimeError."""
+    monkeypatch.setattr(reading, "ReplicaClient", Answers)
+    assert list(cluster.scan_state("Spread", "n", whole=False)) == []
+
+
+def test_an_operator_that_is_deployed_anew_meanwhile_is_read_again(cluster: Cluster) -> None:
+    counts = iter((PARTITIONS, 2))
+    client: Any = cluster._client
+    client.deployment = lambda _: SimpleNamespace(spec=SimpleNamespace(partitions=next(counts)), owners=[])
+    with pytest.raises(Unavailable, match=r"the operator was deployed anew \(operator=Spread\): read again"):
+        cluster.read_state("Spread", "n")

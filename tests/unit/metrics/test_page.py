@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, StateflowError
+from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, StateflowError, Unavailable
 from stateflow.local.cluster import Certificates
 from stateflow.metrics import page as page_module
 from stateflow.metrics.figures import Target, Values
@@ -326,3 +326,66 @@ def test_files_that_do_not_belong_together_are_refused(
     monkeypatch.setenv("STATEFLOW_TLS_KEY", certificates.issue("edge-1", "node", "127.0.0.1")["STATEFLOW_TLS_KEY"])
     with pytest.raises(BadCertificate, match="does not match the certificate"):
         served(lambda _: None)
+
+
+# -- clients that mean no good --------------------------------------------------------------------------------
+
+
+def sent(page: Page, data: bytes) -> bytes:
+    """Sends bytes, and returns what comes until the page closes the connection."""
+    host, _, port = page.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as client:
+        client.sendall(data)
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("text/plain;version=x", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text; version=1.a.0", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain;version=1.0.0, text/plain; version=", "text/plain; version=0.0.4; charset=utf-8"),
+        (f"text/plain;version={'9' * 5000}", "text/plain; version=0.0.4; charset=utf-8"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain;version=1.0.0;escaping=dots;q=0.5", "text/plain; version=1.0.0; charset=utf-8; escaping=dots"),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.4",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8",
+        ),
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_version_of_a_format_that_there_is_not_is_no_error(
+    accept: str, content_type: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The Prometheus client compares the parts of a version with numbers, and used to end in a stack and a 500."""
+
+    def use(page: Page) -> None:
+        answer = sent(page, f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.0 200 OK")
+        assert f"\r\nContent-Type: {content_type}\r\n".encode() in answer
+
+    served(use)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), Unavailable("the disk is away", remedy="-"), OSError("no disk")])
+def test_metrics_that_cannot_be_computed_are_one_line(
+    error: Exception, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def failing() -> Values:
+        raise error
+
+    async def serve() -> bytes:
+        page = Page("127.0.0.1:0", failing, asyncio.get_running_loop())
+        try:
+            return await asyncio.to_thread(sent, page, b"GET /metrics HTTP/1.1\r\n\r\n")
+        finally:
+            page.close()
+
+    answer = asyncio.run(serve())
+    assert answer.startswith(b"HTTP/1.0 503 Service Unavailable")
+    assert answer.endswith(b"the metrics cannot be computed now: see the log of the process\n")
+    (line,) = [each.getMessage() for each in caplog.records if "metrics cannot be computed" in each.getMessage()]
+    assert (str(error) or "the process took more than 5 s") in line
+    assert "Traceback" not in capfd.readouterr().err

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.errors import InvalidArgument, NotOwner, OperatorOutdated, Unavailable
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
@@ -226,3 +226,16 @@ def test_two_routers_draw_their_own_pauses(monkeypatch: pytest.MonkeyPatch) -> N
     one, two, given = Router("c:1", "Count"), Router("c:1", "Count"), Router("c:1", "Count", random=Random(3))
     assert one.random.random() != two.random.random()
     assert given.random.random() == Random(3).random()
+
+
+def test_an_operator_with_another_number_of_partitions_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table with more partitions used to end in an IndexError."""
+    owner = ReplicaInfo("a", "edge", "a:1")
+    deployed = [Deployment(describe(Count, count), 1, (owner,) * count, (1,) * count) for count in (2, 3, 1)]
+    found = iter(deployed)
+    monkeypatch.setattr(ControllerClient, "deployment", lambda *_: next(found))
+    router = Router("c:1", "Count")
+    for count in (3, 1):
+        with pytest.raises(OperatorOutdated, match=f"deployed anew, with {count} partitions instead of 2"):
+            router.refresh()
+    assert len(router.table.routes) == 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stateflow.errors import NotOwner, StateflowError, Unavailable
 from stateflow.operator.arrow import read_batch
 from stateflow.partition.positions import Batch
+from stateflow.rpc import apply
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import PASSED, Answer, Answers, Replies, requests_of
 from stateflow.rpc.faults import fault_of
@@ -87,3 +90,14 @@ def test_an_answer_that_cannot_be_ends_the_call() -> None:
 def test_partitions_that_the_batch_passed_give_nothing() -> None:
     came = rpb.ApplyResponse(call=1, passed=[1, 7, 1], results=[result(0)], last=True)
     assert told(came) == [(1, PASSED), (0, Answer(b"", False, 3, 4))]
+
+
+@pytest.mark.parametrize("pieces", [[b""], [bytes(60), bytes(60)]], ids=["empty", "full"])
+def test_an_output_without_end_ends_its_partition_alone(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "JOINED_BYTES_MAX", 100)
+    endless = [rpb.ApplyResponse(call=1, results=[result(0, piece, False)]) for piece in pieces]
+    found = told(*endless, rpb.ApplyResponse(call=1, results=[result(1, bytes(60), False), result(1, b"x")], last=True))
+    (partition, error), other = found
+    assert (partition, str(error)) == (0, str(Unavailable(error.what, remedy=error.remedy)))  # type: ignore[union-attr]
+    assert "its output does not end" in str(error)
+    assert other == (1, Answer(bytes(60) + b"x", False, 3, 4))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -15,9 +17,11 @@ import grpc
 import pytest
 
 from stateflow.errors import NotLeading, Unavailable
-from stateflow.rpc import clients, controller_pb2_grpc
+from stateflow.partition.layout import Session
+from stateflow.rpc import clients, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.clients import ControllerClient, _not_begun, on_behalf_of
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.clients import ControllerClient, ReplicaClient, _not_begun, on_behalf_of
 from stateflow.rpc.faults import FAULT_KEY, fault_of
 from stateflow.rpc.wire import NEWEST_KEY, TERM_KEY, USER_KEY
 from stateflow.security.roles import Identity, Role
@@ -323,3 +327,95 @@ def test_calls_within_the_context_name_the_user(asked: str) -> None:
             ASKED[asked](client)
         ASKED[asked](client)
     assert named.users == [alice.uri, None, alice.uri, None]
+
+
+# -- replicas that answer what no replica answers -------------------------------------------------------------
+
+
+class Endless(replica_pb2_grpc.ReplicaServiceServicer):
+    """A replica whose lists have no end. ``piece``: what each message has."""
+
+    def __init__(self, piece: bytes) -> None:
+        self.piece, self.left = piece, threading.Event()
+
+    def _for_ever(self, context: Any, message: Any) -> Iterator[Any]:
+        context.add_callback(self.left.set)
+        return itertools.repeat(message)
+
+    def Scan(self, request: Any, context: Any) -> Iterator[Any]:
+        return self._for_ever(context, rpb.ScanPage(records=self.piece, continues=True))
+
+    def Outputs(self, request: Any, context: Any) -> Iterator[Any]:
+        return self._for_ever(context, rpb.OutputsReply(output=self.piece, more=True))
+
+    def Sources(self, request: Any, context: Any) -> Iterator[Any]:
+        views = [rpb.SourceView(source="s")] if self.piece else []
+        return self._for_ever(context, rpb.SourcesReply(sources=views))
+
+
+@contextmanager
+def replica(servicer: replica_pb2_grpc.ReplicaServiceServicer) -> Iterator[ReplicaClient]:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    replica_pb2_grpc.add_ReplicaServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield ReplicaClient(f"127.0.0.1:{port}")
+    finally:
+        server.stop(None).wait(30)
+
+
+@pytest.mark.parametrize("piece", [b"", bytes(1000)], ids=["empty", "full"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: list(client.scan("Op", "n", [0])),
+        lambda client: list(client.outputs("Op", "s", [0], 1)),
+        lambda client: client.sources("Op", [0]),
+    ],
+    ids=["scan", "outputs", "sources"],
+)
+def test_a_list_without_end_is_left(piece: bytes, ask: Callable[[ReplicaClient], Any], monkeypatch: Any) -> None:
+    """Clients used to read such a list until their memory was full, or for ever."""
+    monkeypatch.setattr(clients, "JOINED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(clients, "LISTED_MAX", 100)
+    servicer = Endless(piece)
+    with replica(servicer) as client:
+        with pytest.raises(Unavailable, match=r"invalid answer from 127.* does not end"):
+            ask(client)
+        assert servicer.left.wait(30), "the call goes on"
+
+
+class Others(replica_pb2_grpc.ReplicaServiceServicer):
+    """A replica that answers for partitions that it was not asked for."""
+
+    def Positions(self, request: Any, context: Any) -> Any:
+        return rpb.PositionsReply(positions={7: 1})
+
+    OpenSource = Positions
+
+    def Outputs(self, request: Any, context: Any) -> Iterator[Any]:
+        yield rpb.OutputsReply(partition=7)
+
+    def Sources(self, request: Any, context: Any) -> Iterator[Any]:
+        yield rpb.SourcesReply(sources=[rpb.SourceView(source="s", partition=7)])
+
+    def DropOutput(self, request: Any, context: Any) -> Any:
+        return rpb.DropOutputReply(sizes={7: 1})
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.positions("Op", "s", [0]),
+        lambda client: client.begin_positions("Op", "s", [0], 3)(),
+        lambda client: client.open_source("Op", "s", [0], Session(1, "i")),
+        lambda client: list(client.outputs("Op", "s", [0], 1)),
+        lambda client: client.sources("Op", [0]),
+        lambda client: client.drop_output("Op", "s", 1, [0], True),
+    ],
+    ids=["positions", "begin_positions", "open_source", "outputs", "sources", "drop_output"],
+)
+def test_a_partition_that_was_not_asked_for_is_no_answer(ask: Callable[[ReplicaClient], Any]) -> None:
+    with replica(Others()) as client, pytest.raises(Unavailable, match="names partition 7, which was not asked for"):
+        ask(client)

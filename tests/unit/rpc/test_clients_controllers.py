@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateflow.errors import InvalidArgument, NotLeading, StateflowError, Unavailable
-from stateflow.rpc.clients import Round, Seen, addresses_of
+from stateflow.rpc.clients import NAMED_MAX, Round, Seen, addresses_of
 
 AWAY = Unavailable("-")
 
@@ -44,6 +44,16 @@ def test_the_next_round_begins_with_the_one_that_is_said_to_lead() -> None:
     alone = Round(["a:1"], "a:1")
     assert not alone.go_on(AWAY)
     assert alone.asked == "a:1"
+
+
+def test_leaders_that_controllers_invent_are_not_followed_for_ever() -> None:
+    """A controller named a new leader each time it was asked, and so did that one: the round had no end."""
+    turn = Round(["a:1", "b:1"], "a:1")
+    asked = [turn.asked]
+    while turn.go_on(leads(f"new:{len(asked)}")):
+        asked.append(turn.asked)
+    assert asked == ["a:1", *(f"new:{number}" for number in range(1, NAMED_MAX + 1)), "b:1"]
+    assert turn.asked in ("a:1", "b:1")
 
 
 def test_no_answer_is_older_than_one_before() -> None:

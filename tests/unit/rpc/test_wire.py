@@ -11,13 +11,18 @@ import grpc
 import pytest
 from grpc.experimental import ChannelOptions
 
+from stateflow.errors import DecodeError, InvalidArgument, Unavailable
+from stateflow.partition.change_feed import SnapshotInfo
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import SourceView
 from stateflow.reports import AgentReport
 from stateflow.rpc import clients, wire
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.secure import CHANNEL_OPTIONS
-from stateflow.rpc.wire import message_of, positions_of, positions_to_pb, value_of
+from stateflow.rpc.wire import answered, message_of, positions_of, positions_to_pb, value_of
+from stateflow.status import Deployment
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +127,72 @@ def test_the_conversion_of_every_registered_type_can_be_built(kind: type, messag
     wire._reading(kind, message)
     if kind is not AgentReport:  # only read: controllers send another value
         wire._sending(kind, message)
+
+
+# -- answers that no member of the cluster gives -------------------------------------------------------------
+
+
+def test_an_answer_that_cannot_be_parsed_is_none() -> None:
+    """gRPC's asynchronous calls return None for it, which used to end in an AttributeError."""
+    with pytest.raises(Unavailable, match="invalid answer from there:1: it cannot be parsed: check what runs there"):
+        answered(None, "there:1")
+
+
+@pytest.mark.parametrize(
+    ("code", "where", "said"),
+    [
+        ("moved", {}, "invalid error: moved with owner=None"),
+        ("moved", {"owner": "../x", "address": "a:1", "epoch": "1"}, "moved with owner='../x'"),
+        ("moved", {"owner": "b", "address": "unix:/run/x", "epoch": "1"}, "moved with address='unix:/run/x'"),
+        ("moved", {"owner": "b", "address": "a:1", "epoch": "x"}, "moved with epoch='x'"),
+        ("moved", {"owner": "b", "address": "a:1", "epoch": "9" * 5000}, "moved with epoch='999"),
+        ("source_taken", {}, "source_taken with generation_us=None"),
+        ("source_taken", {"generation_us": str(1 << 62)}, "source_taken with generation_us='4611686018427387904'"),
+        ("not_leading", {"leader": "a\nb"}, "not_leading with leader="),
+    ],
+    ids=str,
+)
+def test_an_error_without_the_facts_that_its_reader_needs_is_none(code: str, where: dict[str, str], said: str) -> None:
+    error = wire.error_of(pb.Fault(code=code, what="w", where=where))
+    assert type(error) is Unavailable
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [
+        ("moved", {"owner": "b", "address": "b:1", "epoch": "7"}),
+        ("source_taken", {"generation_us": "1700000000000000"}),
+        ("not_leading", {}),
+        ("not_leading", {"leader": "[::1]:7070"}),
+        ("not_owner", {"owner": "../x"}),
+    ],
+    ids=str,
+)
+def test_an_error_with_its_facts_is_what_it_says(code: str, where: dict[str, str]) -> None:
+    error = wire.error_of(pb.Fault(code=code, what="w", where=where))
+    assert (error.code, error.where) == (code, where)
+
+
+@pytest.mark.parametrize(
+    ("owners", "epochs", "replicas"),
+    [([], [], 1), ([0, 0], [1], 1), ([0], [1, 1], 1), ([0, 1], [1, 1], 1), ([0, 0], [1, 1], 0)],
+)
+def test_a_deployment_names_an_owner_of_each_partition(owners: list[int], epochs: list[int], replicas: int) -> None:
+    spec = pb.OperatorSpec(name="Op", partitions=2)
+    known = [pb.Replica(name="a", address="a:1")] * replicas
+    message = cpb.Deployment(spec=spec, replicas=known, owners=owners, epochs=epochs)
+    with pytest.raises(
+        InvalidArgument, match=r"does not name an owner and an epoch for each partition \(operator=Op\)"
+    ):
+        value_of(Deployment, message)
+    with pytest.raises(DecodeError, match="a stored deployment cannot be read"):
+        clients.unpacked_deployment(message.SerializeToString())
+
+
+def test_a_base_that_no_disk_holds_is_refused() -> None:
+    """The sum of its sizes used to be too large for the progress that a target reports."""
+    files = [rpb.BaseFile(name=f"{number}.sst", size=1 << 48, digest="0" * 32) for number in range(1 << 15)]
+    reply = rpb.SnapshotReply(snapshot_id="s", files=files)
+    with pytest.raises(InvalidArgument, match="a base has too many bytes"):
+        value_of(SnapshotInfo, reply)
