@@ -34,7 +34,8 @@ from stateflow.partition.lifecycle import State
 from stateflow.replica.service import frames_of
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
 from stateflow.rpc import common_pb2 as pb
-from stateflow.rpc.wire import FAULT_KEY, NEWEST_KEY, TERM_KEY, message_of
+from stateflow.rpc.faults import FAULT_KEY
+from stateflow.rpc.wire import NEWEST_KEY, TERM_KEY, message_of
 from stateflow.types import PartitionId
 from tests.contract.backends import Wrapper
 from tests.fuzz.makers import HOSTILE, INTEGERS, KNOWN, Made

@@ -16,7 +16,7 @@ from stateflow.partition.change_feed import SnapshotInfo
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import SourceView
 from stateflow.reports import AgentReport
-from stateflow.rpc import clients, wire
+from stateflow.rpc import clients, faults, wire
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
@@ -153,7 +153,7 @@ def test_an_answer_that_cannot_be_parsed_is_none() -> None:
     ids=str,
 )
 def test_an_error_without_the_facts_that_its_reader_needs_is_none(code: str, where: dict[str, str], said: str) -> None:
-    error = wire.error_of(pb.Fault(code=code, what="w", where=where))
+    error = faults.error_of(pb.Fault(code=code, what="w", where=where))
     assert type(error) is Unavailable
     assert said in str(error)
 
@@ -170,7 +170,7 @@ def test_an_error_without_the_facts_that_its_reader_needs_is_none(code: str, whe
     ids=str,
 )
 def test_an_error_with_its_facts_is_what_it_says(code: str, where: dict[str, str]) -> None:
-    error = wire.error_of(pb.Fault(code=code, what="w", where=where))
+    error = faults.error_of(pb.Fault(code=code, what="w", where=where))
     assert (error.code, error.where) == (code, where)
 
 
