@@ -38,6 +38,7 @@ import msgpack
 from stateflow.errors import DecodeError, PositionGap
 from stateflow.partition.layout import Session
 from stateflow.rpc.apply import BatchRows
+from stateflow.types import shown
 
 KNOWN_VERSION = 2
 #: maximum number of partitions for an entry that is not compressed
@@ -403,7 +404,7 @@ def _decoded(known: bytes, partition_count: int) -> _Known:
         elif version == 1:
             behind, partitions = rest
         else:
-            raise ValueError(f"version {version}")
+            raise ValueError(f"version {shown(version)}")
         whole = (generation_us, number, *behind, *partitions)
         if not isinstance(session_id, str) or any(type(each) is not int for each in whole):
             raise ValueError("unexpected types")

@@ -180,7 +180,7 @@ def split_address(address: bytes) -> tuple[bytes, bytes, bytes]:
         key, start = address[start : start + length], start + length
         length, start = read_varint(address, start)
     except IndexError as error:
-        raise DecodeError("the address of a stored cell is truncated", address=address.hex()) from error
+        raise DecodeError("the address of a stored cell is truncated", address=address[:32].hex()) from error
     return key, address[start : start + length], address[start + length :]
 
 
@@ -341,7 +341,7 @@ def decode_row_key(data: bytes) -> Any:
             case b"u":
                 return UUID(bytes=body)
     except (struct.error, ValueError, ArithmeticError, IndexError) as error:
-        raise DecodeError("a stored key is damaged", remedy="restore a checkpoint", key=data.hex()) from error
+        raise DecodeError("a stored key is damaged", remedy="restore a checkpoint", key=data[:32].hex()) from error
     raise DecodeError(
         f"a stored key has type byte {kind!r}, which this version does not know",
         remedy="run the newer stateflow version that wrote it",

@@ -129,7 +129,7 @@ def scan_entries(
                 where = declaration.key_coder.decode_key(entry)
             value = declaration.coder.decode(payload)
         except DECODE_FAILURES as error:
-            raise spec.decode_error(error, row, entry=entry.hex()) from error
+            raise spec.decode_error(error, row, entry=entry[:32].hex()) from error
         yield StoredEntry(decode_row_key(key), Namespace(namespace), where, value, expiry)
 
 
@@ -148,7 +148,7 @@ def check_cell(declaration: Declaration, address: bytes, data: bytes) -> None:
         decode_row_key(key)
     except DECODE_FAILURES as error:
         spec = StateSpec("", declaration.name, declaration.coder, key_coder=declaration.key_coder)
-        raise spec.decode_error(error, row, entry=entry.hex()) from error
+        raise spec.decode_error(error, row, entry=entry[:32].hex()) from error
 
 
 def scan_state(

@@ -432,7 +432,7 @@ class KeyedState:
             try:
                 _, expiry = unpack_cell_with_expiry(data)
             except DecodeError as error:
-                raise spec.decode_error(error, row_part(key, namespace), entry=entry.hex()) from error
+                raise spec.decode_error(error, row_part(key, namespace), entry=entry[:32].hex()) from error
             if spec.expiry_us is not None if expiry is None else expiry <= spec.now_us:
                 self._stored_object(address[1:9], key, namespace)._meet(entry)
                 met += 1

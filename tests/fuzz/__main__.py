@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.doors import CASES, DOORS
+from tests.fuzz.doors import CASES, DOORS, keep
 from tests.fuzz.makers import Outcome
 
 #: the corpus that runs have built up, which the next run extends; and the findings
@@ -77,10 +77,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--door", choices=sorted(DOORS), action="append", help="only this one")
     parser.add_argument("--case", type=Path, help="give this file to --door, and end")
+    parser.add_argument("--keep", action="store_true", help=f"keep what runs have put into {CORPUS}, and end")
     arguments = parser.parse_args()
     if arguments.case is not None:
         for name in arguments.door or ():
             print(f"{name}: {'let in' if DOORS[name](arguments.case.read_bytes()) else 'refused'}")
+        return 0
+    if arguments.keep:
+        keep({name: [path.read_bytes() for path in (CORPUS / name).glob("*")] for name in arguments.door or DOORS})
         return 0
     print(f"seed {arguments.seed}", flush=True)
     wanted = shares(arguments.inputs, arguments.door or list(DOORS)) if arguments.inputs else {}

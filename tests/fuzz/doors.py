@@ -19,7 +19,7 @@ import struct
 import tempfile
 import uuid
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -29,6 +29,7 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 import xxhash
+import zstandard
 from google.protobuf.message import DecodeError as NotParsed
 from google.protobuf.message import Message
 
@@ -83,6 +84,10 @@ from tests.property.arrow_mutants import ROWS, SCHEMA
 
 LINE_MAX = 2000
 CASES = Path(__file__).parent / "cases"
+#: corpora of the doors: msgpack of door → inputs, compressed. ``python -m tests.fuzz --keep`` writes it
+CORPUS = Path(__file__).parent / "corpus.zst"
+#: longest input of a corpus that is kept, in bytes
+KEPT_BYTES_MAX = 4096
 
 
 @cache
@@ -122,6 +127,25 @@ class Door:
     def cases(self) -> list[bytes]:
         """Returns the inputs that were findings once."""
         return [path.read_bytes() for path in sorted((CASES / self.name).glob("*"))]
+
+    def corpus(self) -> list[bytes]:
+        """Returns inputs that an earlier run has made, and that reach more code than the sound ones."""
+        return _corpus().get(self.name, [])
+
+
+@cache
+def _corpus() -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = msgpack.unpackb(zstandard.decompress(CORPUS.read_bytes()))
+    return found
+
+
+def keep(made: Mapping[str, Iterable[bytes]]) -> None:
+    """Keeps the corpus of these doors, in place of their former one. Inputs that are long are left out."""
+    kept = dict(_corpus()) if CORPUS.exists() else {}
+    for name, inputs in made.items():
+        known = {*DOORS[name].sound(), *DOORS[name].cases()}
+        kept[name] = sorted({each for each in inputs if len(each) <= KEPT_BYTES_MAX} - known)
+    CORPUS.write_bytes(zstandard.compress(msgpack.packb(dict(sorted(kept.items()))), 19))
 
 
 def check_line(error: StateflowError) -> None:

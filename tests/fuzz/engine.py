@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["stateflow", "reconfig", "msgpack"], en
 def main(door: str, runs: int, seed: int, corpus: Path, found: Path) -> None:
     entered = DOORS[door]
     corpus.mkdir(parents=True, exist_ok=True)
-    for data in [*entered.sound(), *entered.cases()]:
+    for data in [*entered.sound(), *entered.cases(), *entered.corpus()]:
         (corpus / hashlib.sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)
     faulthandler.enable()
     arguments = [

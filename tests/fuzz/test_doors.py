@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.doors import CASES, DOORS, Defect, Door
+from tests.fuzz.doors import CASES, CORPUS, DOORS, Defect, Door, _corpus
 from tests.property.arrow_mutants import damaged
 from tests.sizes import sized
 
@@ -63,6 +63,19 @@ def test_what_was_found_is_refused_since() -> None:
     for name in found:
         for data in DOORS[name].cases():
             DOORS[name](data)
+
+
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")  # of the next release
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+def test_what_reaches_more_code_is_let_in_or_refused(door: Door) -> None:
+    for data in door.corpus():
+        door(data)
+
+
+def test_the_corpus_is_small_and_of_doors_that_there_are() -> None:
+    assert _corpus().keys() <= DOORS.keys()
+    assert sum(map(len, _corpus().values())) > 300
+    assert CORPUS.stat().st_size < 200_000
 
 
 def test_an_error_that_is_not_said_in_one_line_is_a_defect() -> None:
