@@ -544,6 +544,31 @@ class Applier:
         """
         numbers = came.partitions if isinstance(came, Frame) else [part.partition for part in came.parts]
         partitions = [PartitionId(came.operator, number) for number in numbers]
+        outcomes, left = await self._outcomes(call, came, partitions)
+        if self._garbage is not None and self._garbage.is_due():
+            self.batch_thread.spare(self._garbage.collect)
+        if self.confirmations.is_needed:
+            outcomes = await self._replicated(partitions, outcomes)
+        answers: list[Answer] = []
+        for partition, outcome in zip(partitions, outcomes, strict=True):
+            if isinstance(outcome, ReplicaInfo):
+                answers.append((partition, moved(outcome, self.node.lifecycle(partition).epoch)))
+            elif outcome is not None:
+                answers.append((partition, outcome))
+                call.rows += outcome.rows if isinstance(outcome, Applied) else 0
+        answers_seen(call.span, answers)
+        if answers:
+            await call.exchange.answer(answers)
+        return left
+
+    async def _outcomes(
+        self, call: _Call, came: Frame | BatchSlices, partitions: list[PartitionId]
+    ) -> tuple[list[Outcome], BatchSlices | None]:
+        """Applies slices. Returns the outcome of each partition, and the slices that wait for their partition, or None.
+
+        The decoded rows of the other slices are referenced from here only. A caller that waits for its sender to take
+        answers thus does not keep them.
+        """
         slices = None if isinstance(came, Frame) else came
         by_place: dict[int, Outcome] = {}
         while left := [place for place in range(len(partitions)) if place not in by_place]:
@@ -557,24 +582,8 @@ class Applier:
             by_place |= {left[place]: outcome for place, outcome in found.items()}
             slices = slices or turn.slices
         outcomes = [by_place[place] for place in range(len(partitions))]
-        if self._garbage is not None and self._garbage.is_due():
-            self.batch_thread.spare(self._garbage.collect)
-        if self.confirmations.is_needed:
-            outcomes = await self._replicated(partitions, outcomes)
-        early: list[int] = []
-        answers: list[Answer] = []
-        for place, (partition, outcome) in enumerate(zip(partitions, outcomes, strict=True)):
-            if outcome is None:
-                early.append(place)
-            elif isinstance(outcome, ReplicaInfo):
-                answers.append((partition, moved(outcome, self.node.lifecycle(partition).epoch)))
-            else:
-                answers.append((partition, outcome))
-                call.rows += outcome.rows if isinstance(outcome, Applied) else 0
-        answers_seen(call.span, answers)
-        if answers:
-            await call.exchange.answer(answers)
-        return slices.only(early) if early and slices is not None else None
+        early = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        return outcomes, slices.only(early) if early and slices is not None else None
 
     async def _in_thread(
         self, call: _Call, came: Frame | BatchSlices, partitions: list[PartitionId], turn: _Turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -401,6 +402,24 @@ def test_queued_calls_of_a_sender_that_takes_no_answers_are_not_begun() -> None:
     asyncio.run(run())
     assert node.order == [0, 2, 1]
     assert [len(each.answers) for each in (*deaf, other)] == [1, 1, 1]
+
+
+def test_decoded_rows_are_let_go_before_their_answers_are_taken() -> None:
+    class Decodes(Node):
+        def apply(self, slices: BatchSlices, answers: Answers) -> None:
+            self.decoded = weakref.ref(slices.rows)
+            super().apply(slices, answers)
+
+    class TakesLong(Sender):
+        async def answer(self, answers: Sequence[Answer]) -> None:
+            while node.decoded() is not None:  # for ever, if this call keeps them
+                await asyncio.sleep(0)
+            await super().answer(answers)
+
+    node = Decodes({0: applied(3)})
+    sender = TakesLong([whole({0: [1, 2, 3]})])
+    serve(node, sender)
+    assert [answer for _, answer in sender.answers] == [applied(3)]
 
 
 def test_a_call_that_is_cancelled_while_it_pauses_does_nothing_more() -> None:
