@@ -35,6 +35,7 @@ from stateflow.replica.service import frames_of
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc.faults import FAULT_KEY
+from stateflow.rpc.secure import OPTIONS
 from stateflow.rpc.wire import NEWEST_KEY, TERM_KEY, message_of
 from stateflow.types import PartitionId
 from tests.contract.backends import Wrapper
@@ -107,7 +108,7 @@ class Hostile(grpc.GenericRpcHandler):
         self._lock = threading.Lock()
 
     def serve(self) -> grpc.Server:
-        server = grpc.server(ThreadPoolExecutor(24), handlers=[self])
+        server = grpc.server(ThreadPoolExecutor(24), handlers=[self], options=OPTIONS)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         self._names = (*NAMES, *(self.address,) * 12)
         server.start()

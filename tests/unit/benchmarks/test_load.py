@@ -34,10 +34,10 @@ class Counting:
         return self.fault(sequence, outputs)
 
 
-def load(stream: Counting, pick: Any) -> Load:
+def load(stream: Counting, pick: Any, seconds: float = 1.0) -> Load:
     source = Source(stream, pick, INTERVAL_S)  # type: ignore[arg-type]
     with Load([source], seed=1) as running:
-        running.wait(1.0)
+        running.wait(seconds)
     return running
 
 
@@ -98,7 +98,8 @@ def test_a_process_that_is_held_up_says_so() -> None:
 )
 def test_a_lost_and_a_duplicated_record_planted_on_purpose_are_found(fault: Any, lost: int, duplicated: int) -> None:
     stream = Counting(fault)
-    truth = load(stream, one_row).truth
+    truth = load(stream, one_row, 0.15).truth
+    assert stream.position > 3
     assert (truth.lost, truth.duplicated) == (lost, duplicated)
     assert truth.state == stream.state
 
