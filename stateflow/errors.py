@@ -194,6 +194,12 @@ class OperatorStuck(OperatorFailed):
     code = "operator_stuck"
 
 
+class OperatorCrashed(OperatorFailed):
+    """The process of a replica has ended several times in a row while it ran one batch of the operator."""
+
+    code = "operator_crashed"
+
+
 class OperatorNotImportable(LocalMisuse):
     code = "operator_not_importable"
 

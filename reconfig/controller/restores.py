@@ -138,7 +138,7 @@ class Restores:
         """
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(
-                f"{owner} does not answer, and may be serving the partition alone",
+                f"owner {owner} does not answer, but may still serve the partition",
                 remedy="check that it runs; if it is gone for good, run "
                 "`stateflow takeover OPERATOR --accept-loss` first",
                 partition=partition,

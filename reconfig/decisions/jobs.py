@@ -267,7 +267,8 @@ class Job:
                     f"the job is not valid: {found.why}", remedy="correct its definition", job=self.name
                 )
             case found if found != self:
-                raise InvalidArgument("the job would not be read back unchanged", remedy=REPORT_LINE, job=self.name)
+                what = "the job changes when it is written and read again"
+                raise InvalidArgument(what, remedy=REPORT_LINE, job=self.name)
         if self.schedule.once_us is not None and self.schedule.once_us <= now_us:
             raise InvalidArgument("the scheduled time has passed", remedy="give a time in the future", job=self.name)
         if self.schedule.next_us(now_us, now_us, None, None) is None:

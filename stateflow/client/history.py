@@ -119,7 +119,7 @@ class History:
 
     @property
     def taken(self) -> frozenset[int]:
-        """Partitions that accepted a former client again, see :meth:`heard`."""
+        """Partitions that accepted a batch of a former client, after a restore from a copy older than this client."""
         return frozenset(self._taken)
 
     @property

@@ -490,8 +490,8 @@ def items_of(value: Any) -> list[Any]:
 def type_of(values: list[Any], key: bool = False) -> pa.DataType:
     """Returns an Arrow type for values without a declared type. Raises Misfit if the values have no common type.
 
-    From an array of this type every value is read back as if it were the only value. Only ints among floats or Decimals
-    are read back as another type, because the converted values are equal.
+    Each value is read back from an array of this type with the type that it would have alone. The exceptions are ints
+    among floats or Decimals: they become floats or Decimals of equal value.
 
     Args:
         key: True if the values are keys. Then ints are not converted, because a value of another type is another key.

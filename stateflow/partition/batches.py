@@ -41,6 +41,7 @@ from stateflow.errors import (
     OperatorFailed,
     OperatorStuck,
     StateDamaged,
+    StateflowError,
     TooFewFiles,
 )
 from stateflow.metrics.own import OwnFigures
@@ -133,7 +134,8 @@ class Batches:
         Reports the outcome of each part to ``answers``, errors included, instead of raising. A part that was begun and
         has no outcome was given up, and may be sent again.
         """
-        with self.running.group() as group:
+        version = self._version(slices.operator)
+        with self.running.group() as group, self.running.crashes.noted(slices.operator, version, slices.batch):
             for number, part in enumerate(slices.parts):
                 if not answers.goes_on():
                     break
@@ -143,6 +145,14 @@ class Batches:
                 if group.is_full(self._clock.monotonic()):
                     self._commit(group, answers)
             self._commit(group, answers)
+
+    def _version(self, operator: str) -> int:
+        """Returns a number that differs between the deployed versions of an operator."""
+        try:
+            spec, _ = self._registry.operator(operator)
+        except StateflowError:  # each part gets this error
+            return 0
+        return spec.recorded_us
 
     def skip(self, frame: Frame) -> list[int]:
         """Lets a batch skip the partitions that need no visit, and returns their indices in the frame. Empty: skipping
@@ -225,13 +235,18 @@ class Batches:
     ) -> Outcome | Member:
         self._registry.served_at = began = self._clock.monotonic()
         local.timing.began(began)
-        run = self.running.take(local, began)
+        run, crashes = self.running.take(local, began), self.running.crashes
         stays = False
         try:
+            if crashes.any:
+                crashes.check(slices.operator, self._version(slices.operator), slices.batch, part.partition)
+            crashes.at(part.partition)
             processor = self._processor(local)
             self._take_up(local, processor)
             rows = slices.arrived(part, processor.key)
             ran = processor.run(slices.batch, rows, self._clock.now_us(), part.after, part.digest, run)
+            if crashes.any:
+                crashes.survived(slices.operator, self._version(slices.operator), slices.batch, part.partition)
             local.traffic.came(part.stop - part.start, slices.row_bytes, slices.batch.site)
             if slices.batch.site_column:
                 local.traffic.came_from(slices.origins(part))

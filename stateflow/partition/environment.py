@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import mmap
 import os
 import shutil
+import struct
 import threading
 import uuid
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -123,6 +126,59 @@ def disk_of(place: str) -> str:
     return place.rpartition("/")[0] or place
 
 
+class RunningNote:
+    """A note of what the process is doing, in a memory-mapped file.
+
+    To change the note takes no system call. The kernel keeps it when the process ends, however it ends; a power loss
+    may lose it.
+
+    Attributes:
+        found: note of the last process, and its number; None if that process ended without a note.
+    """
+
+    _BYTES = 4096
+    _HEADER: Final = struct.Struct("<IIi")  # length of the text, CRC-32 of the text, number
+
+    def __init__(self, file: Path) -> None:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            data = os.pread(descriptor, self._BYTES, 0)
+            # written, not only reserved: the write of a mapped page for which a disk has no room would end the process
+            os.pwrite(descriptor, bytes(self._BYTES), 0)
+            os.ftruncate(descriptor, self._BYTES)
+            self._page = mmap.mmap(descriptor, self._BYTES)
+        finally:
+            os.close(descriptor)
+        self.found = self._read(data)
+
+    def _read(self, data: bytes) -> tuple[str, int] | None:
+        if len(data) < self._HEADER.size:
+            return None
+        length, crc, number = self._HEADER.unpack_from(data)
+        text = data[self._HEADER.size : self._HEADER.size + length]
+        if not length or len(text) != length or zlib.crc32(text) != crc:
+            return None
+        return text.decode(errors="replace"), number
+
+    def begin(self, text: str) -> None:
+        """Notes a text, with the number -1. A text that is too long is not noted."""
+        data = text.encode()
+        if len(data) > self._BYTES - self._HEADER.size:
+            return
+        self._page[self._HEADER.size : self._HEADER.size + len(data)] = data
+        self._HEADER.pack_into(self._page, 0, len(data), zlib.crc32(data), -1)
+
+    def at(self, number: int) -> None:
+        """Changes the number of the note."""
+        _NUMBER.pack_into(self._page, self._HEADER.size - _NUMBER.size, number)
+
+    def end(self) -> None:
+        self._HEADER.pack_into(self._page, 0, 0, 0, -1)
+
+
+_NUMBER: Final = struct.Struct("<i")
+
+
 class Environment:
     """Access to the real machine: its databases, files, locks and threads."""
 
@@ -208,6 +264,10 @@ class Environment:
         """Makes the contents of files and the entries of directories survive a power loss."""
         for path in paths:
             sync(path)
+
+    def running_note(self, file: Path) -> RunningNote:
+        """Returns the note of what this process is doing. Raises OSError."""
+        return RunningNote(file)
 
     def free_bytes(self, path: Path) -> int:
         """Returns the free bytes of the disk that ``path`` is on."""

@@ -148,6 +148,7 @@ class PartitionRegistry:
     * ``REPLICA``: see :mod:`stateflow.partition.data_directory`
     * ``TERM``: greatest term of a controller that this replica has seen, and the ledger of that term
     * ``ALONE``: operators that may be served while no controller answers
+    * ``RUNNING``, ``CRASHES``: see :class:`stateflow.partition.running.Crashes`
     * ``operators/<name>/operator.json``: description of an operator
     * ``operators/<name>/p00003/<copy>/``: RocksDB, see :mod:`stateflow.partition.data_directory`
     * ``commits/``: see :mod:`stateflow.partition.layout`

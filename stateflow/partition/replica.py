@@ -400,6 +400,7 @@ class ReplicaNode:
 
     def recover(self) -> None:
         """Finds the partitions in the data directory. Call it once, before any other use of the replica."""
+        self.batches.running.crashes.find()
         self._recovery.run()
 
     def limits_used(self) -> dict[Limit, float]:
@@ -595,4 +596,5 @@ class ReplicaNode:
         return possible
 
     def close(self) -> None:
+        self.batches.running.crashes.close()
         self._registry.close()

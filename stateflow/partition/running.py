@@ -7,21 +7,32 @@ does not return. A batch that was taken away never commits.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+from stateflow.durable import MALFORMED
+from stateflow.errors import OperatorCrashed
 from stateflow.operator.watchdog import RunningBatch
+from stateflow.partition.environment import Environment, RunningNote
 from stateflow.partition.local_partition import LocalPartition
+from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Opening, PartitionProcessor, Ran
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partition.transfer_out import Sender
 
 log = logging.getLogger(__name__)
+#: files of a data directory: note of the running batch, and counts of batches in which the process ended
+RUNNING, CRASHES = "RUNNING", "CRASHES"
+#: a batch in which the process has ended so many times in a row is refused for so many seconds after the last time
+ENDS_MAX, REFUSED_S = 3, 300
+CRASHES_KEPT = 100
 #: a group is committed when it has been open for this many seconds, or has this many rows of input and output
 GROUP_S, GROUP_ROWS = 0.005, 2048
 
@@ -116,6 +127,123 @@ class Group:
         return members
 
 
+# -- Batches in which the process ends -------------------------------------------------------------------------------
+
+
+class Crashes:
+    """Counts how often this replica's process has ended while it ran a batch, and refuses a batch that ends it
+    repeatedly, so that other batches are run.
+
+    A crash in C code, ``os._exit`` or a kill for lack of memory ends the whole process. Senders then send the batch
+    again, to the restarted process. The third time in a row that it has ended in the same batch of the same partition,
+    the batch is refused for ``REFUSED_S`` seconds, and then tried once more. A new version of the operator is tried at
+    once. Any end of the process counts, as its cause cannot be known.
+
+    A note of the running batch outlives the process (:class:`~stateflow.partition.environment.RunningNote`). The file
+    ``CRASHES`` keeps the counts. Without them a batch is run as if it had never been tried.
+    """
+
+    def __init__(self, root: Path, environment: Environment, now_us: Callable[[], int]) -> None:
+        self._root, self._environment, self._now_us = root, environment, now_us
+        self._note: RunningNote | None = None
+        self._ends: dict[str, tuple[int, int]] = {}  # batch and partition → (number of ends in a row, time of the last)
+
+    def find(self) -> None:
+        """Reads the counts, and adds the batch in which the last process ended."""
+        file = self._root / CRASHES
+        try:
+            if file.exists():
+                found = json.loads(file.read_text())
+                self._ends = {str(key): (int(ends), int(at_us)) for key, (ends, at_us) in found.items()}
+        except MALFORMED as error:
+            log.warning("counts of crashes cannot be read and begin anew: %s", error)
+        except OSError as error:
+            log.warning("counts of crashes cannot be read: %s", error)
+        try:
+            self._note = self._environment.running_note(self._root / RUNNING)
+        except OSError as error:
+            log.warning("running batches are not noted, so a batch that ends the process is not noticed: %s", error)
+            return
+        if self._note.found is not None and self._note.found[1] >= 0:
+            text, partition = self._note.found
+            key = _key(text, partition)
+            ends = self._ends.get(key, (0, 0))[0] + 1
+            self._ends[key] = ends, self._now_us()
+            log.error("the last process ended while it ran %s (%d times in a row)", _said(text, partition), ends)
+            self._keep()
+
+    @contextmanager
+    def noted(self, operator: str, version: int, batch: Batch) -> Iterator[None]:
+        """Notes that this process runs a batch."""
+        if self._note is None:
+            yield
+            return
+        self._note.begin(_text(operator, version, batch))
+        try:
+            yield
+        finally:
+            self._note.end()
+
+    def at(self, partition: int) -> None:
+        """Notes the partition of the batch that is being run."""
+        if self._note is not None:
+            self._note.at(partition)
+
+    @property
+    def any(self) -> bool:
+        """True if the process has ended in a batch that was not run to its end since."""
+        return bool(self._ends)
+
+    def check(self, operator: str, version: int, batch: Batch, partition: int) -> None:
+        """Checks that a batch is not refused. Raises OperatorCrashed if it is."""
+        ends, at_us = self._ends.get(_key(_text(operator, version, batch), partition), (0, 0))
+        left_s = REFUSED_S - (self._now_us() - at_us) / 1e6
+        if ends >= ENDS_MAX and 0 < left_s <= REFUSED_S:
+            raise OperatorCrashed(
+                f"the process has ended {ends} times in a row while it ran this batch",
+                remedy="look in the logs of replica and system for a crash in C code, os._exit or a lack of memory, "
+                f"and deploy a corrected operator; this one is tried again in {left_s:.0f} s",
+                operator=operator,
+                partition=partition,
+                source=batch.source,
+                batch=batch.number,
+            )
+
+    def survived(self, operator: str, version: int, batch: Batch, partition: int) -> None:
+        """Notes that a batch was run to its end in a partition."""
+        if self._ends.pop(_key(_text(operator, version, batch), partition), None) is not None:
+            self._keep()
+
+    def _keep(self) -> None:
+        newest = sorted(self._ends.items(), key=lambda each: each[1][1])[-CRASHES_KEPT:]
+        self._ends = dict(newest)
+        try:
+            self._environment.write_durably(self._root / CRASHES, json.dumps(self._ends))
+        except OSError as error:
+            log.warning("counts of crashes not kept: %s", error)
+
+    def close(self) -> None:
+        """Removes the note of a batch whose thread was left behind."""
+        if self._note is not None:
+            self._note.end()
+
+
+def _text(operator: str, version: int, batch: Batch) -> str:
+    return json.dumps([operator, version, batch.source, batch.number])
+
+
+def _said(text: str, partition: int) -> str:
+    try:
+        operator, _, source, number = json.loads(text)
+    except MALFORMED:
+        return text
+    return f"batch {number} of source {source} in partition {partition} of operator {operator}"
+
+
+def _key(text: str, partition: int) -> str:
+    return f"{text} {partition}"
+
+
 # -- Running batches -------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +258,7 @@ class RunningBatches:
         self._registry, self._sender, self._clock = registry, sender, registry.clock
         self._with: dict[int, RunningBatch] = {}  # by thread
         self._groups: dict[int, Group] = {}  # by thread
+        self.crashes = Crashes(registry.root, registry.environment, registry.clock.now_us)
 
     # -- in the thread itself -----------------------------------------------------------------------------
 

@@ -439,8 +439,8 @@ class RunningTransfer:
             listener.put_nowait(report)
 
     def dismiss(self, move_id: str) -> None:
-        """Ends the progress reports to a cancelled move that had joined this transfer, which another move began. The
-        transfer goes on. Even if it ends as OWNED, the cancelled move does not own the partition."""
+        """Ends the progress reports to a cancelled move, if another move began this transfer and the cancelled one only
+        joined it. The transfer goes on for the move that began it."""
         for listens_for, listener in self._listeners:
             if listens_for == move_id != self.move_id:
                 listener.put_nowait(_was_cancelled(move_id))

@@ -77,7 +77,7 @@ class Followers:
         named = NamedFollower(partition, move_id, fenced_for) if fenced_for else await self._named(partition, move_id)
         if named is None:
             log.warning(
-                "move %s: copy by %s allowed unchecked: the controller's release cannot say which replica may copy",
+                "move %s: replica %s may copy without a check, because the controller's release cannot name who may",
                 move_id,
                 who.name,
             )

@@ -401,7 +401,7 @@ class CallLimits(Layer):
         """Returns the metrics of calls and of limits.
 
         Args:
-            used: which part is in use of the process's other limits.
+            used: by limit, the share of it that is in use, for limits of the process that are not kept here.
         """
         settings, busiest = self._settings, max(self._under_way.values(), default=0)
         shares: dict[Limit, float] = {

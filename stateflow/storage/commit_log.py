@@ -116,7 +116,9 @@ def decode(name: str, data: bytes) -> Segment | None:
             return None
         raise _damaged(name, 0, "corrupt segment header")
     magic, version, first = _SEGMENT.unpack_from(header)
-    if magic != SEGMENT_MAGIC or version != VERSION:
+    if magic != SEGMENT_MAGIC:
+        raise _damaged(name, 0, "not a segment of a commit log")
+    if version != VERSION:
         raise CommitLogDamaged(
             f"the log has version {version}, this program reads {VERSION}", remedy="run a newer stateflow", segment=name
         )

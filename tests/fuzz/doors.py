@@ -61,6 +61,7 @@ from stateflow.partition.data_directory import _read as read_identity
 from stateflow.partition.data_directory import _read_note as read_note
 from stateflow.partition.positions import Retired, SourceView
 from stateflow.partition.registry import ALONE, TERM, PartitionRegistry
+from stateflow.partition.running import CRASHES, RUNNING, Crashes
 from stateflow.partitioner import partition_of
 from stateflow.release import release_of
 from stateflow.replica.streams import FrameReader
@@ -563,9 +564,13 @@ def small_file(data: bytes) -> None:
     folder, partitions = own_folder(), registry()
     (partitions.root / TERM).write_bytes(data)
     (partitions.root / ALONE).write_bytes(data)
+    crashes = Crashes(partitions.root, partitions.environment, partitions.clock.now_us)
+    for name in (CRASHES, RUNNING):
+        (partitions.root / name).write_bytes(data)
     for name in (NOTE, IDENTITY, EMBEDDED):
         (folder / name).write_bytes(data)
     partitions.read_alone()
+    crashes.find()
     said_in(folder)
     heard(data)
     with suppress(*MALFORMED):  # its caller reports these

@@ -123,7 +123,7 @@ def test_it_serves_on_and_is_one_of_the_cluster_again(sites: Sites) -> None:
         assert "takeover Tally" in lacks.error
         with pytest.raises(PartitionsLive, match="may be serving partitions alone"):
             cluster.undeploy("Tally", delete_state=True)
-        with pytest.raises(Unavailable, match="may be serving the partition alone"):
+        with pytest.raises(Unavailable, match="may still serve the partition"):
             cluster.restore("Tally", mine[:1])
         sites.kill(EDGE)
         sites.restart(EDGE)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from stateflow.client import StreamClient
-from stateflow.errors import OperatorFailed, OperatorStuck, StateflowError
+from stateflow.errors import OperatorCrashed, OperatorFailed, OperatorStuck, StateflowError
+from stateflow.partition.running import ENDS_MAX
 from stateflow.partitioner import partition_of
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Rogue, Tally, Unclosable, Unopenable
@@ -175,6 +176,33 @@ def test_sigterm_ends_a_replica_whose_operators_never_come_back(tmp_path: Any, m
         cluster.restart("local-0")
         sending.join(60)
         assert n_of(cluster, "a") == 2, "what was given up then is applied when it is asked for again"
+
+
+def test_a_batch_that_ends_every_process_is_refused_and_the_rest_is_served(tmp_path: Any) -> None:
+    with LocalCluster(Rogue, Tally, partitions=2, data_dir=tmp_path) as cluster:
+        (deadly,), (other,) = keys_of(0), keys_of(1)
+        stream, errors = cluster.stream("Rogue", "s"), list[StateflowError]()
+
+        def send() -> None:
+            try:
+                stream.send([rogue(deadly, "die"), rogue(other)])
+            except StateflowError as error:
+                errors.append(error)
+
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        for _ in range(ENDS_MAX):
+            process = cluster.processes["local-0"]
+            eventually(lambda process=process: not process.running, "the batch has ended the process")
+            cluster.restart("local-0")
+        sending.join(60)
+        (error,) = errors
+        assert isinstance(error, OperatorCrashed)
+        assert (error.where["operator"], error.where["partition"]) == ("Rogue", 0)
+        assert "the last process ended while it ran batch 0 of source s" in log_of(cluster, "local-0")
+        cluster.stream("Tally", "s").send([{"k": "a", "v": 1}])
+        cluster.stream("Rogue", "another").send([rogue(deadly), rogue(other)])
+        assert n_of(cluster, deadly) == 1, "nothing of the batch that ends the process is there"
 
 
 def test_an_operator_that_does_not_open_says_so(cluster: LocalCluster) -> None:

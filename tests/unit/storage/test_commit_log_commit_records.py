@@ -121,6 +121,14 @@ def test_a_newer_version_is_refused_as_that() -> None:
         decode("s", header + module._CRC.pack(module.crc32(header)))
 
 
+def test_another_file_with_a_sound_checksum_is_damage() -> None:
+    from stateflow.storage import commit_log as module
+
+    header = module._SEGMENT.pack(b"SFxx", module.VERSION, 1)
+    with pytest.raises(CommitLogDamaged, match="not a segment of a commit log"):
+        decode("s", header + module._CRC.pack(module.crc32(header)))
+
+
 # -- several segments ---------------------------------------------------------------------------------------
 
 

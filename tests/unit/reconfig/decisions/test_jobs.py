@@ -139,7 +139,7 @@ def test_what_a_job_would_ignore_is_refused(job: Job, said: str) -> None:
 
 def test_a_job_whose_record_would_say_something_else_is_not_recorded() -> None:
     EVERY.prove(0)
-    with pytest.raises(InvalidArgument, match="would not be read back unchanged"):
+    with pytest.raises(InvalidArgument, match="changes when it is written and read again"):
         Job("nightly", replace(EVERY.schedule, text="every 61"), Do.CHECKPOINT).prove(0)
 
 
