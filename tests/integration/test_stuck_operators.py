@@ -198,7 +198,7 @@ def test_a_batch_that_ends_every_process_is_refused_and_the_rest_is_served(tmp_p
         sending.join(60)
         (error,) = errors
         assert isinstance(error, OperatorCrashed)
-        assert (error.where["operator"], error.where["partition"]) == ("Rogue", 0)
+        assert (error.where["operator"], error.where["partition"]) == ("Rogue", "0")
         assert "the last process ended while it ran batch 0 of source s" in log_of(cluster, "local-0")
         cluster.stream("Tally", "s").send([{"k": "a", "v": 1}])
         cluster.stream("Rogue", "another").send([rogue(deadly), rogue(other)])
