@@ -41,8 +41,10 @@ class Program:
         self._command, self._log = command, log
         self._environment = {"PYTHONPATH": str(REPOSITORY), **environment}  # Spark starts processes elsewhere
         self._popen: subprocess.Popen[bytes] | None = None
+        self.starts = 0
 
     def start(self) -> None:
+        self.starts += 1
         with self._log.open("ab") as log:
             self._popen = subprocess.Popen(
                 self._command,
