@@ -138,6 +138,7 @@ class RunningNote:
 
     _BYTES = 4096
     _HEADER: Final = struct.Struct("<IIi")  # length of the text, CRC-32 of the text, number
+    _NUMBER: Final = struct.Struct("<i")
 
     def __init__(self, file: Path) -> None:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -170,13 +171,10 @@ class RunningNote:
 
     def at(self, number: int) -> None:
         """Changes the number of the note."""
-        _NUMBER.pack_into(self._page, self._HEADER.size - _NUMBER.size, number)
+        self._NUMBER.pack_into(self._page, self._HEADER.size - self._NUMBER.size, number)
 
     def end(self) -> None:
         self._HEADER.pack_into(self._page, 0, 0, 0, -1)
-
-
-_NUMBER: Final = struct.Struct("<i")
 
 
 class Environment:

@@ -137,7 +137,8 @@ class Crashes:
     A crash in C code, ``os._exit`` or a kill for lack of memory ends the whole process. Senders then send the batch
     again, to the restarted process. The third time in a row that it has ended in the same batch of the same partition,
     the batch is refused for ``REFUSED_S`` seconds, and then tried once more. A new version of the operator is tried at
-    once. Any end of the process counts, as its cause cannot be known.
+    once. Any end of the process counts, as its cause cannot be known. Each replica counts for itself, so a batch that
+    follows its partition by failover may end each of them three times.
 
     A note of the running batch outlives the process (:class:`~stateflow.partition.environment.RunningNote`). The file
     ``CRASHES`` keeps the counts. Without them a batch is run as if it had never been tried.
