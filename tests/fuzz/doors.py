@@ -315,9 +315,16 @@ def stores(data: bytes) -> None:
     removed. Fewer than 3 bytes: nothing is damaged.
     """
     sound, names = database()
-    place = sound.parent / "damaged"
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(sound, place)
+    # a new folder each time: RocksDB may delete an old log by its path after the database was closed
+    place = Path(tempfile.mkdtemp(prefix="damaged-", dir=sound.parent))
+    try:
+        _damage(shutil.copytree(sound, place, dirs_exist_ok=True), names, data)
+        _read(place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _damage(place: Path, names: list[str], data: bytes) -> None:
     file = place / names[data[0] % len(names)] if len(data) >= 3 else None
     if file is not None and len(data) == 3:
         file.unlink()
@@ -326,6 +333,9 @@ def stores(data: bytes) -> None:
         at = int.from_bytes(data[1:3], "big") % (len(whole) + 1)
         whole[at : at + len(data) - 3] = data[3:]
         file.write_bytes(whole)
+
+
+def _read(place: Path) -> None:
     try:
         with closing(RocksEngine(1 << 20, 1 << 20).open(place)) as store:
             for _ in store.scan(b""):
