@@ -252,11 +252,13 @@ class Logged:
 @dataclass(slots=True)
 class Found:
     """A log as a former process left it. ``after``: number of the next frame. ``segments``: numbers of the segments, in
-    order."""
+    order. ``unused``: the last segment never contained a frame of the log, because its creation was cut off or failed;
+    the next log begins in its file."""
 
     logged: Logged
     after: int
     segments: list[int]
+    unused: bool = False
 
 
 def read(segments: Sequence[tuple[int, bytes]]) -> Found:
@@ -267,7 +269,7 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
     Args:
         segments: (number, content) of each segment, in the order of their numbers.
     """
-    logged, after = Logged(), 1
+    logged, after, unused = Logged(), 1, False
     torn_in = ""
     for position, (number, data) in enumerate(segments):
         name = segment_name(number)
@@ -277,9 +279,11 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
         if segment is None:
             if position + 1 < len(segments):
                 raise _damaged(name, 0, "the segment is empty, and others follow")
+            unused = True
             break
         if segment.first == segment.after < after and position + 1 == len(segments):
-            break  # its creation failed, and the log continued in the segment before
+            unused = True  # its creation failed, and the log continued in the segment before
+            break
         if position and segment.first != after:
             raise _damaged(
                 torn_in or name, 0, f"the segment ends before frame {after}, the next one begins with {segment.first}"
@@ -287,7 +291,7 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
         for record in segment.records:
             logged.add(record)
         after, torn_in = segment.after, name
-    return Found(logged, after, [number for number, _ in segments])
+    return Found(logged, after, [number for number, _ in segments], unused)
 
 
 def segment_name(number: int) -> str:
@@ -452,9 +456,12 @@ class CommitLog:
         self._torn = False  # the last append failed: after the end of the segment there may be some of its bytes
         self._closed = False
         self._unwritten: dict[PartitionId, list[Commit]] = {}
-        self._segments = [_Segment(found.segments[-1] + 1 if found.segments else 1)]
-        files.create(self._segments[0].number, segment_header(self._next))
-        files.remove(found.segments)
+        newest = found.segments[-1] if found.segments else 0
+        # an unused segment followed by another one would count as damage if the process ended before it is removed
+        first = _Segment(newest if found.unused else newest + 1)
+        self._segments = [first]
+        files.create(first.number, segment_header(self._next))
+        files.remove([number for number in found.segments if number != first.number])
 
     @property
     def size(self) -> int:

@@ -53,7 +53,9 @@ class Files:
         self._refused("create")
         if self.active in self.data:
             self.synced[self.active] = len(self.data[self.active])
-        self.data[number] = bytearray(data)
+        self.data[number] = bytearray()
+        self._refused("empty")
+        self.data[number] += data
         self._refused("name")
         self.synced[number] = len(data)
         self.active = number
@@ -391,6 +393,38 @@ def test_a_segment_that_cannot_be_made(how: str) -> None:
     files.refuses = None
     do(log, databases, commit(number + 1))
     assert recover(files).logged.of(P)[-1] == commit(number + 1)
+
+
+@pytest.mark.parametrize("how", ["empty", "name"])
+def test_a_start_that_ends_behind_a_segment_that_could_not_be_made_is_repeated(how: str) -> None:
+    """A log with a segment that could not be made is read again, although the process ended in the middle of a start.
+
+    The process ended between the creation of the new log and the removal of the former one.
+    """
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    files.refuses = how
+    with pytest.raises(OSError, match="no room"):
+        log.append([commit(2, data=bytes(SMALL))])
+    files.refuses = None
+    do(log, databases, commit(2))
+    logged = recover(files).logged.of(P)
+    assert logged == [commit(1), commit(2)]
+    real = files.remove
+
+    def ends(_: Sequence[int]) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        files.remove = ends  # type: ignore[method-assign]
+        with contextlib.suppress(KeyboardInterrupt):
+            opened(files, databases)
+        assert recover(files).logged.of(P) == logged
+    files.remove = real  # type: ignore[method-assign]
+    do(opened(files, databases), databases, commit(3))
+    assert recover(files).logged.of(P) == [commit(3)]
+    assert len(files.data) == 1
 
 
 def test_at_the_limit_databases_are_synced_before_more_is_logged() -> None:
