@@ -335,7 +335,8 @@ class SegmentFiles(Protocol):
         ...
 
     def append(self, data: bytes, *, sync: bool = True) -> None:
-        """Appends data to the current segment, in one write. ``sync``: the data is durable when this returns."""
+        """Appends data to the current segment, in one write. ``sync``: the data is durable when this returns, and so is
+        everything appended to the segment before; with no data, nothing is written."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -413,11 +414,12 @@ def _write(file: int, data: bytes) -> None:
 
 @dataclass(slots=True)
 class _Segment:
-    """A segment of the log. ``last``: for each partition that still needs the segment, the greatest sequence of its
-    commits there."""
+    """A segment of the log. ``durable``: size up to which it is durable. ``last``: for each partition that still needs
+    the segment, the greatest sequence of its commits there."""
 
     number: int
     size: int = SEGMENT_HEADER
+    durable: int = SEGMENT_HEADER
     last: dict[PartitionId, int] = field(default_factory=dict)
 
 
@@ -555,11 +557,17 @@ class CommitLog:
             self._files.create(active.number + 1, segment_header(self._next))
             active = _Segment(active.number + 1)
             self._segments.append(active)
+        elif active.durable < active.size and active.durable // SECTOR != active.size // SECTOR:
+            # otherwise a power loss could take an earlier frame and leave this one, which counts as damage
+            self._files.append(b"", sync=True)
+            active.durable = active.size
         self._torn = True
         self._files.append(data, sync=sync)
         self._torn = False
         self._next += 1
         active.size += len(data)
+        if sync:
+            active.durable = active.size
         for each in records:
             if isinstance(each, Commit):
                 active.last[each.partition] = max(each.sequence, active.last.get(each.partition, 0))

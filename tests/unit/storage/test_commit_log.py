@@ -14,6 +14,7 @@ import pytest
 
 from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.storage.commit_log import (
+    SECTOR,
     SEGMENT_HEADER,
     SEGMENTS,
     Commit,
@@ -333,6 +334,31 @@ def test_forgetting_what_is_not_there_writes_nothing() -> None:
     assert files.writes == 1
     log.forget([P], sync=False)
     assert (files.writes, files.syncs) == (2, 1)
+
+
+@pytest.mark.parametrize("ends", [None, "sync"])
+def test_a_power_loss_leaves_no_gap_in_what_was_not_synced(ends: str | None) -> None:
+    """A power loss may take any sector that was not synced. The log is not damaged by it.
+
+    ``ends``: power fails while a commit is being synced; None: before it.
+    """
+    files, databases = Files(), Databases()
+    log = opened(files, databases, 1 << 20)
+    left = [PartitionId("Op", number) for number in range(10, 50)]
+    do(log, databases, commit(1), *(commit(1, each) for each in left))
+    for each in left:
+        log.forget([each], sync=False)
+        files.refuses = ends
+        if ends is not None:
+            with pytest.raises(OSError, match="no room"):
+                log.append([commit(2, data=b"c" * 2 * SECTOR)])
+        files.refuses = None
+        synced, whole = files.synced[1], bytes(files.data[1])
+        for start in range(synced // SECTOR * SECTOR, len(whole), SECTOR):
+            start, end = max(start, synced), min(start + SECTOR, len(whole))
+            files.data[1][start:end] = bytes(end - start)
+            assert recover(files).logged.of(P)[0] == commit(1)
+            files.data[1][:] = whole
 
 
 @pytest.mark.parametrize("how", ["write", "half", "sync"])
