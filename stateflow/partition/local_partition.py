@@ -235,6 +235,7 @@ class LocalPartition:
     stuck: RunningBatch | None = None  # a batch that the replica has given up, and that has not returned
     schema: bytes | None = None  # its stored schema, while ``store`` is closed
     sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
+    seal_unsure: bool = False  # its database may have the record of a seal that failed
     traffic: Traffic = field(default_factory=Traffic)
     skipped: SkippedPositions | None = None  # positions of batches that skipped it
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from stateflow.changes import ChangeSet, net
-from stateflow.errors import Busy, MoveUnknown
+from stateflow.errors import Busy, MoveUnknown, StateDamaged
 from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition.change_feed import (
     CHANGES,
@@ -280,8 +280,10 @@ class Sender:
         local.sealed_at = self._registry.clock.monotonic()
         store = self._registry.store(local)
         self._registry.settle(local)
+        local.seal_unsure = True
         self._registry.copies.record(lifecycle, store, lambda here: here.sealed())
         lifecycle.sealed()
+        local.seal_unsure = False
         sequence = local.processor.sequence if local.processor else read_sequence(store)
         local.kept = Kept(lifecycle.move_id, lifecycle.epoch, sequence)
         for changes in local.logs.values():
@@ -302,13 +304,24 @@ class Sender:
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
         """Forbids the move to seal. Returns False if it has sealed already and must be completed.
 
-        Does not wait for a running batch. Raises StateMissing if the partition's data was lost here.
+        Does not wait for a running batch. Raises StateMissing if the partition's data was lost here, and errors of the
+        disk; the partition then stays as it was.
         """
         local = self._registry.local(partition)
-        with local.mutex:
-            possible = local.lifecycle.cancel(move_id, owned_at)
-            if possible:
-                self._registry.drop_log(local, move_id)
+        try:
+            with self._registry.reopening(local), local.mutex:
+                lifecycle = local.lifecycle
+                if local.seal_unsure and lifecycle.state is State.FENCING and lifecycle.move_id == move_id:
+                    # otherwise the next start could find the partition sealed, without what it commits from now on
+                    store = self._registry.store(local)
+                    self._registry.copies.record(lifecycle, store, lambda here: here.cancel(move_id, owned_at))
+                    local.seal_unsure = False
+                possible = lifecycle.cancel(move_id, owned_at)
+                if possible:
+                    self._registry.drop_log(local, move_id)
+        except StateDamaged as error:  # otherwise the partition would stay fenced for ever
+            self._registry.lose(local, error)
+            raise
         self._registry.on_change(partition)
         return possible
 

@@ -156,6 +156,45 @@ def test_a_seal_that_cannot_be_written_is_asked_for_again(two: Two, refusing: Re
     assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
 
 
+def test_a_seal_that_failed_and_was_cancelled_is_not_found_at_the_next_start(two: Two, refusing: Refusing) -> None:
+    """A partition whose seal failed is served again after the move was cancelled, by the next process, too.
+
+    The seal was written, but its outcome was unknown, as after a failed sync.
+    """
+    two.send(two.a, 1)
+    refusing.late = True
+    refusing.ownerships()
+    for _ in range(2):
+        with pytest.raises(Exception, match="No space"):
+            two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    with pytest.raises(Exception, match="No space"):
+        two.a.cancel(P, "m1")
+    assert two.a.lifecycle(P).state is State.FENCING, "it is not served before that is durable"
+    refusing.end()
+    assert two.a.cancel(P, "m1")
+    two.send(two.a, 2)
+    assert (two.restart("a").lifecycle(P).state, two.a.lifecycle(P).epoch) == (State.OWNED, 1)
+    assert two.send(two.a, 4).replayed is False
+    assert two.states(two.a) == {"k1": 5, "k2": 2}
+    assert two.a.sender.fence(P, "m2", 2, two.b.info, cold=True)
+
+
+def test_a_partition_that_is_damaged_when_a_failed_seal_is_cancelled_is_lost(two: Two, refusing: Refusing) -> None:
+    two.send(two.a, 1)
+    refusing.ownerships()
+    with pytest.raises(Exception, match="No space"):
+        two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    refusing.end()
+    local = two.a._registry.local(P)
+    two.a._registry.close_store(local)
+    assert local.directory is not None
+    (local.directory / "CURRENT").write_bytes(b"MANIFEST-999999\n")
+    with pytest.raises(StateDamaged):
+        two.a.cancel(P, "m1")
+    assert two.a.lifecycle(P).state is State.ABSENT
+    assert two.a.cancel(P, "m1")
+
+
 def test_a_partition_that_was_given_away_is_sealed_by_the_second_attempt(two: Two, refusing: Refusing) -> None:
     two.send(two.a, 1)
     refusing.ownerships()
