@@ -581,10 +581,11 @@ class Commits:
             kept = []
         self._keep(directory, Logged([*kept, *commits]).of(partition))
 
-    def forget(self, partitions: Collection[PartitionId]) -> None:
-        """Drops the logged commits of partitions that are no longer here. Raises OSError."""
+    def forget(self, partitions: Collection[PartitionId], *, sync: bool = True) -> None:
+        """Drops the logged commits of partitions that are no longer here. Raises OSError. ``sync``: see
+        :meth:`.CommitLog.forget`."""
         if self.log is not None:
-            self.log.forget(partitions)
+            self.log.forget(partitions, sync=sync)
 
     def left(self, partition: PartitionId) -> None:
         """Voids the logged commits of a partition, once another replica or another copy here durably owns it."""

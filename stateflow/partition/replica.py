@@ -301,8 +301,8 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     _quarantine(registry, operator, epoch)
     dropped = [local.id for local in local_partitions if _drop_local(registry, local, epoch)]
     registry.skipped_batches.drop(operator, epoch)
-    # no partition is created at these epochs before the next start, which begins a new log
-    registry.commits.forget(dropped)
+    for local in local_partitions:
+        _void_commits(registry, local, epoch)
     registry.unlearn(operator)
     if dropped:
         log.warning("operator %s undeployed: %d partitions deleted", operator, len(dropped))
@@ -345,6 +345,18 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
         registry.environment.remove_tree(local.home)
     registry.on_change(local.id)
     return True
+
+
+def _void_commits(registry: PartitionRegistry, local: LocalPartition, epoch: int) -> None:
+    """Voids the logged commits of a deleted partition, also if an earlier call has deleted it and then failed. Raises
+    OSError.
+
+    A power loss may undo this, which is harmless: no partition is created at these epochs before the next start, which
+    begins a new log.
+    """
+    with local.mutex:  # a later deployment could otherwise commit before its commits are voided, too
+        if local.lifecycle.state is State.ABSENT and local.lifecycle.epoch <= epoch:
+            registry.commits.forget([local.id], sync=False)
 
 
 # -- The replica -----------------------------------------------------------------------------------------------------

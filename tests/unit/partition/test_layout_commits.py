@@ -53,11 +53,11 @@ class Place:
         self.node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), self.root, self.settings)
         return self.node
 
-    def send(self, number: int, *partitions: int) -> Told:
+    def send(self, number: int, *partitions: int, epoch: int = 1) -> Told:
         """Sends a row to each of these partitions, by default to two."""
         told = Told()
         rows = {each: pa.RecordBatch.from_pylist([{"k": KEYS[each], "v": number}]) for each in partitions or (0, 1)}
-        self.node.batches.apply(shares_of("Op", Batch("s", number), rows), told)
+        self.node.batches.apply(shares_of("Op", Batch("s", number), rows, epoch), told)
         return told
 
     def logs(self) -> dict[Path, int]:
@@ -398,6 +398,52 @@ def test_a_batch_that_the_log_refuses_is_not_committed(place: Place, monkeypatch
     place.kill()
     place.start()
     assert place.totals() == {"k0": 1, "k1": 1}
+
+
+def test_what_is_deployed_again_while_a_drop_ends_keeps_its_commits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits of a new deployment stay in the log if the drop of the former one ends after them."""
+    place.send(0)
+    had: dict[Path, int] = {}
+
+    def deployed_again(_operator: str, _epoch: int) -> None:
+        place.node.create(SPEC, [0, 1], 2)
+        had.update(place.logs())
+        assert len(place.send(0, epoch=2).applied()) == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.node._registry.skipped_batches, "drop", deployed_again)
+        assert place.node.drop("Op", 1) == 2
+    assert len(place.send(1, epoch=2).applied()) == 2
+    place.lose_power(had)
+    place.start()
+    assert place.totals() == {"k0": 1, "k1": 1}
+
+
+def test_a_drop_that_cannot_be_logged_keeps_no_segment_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Environment, "aside", lambda _self, work, _wait_s=0.0: work())
+    place = Place(tmp_path / "a", commit_log_bytes_max=4096)
+    place.node.create(SPEC, [0, 1], 1)
+    place.send(0)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectorySegments, "append", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="no room"):
+                place.node.drop("Op", 1)
+    place.node.drop("Op", 1)
+    place.node.create(SPEC, [1], 2)
+    for number in range(100):
+        assert len(place.send(number, 1, epoch=2).applied()) == 1
+    assert place.node._registry.commits.log is not None
+    assert place.node._registry.commits.log.size < 8192
+    place.node.close()
 
 
 def test_behind_its_end_nothing_is_logged(place: Place) -> None:
