@@ -470,6 +470,7 @@ class Commits:
     Args:
         directory: returns the directory of a partition's database; None: the database is not here.
         lose: called for a partition whose database cannot be made durable.
+        reopen: opens the database of a partition that is served here, if it is closed. Raises the errors of the store.
 
     Attributes:
         log: commit log, in which commits are durable before they are written to databases; None: the replica does not
@@ -483,9 +484,11 @@ class Commits:
         environment: Environment,
         directory: Callable[[PartitionId], Path | None],
         lose: Callable[[PartitionId, StateDamaged], None],
+        reopen: Callable[[PartitionId], None] = lambda _: None,
     ) -> None:
         self._settings, self._environment = settings, environment
-        self._directory, self._lose = directory, lose
+        self._directory, self._lose, self._reopen = directory, lose, reopen
+        self._reopening: set[PartitionId] = set()
         self._files = environment.segments(root / COMMITS_FOLDER)
         self._found = Found(Logged(), 1, [])
         self.log: CommitLog | None = None
@@ -509,6 +512,7 @@ class Commits:
                 sync=self._sync,
                 aside=self._environment.aside,
                 on_failed=self._failed,
+                on_behind=self._complete_later,
             )
         elif self._found.segments:
             self._files.remove(self._found.segments)
@@ -617,6 +621,23 @@ class Commits:
             return  # the log tries again
         why = StateDamaged(f"the database cannot be synced: {error}", remedy=DAMAGED, partition=partition)
         self._environment.aside(lambda: self._lose(partition, why))
+
+    def _complete_later(self, partition: PartitionId) -> None:
+        """Opens a database that was closed because a commit could not be written, in a thread of its own. Without a
+        further batch for the partition, nothing else would open it, and the commit log would grow without end."""
+        if partition not in self._reopening:
+            self._reopening.add(partition)
+            self._environment.aside(lambda: self._complete(partition))
+
+    def _complete(self, partition: PartitionId) -> None:
+        try:
+            self._reopen(partition)
+        except StateDamaged as error:
+            self._lose(partition, error)
+        except Exception as error:  # noqa: BLE001 - the next batch for the partition meets it, too
+            log.warning("%s lacks commits that stay in the commit log, as it cannot be opened: %s", partition, error)
+        finally:
+            self._reopening.discard(partition)
 
     def _known(self, partition: PartitionId, directory: Path) -> Logged:
         return Logged([*self._kept(directory), *self._found.logged.of(partition)])

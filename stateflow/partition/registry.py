@@ -47,7 +47,7 @@ from stateflow.partition.change_feed import ChangeLog, FileDigests
 from stateflow.partition.data_directory import Copies, Quarantine, identify
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Commits
-from stateflow.partition.lifecycle import Event, Lifecycle, State
+from stateflow.partition.lifecycle import SERVED, Event, Lifecycle, State
 from stateflow.partition.local_partition import CheckedMutex, LocalPartition
 from stateflow.partition.processor import evolution_of
 from stateflow.partition.sources import SkippedBatches
@@ -197,7 +197,12 @@ class PartitionRegistry:
         durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # None: a standby confirms commits
         self.skipped_batches = SkippedBatches(root, self.environment, durable)
         self.commits = Commits(
-            root, settings, self.environment, lambda partition: self.look(partition).directory, self._lose_unsynced
+            root,
+            settings,
+            self.environment,
+            lambda partition: self.look(partition).directory,
+            self._lose_unsynced,
+            self._reopen,
         )
         self.copies = Copies(info.name, self.environment, self.commits)
 
@@ -561,6 +566,15 @@ class PartitionRegistry:
                 processor.let_go(self.environment.aside)
             with contextlib.suppress(Exception):
                 store.close()
+
+    def _reopen(self, partition: PartitionId) -> None:
+        """Opens the store of a partition served here, if a failed write has closed it. Raises the errors of
+        :meth:`store`."""
+        local = self.look(partition)
+        if local.store is None and local.lifecycle.state in SERVED:
+            with local.work:
+                if local.lifecycle.state in SERVED:
+                    self.store(local)
 
     @contextmanager
     def reopening(self, local: LocalPartition) -> Iterator[None]:

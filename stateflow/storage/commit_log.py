@@ -438,6 +438,9 @@ class CommitLog:
         aside: runs a function in a thread of its own.
         on_failed: called, without a lock, with each partition whose database cannot be synced, and the error. The
             partition's commits stay in the log until it is forgotten.
+        on_behind: called, without a lock and once for each full segment, with each partition whose database lacks
+            commits of full segments, because their write is under way or has failed. After a failure the database must
+            be opened, which completes it.
     """
 
     def __init__(
@@ -450,9 +453,10 @@ class CommitLog:
         sync: Callable[[PartitionId], bool],
         aside: Callable[[Callable[[], None]], None],
         on_failed: Callable[[PartitionId, Exception], None],
+        on_behind: Callable[[PartitionId], None] = lambda _: None,
     ) -> None:
         self._files, self._bytes_max = files, bytes_max
-        self._sync, self._aside, self._on_failed = sync, aside, on_failed
+        self._sync, self._aside, self._on_failed, self._on_behind = sync, aside, on_failed, on_behind
         self._mutex, self._retiring = mutex(), mutex()
         self._next = found.after
         self._torn = False  # the last append failed: after the end of the segment there may be some of its bytes
@@ -575,19 +579,24 @@ class CommitLog:
 
     def _retire_aside(self) -> None:
         try:
-            self._retire()
+            behind = self._retire()
         except OSError as error:  # the segments stay, and the next full segment leads to another attempt
             log.error("segments of the commit log cannot be removed: %s", error)
+            return
+        for partition in behind:
+            self._on_behind(partition)
 
-    def _retire(self) -> None:
-        """Syncs the databases with commits in full segments, and removes these segments. Raises OSError.
+    def _retire(self) -> list[PartitionId]:
+        """Syncs the databases with commits in full segments, and removes these segments. Returns the partitions whose
+        database lacks commits of these segments. Raises OSError.
 
         The method takes no partition's lock, because a thread that holds such a lock may be waiting for this method.
         """
         failed: list[tuple[PartitionId, Exception]] = []
+        behind: list[PartitionId] = []
         try:
             with self._retiring:
-                full = self._synced(failed)
+                full = self._synced(failed, behind)
                 for segment in full:
                     if segment.last:
                         break
@@ -597,8 +606,9 @@ class CommitLog:
         finally:
             for partition, why in failed:
                 self._on_failed(partition, why)
+        return behind
 
-    def _synced(self, failed: list[tuple[PartitionId, Exception]]) -> list[_Segment]:
+    def _synced(self, failed: list[tuple[PartitionId, Exception]], behind: list[PartitionId]) -> list[_Segment]:
         """Syncs the databases of the partitions that have commits in full segments, and returns these segments.
 
         Afterwards ``last`` of each segment contains only the partitions that still need the segment, because their
@@ -612,7 +622,8 @@ class CommitLog:
         synced: set[PartitionId] = set()
         for partition, sequence in last.items():
             if any(commit.sequence <= sequence for commit in self._unwritten.get(partition, ())):
-                continue  # the writer of its database is not done yet, or has failed
+                behind.append(partition)
+                continue
             try:
                 if self._sync(partition):
                     synced.add(partition)

@@ -501,6 +501,32 @@ def test_segments_are_retired_while_it_serves(tmp_path: Path, monkeypatch: pytes
     place.node.close()
 
 
+def test_one_that_gets_no_more_batches_after_a_failed_write_keeps_no_segment_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asides = list[Callable[[], None]]()
+    monkeypatch.setattr(Environment, "aside", lambda _self, work, _wait_s=0.0: asides.append(work))
+    place = Place(tmp_path / "a", commit_log_bytes_max=4096)
+    place.node.create(SPEC, [0, 1], 1)
+    place.send(0)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RocksStore, "apply", full)
+        assert isinstance(place.send(1, 0).outcomes[0], DiskFull)
+    sizes = []
+    for number in range(1, 100):
+        assert len(place.send(number, 1).applied()) == 1
+        while asides:
+            asides.pop(0)()
+        sizes.append(sum(path.stat().st_size for path in (place.root / COMMITS_FOLDER).iterdir()))
+    assert max(sizes) < 8192
+    assert place.totals() == {"k0": 1, "k1": 4950}
+    place.node.close()
+
+
 # -- sources that are opened in many partitions ---------------------------------------------------------------
 
 OLD, NEW = layout.Session(4, "b"), layout.Session(5, "c")
