@@ -517,7 +517,7 @@ class CommitLog:
 
         Raises the disk's errors and CommitLogDamaged.
         """
-        with self._mutex:
+        with self._retiring, self._mutex:  # no segment may be removed between its listing and its reading
             return read(self._files.read()).logged.of(partition) if self._has(partition) else []
 
     def forget(self, partitions: Collection[PartitionId], *, sync: bool = True) -> None:

@@ -281,6 +281,24 @@ def test_what_was_logged_of_one_that_is_put_aside_stays_until_that_is_done() -> 
     assert log.size <= 2 * SMALL
 
 
+def test_no_segment_is_removed_while_the_log_is_read() -> None:
+    """Another thread removes no segment while commits are read, as the read would fail on a file that is gone."""
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    real, removes = files.read, list[bool]()
+
+    def read() -> Sequence[tuple[int, bytes]]:
+        other = threading.Thread(target=lambda: removes.append(log._retiring.acquire(blocking=False)))  # type: ignore[attr-defined]
+        other.start()
+        other.join()
+        return real()
+
+    files.read = read  # type: ignore[method-assign]
+    assert log.logged(P) == [commit(1)]
+    assert removes == [False]
+
+
 def test_what_was_forgotten_is_not_found_and_not_logged_again() -> None:
     files, databases = Files(), Databases()
     log = opened(files, databases)
