@@ -260,7 +260,10 @@ def read(entries: Iterable[tuple[bytes, bytes]]) -> dict[tuple[str, str], HeldPo
         if key.startswith(_CHANGE):
             changes.setdefault(key[9:-16], []).append(value)
         else:
-            operator, _, source = key.decode().partition("\0")
+            try:
+                operator, _, source = key.decode().partition("\0")
+            except UnicodeDecodeError as error:
+                raise DecodeError("held positions are of a source whose name is no text", remedy=RESENT) from error
             found[operator, source] = HeldPositions.decode(value, changes.pop(key, ()))
     if changes:
         raise DecodeError("changes of held positions lack the entry that they change", remedy=RESENT)

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from stateflow.changes import Mutations
-from stateflow.errors import DecodeError, StateDamaged, StateMissing
+from stateflow.errors import DecodeError, StateMissing
 from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment
@@ -47,6 +47,7 @@ from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import INITIAL, Batch, Positions, Retention, Retired, Tombstones, behind
 from stateflow.storage import PartitionStore
 from stateflow.storage.commit_log import CommitLog
+from stateflow.storage.faults import damage
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -349,11 +350,16 @@ class SkippedBatches:
     def find(self) -> None:
         """Reads the positions that the last process left. A database that cannot be read is quarantined; partitions
         then lack batches, which their sources must send again."""
-        if not (self._directory / "CURRENT").exists():
-            return
+        files = list(self._directory.glob("*"))
+        if not any(path.suffix in (".log", ".sst") or path.name == "CURRENT" for path in files):
+            return  # it was never created, or not completely
         try:
-            self._sources = read(self._open().scan(b""))
-        except (StateDamaged, StateMissing, DecodeError) as error:
+            # a database that lost its file CURRENT would be taken for one that is not created yet
+            self._store = self._environment.open(self._directory, create=False)
+            self._sources = read(self._store.scan(b""))
+        except Exception as error:
+            if not isinstance(error, StateMissing | DecodeError) and damage(error) is None:
+                raise
             self._close()
             aside = self._directory.parent / f"{FOLDER}-damaged-{self._environment.new_id()}"
             self._directory.rename(aside)
@@ -362,7 +368,7 @@ class SkippedBatches:
                 "positions of skipped batches cannot be read and are quarantined as %s: %s; sources resend the missing "
                 "batches, or report which batch to rewind to",
                 aside,
-                error,
+                str(error),  # whoever keeps the error keeps an iterator, which keeps the new database locked
             )
 
     def found(self, partition: PartitionId, epoch: int, sequence: int) -> SkippedPositions | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
+from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import DiskFull, PositionGap, StaleBatch
 from stateflow.operator.operator import describe
@@ -30,6 +31,7 @@ from stateflow.partition.sources import FOLDER, SkippedBatches
 from stateflow.partitioner import partition_of
 from stateflow.settings import ReplicaSettings
 from stateflow.state.cells import CELL
+from stateflow.storage import RocksEngine
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to
 from tests.unit.operators import Count
@@ -198,10 +200,37 @@ def test_what_is_void_at_a_start_stays_so(two: Two) -> None:
         visit(two.a, 3)
 
 
-def test_what_cannot_be_read_is_put_aside_and_said(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+def damage_manifest(folder: Path) -> None:
+    (folder / "CURRENT").write_text("MANIFEST-none\n")
+
+
+def damage_current(folder: Path) -> None:
+    (folder / "CURRENT").unlink()
+
+
+def damage_block(folder: Path) -> None:
+    for table in folder.glob("*.sst"):
+        data = bytearray(table.read_bytes())
+        data[8:16] = bytes(8)
+        table.write_bytes(data)
+
+
+def damage_name(folder: Path) -> None:
+    store = RocksEngine(1 << 20, 1 << 20).open(folder)
+    store.apply(Mutations(puts=[(b"Op\0\xff", b"-")]))
+    store.close()
+
+
+@pytest.mark.parametrize("damage", [damage_manifest, damage_current, damage_block, damage_name])
+def test_what_cannot_be_read_is_put_aside_and_said(
+    two: Two, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
     passed(two)
+    store = two.a._registry.skipped_batches._store
+    assert store is not None
+    store.flush()
     two.a._registry.skipped_batches.close()
-    (two.root / "a" / FOLDER / "CURRENT").write_text("MANIFEST-none\n")
+    damage(two.root / "a" / FOLDER)
     with caplog.at_level(logging.ERROR):
         two.restart("a")
     assert "are quarantined as" in caplog.text
