@@ -184,7 +184,7 @@ class Environment:
         self._engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
 
     def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> PartitionStore:
-        """Opens a partition's database. Raises StateMissing, StateDamaged, DataDirLocked.
+        """Opens a partition's database. Raises StateMissing, StateDamaged, DataDirLocked, Unavailable.
 
         Args:
             up_to_damage: drop the end of the write-ahead log from the first damage on, which a power loss may cause.

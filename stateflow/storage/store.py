@@ -47,7 +47,7 @@ from rocksdict import (
 )
 
 from stateflow.changes import Mutations
-from stateflow.errors import DataDirLocked, StateDamaged, StateMissing, TooFewFiles
+from stateflow.errors import DataDirLocked, StateDamaged, StateMissing, TooFewFiles, Unavailable
 from stateflow.storage.faults import DAMAGED, meaning
 
 #: number of files that a database always has open: its directory twice, log, LOCK, LOG and MANIFEST
@@ -385,7 +385,8 @@ class RocksEngine:
             up_to_damage: drop the write-ahead log from the first damage on, because the commit log contains the rest.
 
         Raises StateMissing if there is no database and ``create`` is false, DataDirLocked if another process has it
-        open, StateDamaged if some of its files are missing or damaged, and the disk's errors.
+        open, Unavailable if this process has it open, StateDamaged if some of its files are missing or damaged, and the
+        disk's errors.
         """
         if create:
             directory.mkdir(parents=True, exist_ok=True)
@@ -408,6 +409,12 @@ class RocksEngine:
                 # the process was killed in the middle of a write that was never acknowledged
                 return RocksStore(Rdict(str(directory), options=self._options(create, lenient), access_type=access))
         except Exception as error:
+            if str(error).startswith("IO error: lock hold by current process"):
+                raise Unavailable(
+                    "the partition was closed, and a reader of this process still holds its database open",
+                    remedy="the request is retried; if this goes on, end long reads of the partition's state",
+                    path=directory,
+                ) from error
             if str(error).startswith("IO error: ") and "/LOCK: " in str(error):
                 raise DataDirLocked(
                     "another process has this partition open",

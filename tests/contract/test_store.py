@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.changes import Mutations
-from stateflow.errors import DataDirLocked, StateMissing
+from stateflow.errors import StateMissing, Unavailable
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from tests.contract.store_suite import StoreContract, prefix_end_is_exact
 
@@ -133,7 +133,27 @@ os.kill(os.getpid(), signal.SIGKILL)
 
     def test_a_database_that_is_open_elsewhere(self, tmp_path: Path) -> None:
         store = self.make(tmp_path / "db")
-        with pytest.raises(DataDirLocked):
-            self.open(tmp_path / "db")
+        code = (
+            "import sys; from pathlib import Path; from stateflow.storage import RocksEngine; "
+            "RocksEngine().open(Path(sys.argv[1]))"
+        )
+        other = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "db")], stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert "DataDirLocked" in other.stderr
         store.close()
         self.open(tmp_path / "db").close()
+
+    def test_a_database_that_a_reader_holds_open_can_be_opened_later(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path / "db")
+        store.apply(Mutations(puts=[(b"a", b"1"), (b"b", b"2")]))
+        reader = store.scan(b"")
+        next(reader)
+        store.close()
+        with pytest.raises(Unavailable, match="a reader of this process") as caught:
+            self.open(tmp_path / "db")
+        assert caught.value.retryable
+        del reader
+        again = self.open(tmp_path / "db")
+        assert again.get(b"b") == b"2"
+        again.close()
