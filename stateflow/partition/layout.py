@@ -559,7 +559,8 @@ class Commits:
     # -- while it serves ----------------------------------------------------------------------------------
 
     def open(self, partition: PartitionId, epoch: int, directory: Path) -> PartitionStore:
-        """Opens a partition's database, with all logged commits applied."""
+        """Opens a partition's database, with all logged commits applied. Raises the errors of the store, and
+        StateDamaged if it lacks commits that the log lacks, too."""
         store = self._environment.open(directory)
         if self.log is None:
             return store
@@ -568,6 +569,9 @@ class Commits:
             _apply(store, lacking)
             if lacking:
                 self.log.written(partition, lacking[-1].sequence)
+        except CommitLogDamaged as error:
+            store.close()
+            raise StateDamaged(str(error.what), remedy=DAMAGED, path=directory) from error
         except BaseException:
             store.close()
             raise

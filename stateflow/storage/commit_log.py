@@ -505,12 +505,21 @@ class CommitLog:
             self._unwritten.pop(partition, None)
 
     def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
-        """Returns the commits that this process logged but could not write to the database, whose last commit is
-        ``sequence``.
+        """Returns the commits that this process logged and that the database lacks, whose last commit is ``sequence``.
+        They could not be written to the database, or its disk dropped them after an error.
 
-        Only the thread that opens the database calls this. Raises CommitLogDamaged for a gap.
+        Only the thread that opens the database calls this. Raises CommitLogDamaged for a gap, and the disk's errors.
         """
-        return Logged(self._unwritten.get(partition, ())).lacking(partition, epoch, sequence)
+        newest = max((segment.last.get(partition, 0) for segment in list(self._segments)), default=0)
+        if sequence >= newest:
+            return []
+        unwritten = Logged(self._unwritten.get(partition, ())).of(partition)
+        lacking = [each for each in unwritten if each.epoch == epoch and each.sequence > sequence]
+        if [each.sequence for each in lacking] == list(range(sequence + 1, newest + 1)):
+            return lacking
+        with self._retiring, self._mutex:
+            self._cut()  # the next write removes the commits of a failed append, so no database may get them
+            return Logged(self.logged(partition)).lacking(partition, epoch, sequence)
 
     def logged(self, partition: PartitionId) -> list[Commit]:
         """Returns the commits of a partition that are still in the log, in the order of epoch and sequence.
@@ -546,16 +555,20 @@ class CommitLog:
     def _has(self, partition: PartitionId) -> bool:
         return any(partition in segment.last for segment in self._segments)
 
+    def _cut(self) -> None:
+        """Removes what a failed append left behind the end of the log. Callers hold the lock."""
+        if self._torn and not self._closed:
+            self._files.truncate(self._segments[-1].size)
+            self._torn = False
+
     def _write(self, records: Sequence[Record], *, sync: bool) -> bool:
         """Writes one frame. Returns whether it begins a new segment, because the one before was full. Callers hold the
         lock."""
         data = encode(self._next, records)
         if len(data) > FRAME_BYTES_MAX:
             raise ValueError(f"commits of {len(data)} bytes exceed the frame limit")
+        self._cut()
         active = self._segments[-1]
-        if self._torn:
-            self._files.truncate(active.size)
-            self._torn = False
         full = active.size > SEGMENT_HEADER and active.size + len(data) > self._bytes_max // SEGMENTS
         if full:
             self._files.create(active.number + 1, segment_header(self._next))

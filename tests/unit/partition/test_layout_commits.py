@@ -177,6 +177,70 @@ def test_a_kill_takes_nothing_and_begins_another_log(place: Place) -> None:
     assert place.totals() == {"k0": 0, "k1": 0}
 
 
+@pytest.fixture
+def dropping(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """Sizes to which the logs of databases are cut when the databases are closed, which then flush nothing.
+
+    After a failed write to a disk, a database flushes nothing more, and a kernel may drop what was written before.
+    """
+    real, sizes = RocksStore.close, dict[Path, int]()
+
+    def close(store: RocksStore) -> None:
+        directory = Path(store._db.path())
+        before = directory.parent / "before"
+        shutil.copytree(directory, before)
+        real(store)
+        shutil.rmtree(directory)
+        before.rename(directory)
+        for path, size in sizes.items():
+            if path.parent == directory and path.exists():
+                os.truncate(path, size)
+
+    monkeypatch.setattr(RocksStore, "close", close)
+    return sizes
+
+
+@pytest.mark.parametrize("unwritten", [False, True])
+def test_what_a_disk_dropped_from_a_database_comes_from_the_log_when_it_is_opened_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, dropping: dict[Path, int], unwritten: bool
+) -> None:
+    """A database that is opened again in the same process gets all commits from the log that it lacks by then.
+
+    ``unwritten``: the database was closed because a commit could not be written.
+    """
+    dropping |= {place.root / name: size for name, size in place.logs().items()}
+    for number in range(3):
+        place.send(number)
+    if unwritten:
+        with monkeypatch.context() as patch:
+            patch.setattr(RocksStore, "apply", lambda *_, **__: 1 / 0)
+            assert isinstance(place.send(3).outcomes[0], ZeroDivisionError)
+    else:
+        for partition in (P, Q):
+            place.node._registry.close_store(place.node._registry.local(partition))
+    assert [each.replayed for each in place.send(3).applied()] == [unwritten, unwritten]
+    assert place.totals() == {"k0": 6, "k1": 6}
+    dropping.clear()
+    had = place.logs()
+    assert [each.sequence for each in place.send(4).applied()] == [5, 5]
+    place.lose_power(had)
+    place.start()
+    assert place.totals() == {"k0": 10, "k1": 10}
+
+
+def test_a_database_that_lacks_what_the_log_lacks_too_is_lost(place: Place, dropping: dict[Path, int]) -> None:
+    dropping |= {place.root / name: size for name, size in place.logs().items()}
+    for number in range(3):
+        place.send(number)
+    place.node._registry.close_store(place.node._registry.local(P))
+    (log,) = (place.root / COMMITS_FOLDER).iterdir()
+    (found,) = DirectorySegments(place.root / COMMITS_FOLDER).read()
+    log.write_bytes(segment_header(1) + encode(1, read([found]).logged.of(P)[1:]))
+    assert isinstance(place.send(3, 0).outcomes[0], StateDamaged)
+    assert place.node.lifecycle(P).state is State.ABSENT
+    assert len(place.aside()) == 1
+
+
 def test_a_source_that_was_opened_survives_a_loss_of_power(place: Place) -> None:
     place.send(0)
     had = place.logs()

@@ -187,7 +187,7 @@ def test_a_commit_that_its_database_does_not_have_yet_stays() -> None:
     assert Q not in databases.syncs
     assert log.logged(Q) == [commit(1, Q)]
     assert log.lacking(Q, 1, 0) == [commit(1, Q)]
-    assert log.lacking(Q, 1, 1) == log.lacking(Q, 2, 0) == log.lacking(P, 1, 98) == []
+    assert log.lacking(Q, 1, 1) == log.lacking(Q, 2, 0) == log.lacking(P, 1, 99) == []
     log.written(Q, 1)  # the next replica to open the database has completed it
     databases.has[Q] = 1
     for number in range(100, 200):
@@ -392,6 +392,26 @@ def test_behind_an_append_that_failed_all_goes_on(how: str) -> None:
     do(log, databases, commit(2))
     assert recover(files).logged.of(P) == [commit(1), commit(2)]
     assert recover(files).logged.of(Q) == []
+
+
+def test_a_database_that_has_lost_commits_gets_them_but_none_of_a_failed_append() -> None:
+    """A database gets the commits that it has lost, from the log. The commit of an append that failed may be made again
+    with other content, so no database gets it."""
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1), commit(1, Q), commit(2), commit(3))
+    log.append([commit(4), commit(2, Q)])
+    files.refuses = "sync"
+    with pytest.raises(OSError, match="no room"):
+        log.append([commit(5, data=b"failed")])
+    files.refuses = None
+    assert log.lacking(P, 1, 3) == [commit(4)]
+    assert log.lacking(P, 1, 1) == [commit(2), commit(3), commit(4)]
+    assert log.lacking(Q, 1, 0) == [commit(1, Q), commit(2, Q)]
+    log.forget([Q])
+    assert log.lacking(Q, 1, 0) == []
+    do(log, databases, commit(5))
+    assert log.lacking(P, 1, 4) == [commit(5)]
 
 
 def test_an_append_that_failed_may_be_there_and_is_forgotten_all_the_same() -> None:
