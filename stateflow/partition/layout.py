@@ -471,6 +471,7 @@ class Commits:
         directory: returns the directory of a partition's database; None: the database is not here.
         lose: called for a partition whose database cannot be made durable.
         reopen: opens the database of a partition that is served here, if it is closed. Raises the errors of the store.
+        rewrite: writes the whole content of that database to files that are durable. Raises the errors of the store.
 
     Attributes:
         log: commit log, in which commits are durable before they are written to databases; None: the replica does not
@@ -485,10 +486,12 @@ class Commits:
         directory: Callable[[PartitionId], Path | None],
         lose: Callable[[PartitionId, StateDamaged], None],
         reopen: Callable[[PartitionId], None] = lambda _: None,
+        rewrite: Callable[[PartitionId], None] = lambda _: None,
     ) -> None:
         self._settings, self._environment = settings, environment
-        self._directory, self._lose, self._reopen = directory, lose, reopen
-        self._reopening: set[PartitionId] = set()
+        self._directory, self._lose, self._reopen, self._rewrite = directory, lose, reopen, rewrite
+        self._worked_on: set[PartitionId] = set()
+        self._unsure: set[PartitionId] = set()  # a sync of their databases failed
         self._files = environment.segments(root / COMMITS_FOLDER)
         self._found = Found(Logged(), 1, [])
         self.log: CommitLog | None = None
@@ -608,6 +611,9 @@ class Commits:
             self.log.close()
 
     def _sync(self, partition: PartitionId) -> bool:
+        if partition in self._unsure:
+            self._later(partition, self._rewrite_unsure)
+            return False
         directory = self._directory(partition)
         if directory is None:
             return False
@@ -621,27 +627,40 @@ class Commits:
 
     def _failed(self, partition: PartitionId, error: Exception) -> None:
         meant = meaning(error)
-        if isinstance(meant, DiskFull | TooFewFiles):
+        if isinstance(meant, TooFewFiles):
             return  # the log tries again
+        if isinstance(meant, DiskFull):
+            # the kernel may have dropped what it could not write, and then the next sync succeeds all the same
+            self._unsure.add(partition)
+            self._later(partition, self._rewrite_unsure)
+            return
         why = StateDamaged(f"the database cannot be synced: {error}", remedy=DAMAGED, partition=partition)
         self._environment.aside(lambda: self._lose(partition, why))
 
-    def _complete_later(self, partition: PartitionId) -> None:
-        """Opens a database that was closed because a commit could not be written, in a thread of its own. Without a
-        further batch for the partition, nothing else would open it, and the commit log would grow without end."""
-        if partition not in self._reopening:
-            self._reopening.add(partition)
-            self._environment.aside(lambda: self._complete(partition))
+    def _rewrite_unsure(self, partition: PartitionId) -> None:
+        self._rewrite(partition)
+        self._unsure.discard(partition)
 
-    def _complete(self, partition: PartitionId) -> None:
+    def _complete_later(self, partition: PartitionId) -> None:
+        """Opens a database that was closed because a commit could not be written. Without a further batch for the
+        partition, nothing else would open it, and the commit log would grow without end."""
+        self._later(partition, self._reopen)
+
+    def _later(self, partition: PartitionId, work: Callable[[PartitionId], None]) -> None:
+        """Calls ``work`` in a thread of its own, unless such a call for the partition is under way."""
+        if partition not in self._worked_on:
+            self._worked_on.add(partition)
+            self._environment.aside(lambda: self._work(partition, work))
+
+    def _work(self, partition: PartitionId, work: Callable[[PartitionId], None]) -> None:
         try:
-            self._reopen(partition)
+            work(partition)
         except StateDamaged as error:
             self._lose(partition, error)
-        except Exception as error:  # noqa: BLE001 - the next batch for the partition meets it, too
-            log.warning("%s lacks commits that stay in the commit log, as it cannot be opened: %s", partition, error)
+        except Exception as error:  # noqa: BLE001 - the next full segment leads to another attempt
+            log.warning("commits of %s stay in the commit log, as its database fails: %s", partition, error)
         finally:
-            self._reopening.discard(partition)
+            self._worked_on.discard(partition)
 
     def _known(self, partition: PartitionId, directory: Path) -> Logged:
         return Logged([*self._kept(directory), *self._found.logged.of(partition)])

@@ -203,6 +203,7 @@ class PartitionRegistry:
             lambda partition: self.look(partition).directory,
             self._lose_unsynced,
             self._reopen,
+            self._rewrite,
         )
         self.copies = Copies(info.name, self.environment, self.commits)
 
@@ -575,6 +576,14 @@ class PartitionRegistry:
             with local.work:
                 if local.lifecycle.state in SERVED:
                     self.store(local)
+
+    def _rewrite(self, partition: PartitionId) -> None:
+        """Flushes the store of a partition served here, so that nothing of it is only in its write-ahead log. Raises
+        the errors of :meth:`store`, and of the disk."""
+        local = self.look(partition)
+        with local.work:  # nobody closes the store meanwhile
+            if local.lifecycle.state in SERVED:
+                self.store(local).flush()
 
     @contextmanager
     def reopening(self, local: LocalPartition) -> Iterator[None]:

@@ -432,9 +432,10 @@ class CommitLog:
         found: the log of a former process; its segments are removed.
         bytes_max: size of the log, in bytes, above which an append retires full segments first.
         mutex: creates re-entrant locks.
-        sync: makes the database of a partition durable. It is called without a lock. Returns False if the partition is
-            moving away, or its database is being replaced; :meth:`forget` is called for the partition after that.
-            Raises the disk's errors.
+        sync: makes the database of a partition durable. It is called without a lock. Returns False if that is not
+            possible now: the database must be rewritten first, or the partition is moving away, or its database is
+            being replaced; in the latter cases, :meth:`forget` is called for the partition after that. Raises the
+            disk's errors.
         aside: runs a function in a thread of its own.
         on_failed: called, without a lock, with each partition whose database cannot be synced, and the error. The
             partition's commits stay in the log until it is forgotten.

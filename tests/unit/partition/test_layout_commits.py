@@ -550,6 +550,52 @@ def test_a_database_that_cannot_be_synced_is_lost_alone(tmp_path: Path, monkeypa
     place.node.close()
 
 
+def test_a_database_that_could_not_be_synced_on_a_full_disk_is_rewritten_before_its_commits_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits stay in the log after a failed sync until the database is rewritten.
+
+    A kernel may drop what it could not write, and then the next sync succeeds all the same.
+    """
+    real, asides, failed = Environment.sync_database, list[Callable[[], None]](), list[Path]()
+    monkeypatch.setattr(Environment, "aside", lambda _self, work, _wait_s=0.0: asides.append(work))
+    place = Place(tmp_path / "a", commit_log_bytes_max=4096)
+    place.node.create(SPEC, [0, 1], 1)
+    had = place.logs()
+
+    def full(environment: Environment, directory: Path) -> None:
+        if directory.parent.name == "p00000" and not failed:
+            failed.append(directory)
+            raise OSError(errno.ENOSPC, "no room")
+        real(environment, directory)
+
+    def refused(_: RocksStore) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    def send(numbers: range) -> list[int]:
+        for number in numbers:
+            assert len(place.send(number).applied()) == 2
+            while asides:
+                asides.pop(0)()
+        log = place.node._registry.commits.log
+        assert log is not None
+        return [commit.sequence for commit in log.logged(P)]
+
+    monkeypatch.setattr(Environment, "sync_database", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(RocksStore, "flush", refused)
+        logged = send(range(100))
+    assert failed
+    assert logged == list(range(logged[0], 101))
+    place.lose_power(had)  # P has not more than when the sync failed
+    place.start()
+    assert place.totals() == {"k0": 4950, "k1": 4950}
+    failed.clear()
+    assert send(range(100, 200))[0] > 100
+    assert failed
+    place.node.close()
+
+
 def test_segments_are_retired_while_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Environment, "aside", lambda _self, work, _wait_s=0.0: work())
     place = Place(tmp_path / "a", commit_log_bytes_max=4096)
