@@ -244,9 +244,11 @@ class Batches:
             processor = self._processor(local)
             self._take_up(local, processor)
             rows = slices.arrived(part, processor.key)
-            ran = processor.run(slices.batch, rows, self._clock.now_us(), part.after, part.digest, run)
-            if crashes.any:
-                crashes.survived(slices.operator, self._version(slices.operator), slices.batch, part.partition)
+            try:
+                ran = processor.run(slices.batch, rows, self._clock.now_us(), part.after, part.digest, run)
+            finally:
+                if crashes.any:
+                    crashes.survived(slices.operator, self._version(slices.operator), slices.batch, part.partition)
             local.traffic.came(part.stop - part.start, slices.row_bytes, slices.batch.site)
             if slices.batch.site_column:
                 local.traffic.came_from(slices.origins(part))

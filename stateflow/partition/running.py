@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 RUNNING, CRASHES = "RUNNING", "CRASHES"
 #: a batch in which the process has ended so many times in a row is refused for so many seconds after the last time
 ENDS_MAX, REFUSED_S = 3, 300
-CRASHES_KEPT = 100
+#: counts are kept of so many batches, and for so many seconds after the last end: a batch that was run elsewhere since
+#: does not come again, and each count costs every batch a comparison
+CRASHES_KEPT, CRASHES_KEPT_S = 100, 86_400
 #: a group is committed when it has been open for this many seconds, or has this many rows of input and output
 GROUP_S, GROUP_ROWS = 0.005, 2048
 
@@ -141,7 +143,8 @@ class Crashes:
     follows its partition by failover may end each of them three times.
 
     A note of the running batch outlives the process (:class:`~stateflow.partition.environment.RunningNote`). The file
-    ``CRASHES`` keeps the counts. Without them a batch is run as if it had never been tried.
+    ``CRASHES`` keeps the counts, each for ``CRASHES_KEPT_S`` seconds after the last end. Without them a batch is run as
+    if it had never been tried.
     """
 
     def __init__(self, root: Path, environment: Environment, now_us: Callable[[], int]) -> None:
@@ -176,6 +179,8 @@ class Crashes:
     @contextmanager
     def noted(self, operator: str, version: int, batch: Batch) -> Iterator[None]:
         """Notes that this process runs a batch."""
+        if self._ends:
+            self._forget_old()
         if self._note is None:
             yield
             return
@@ -211,8 +216,15 @@ class Crashes:
             )
 
     def survived(self, operator: str, version: int, batch: Batch, partition: int) -> None:
-        """Notes that a batch was run to its end in a partition."""
+        """Notes that a batch was run to its end in a partition, whether it was applied or failed."""
         if self._ends.pop(_key(_text(operator, version, batch), partition), None) is not None:
+            self._keep()
+
+    def _forget_old(self) -> None:
+        before_us = self._now_us() - CRASHES_KEPT_S * 1_000_000
+        kept = {key: each for key, each in self._ends.items() if each[1] > before_us}
+        if len(kept) < len(self._ends):
+            self._ends = kept
             self._keep()
 
     def _keep(self) -> None:

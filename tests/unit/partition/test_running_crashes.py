@@ -12,12 +12,12 @@ import pytest
 
 from stateflow import Context, Operator, state
 from stateflow.clock import ManualClock
-from stateflow.errors import OperatorCrashed
+from stateflow.errors import OperatorCrashed, OperatorFailed
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.running import CRASHES, ENDS_MAX, REFUSED_S, RUNNING
+from stateflow.partition.running import CRASHES, CRASHES_KEPT_S, ENDS_MAX, REFUSED_S, RUNNING
 from stateflow.types import ReplicaInfo
 from tests.applying import Told, shares_of
 from tests.unit.partition.test_batches_groups import rows
@@ -53,11 +53,13 @@ class Replica:
     def _begun(self) -> ReplicaNode:
         return ReplicaNode(ReplicaInfo("a", "s", "", 1), self.root, clock=self.clock)
 
-    def again(self, note: bytes | None = None) -> None:
-        """Starts a process after the last one. ``note``: what that one left, if it was not stopped."""
+    def again(self, note: bytes | None = None, counts: bytes = b"") -> None:
+        """Starts a process after the last one. ``note``, ``counts``: what that one left, if it was not stopped."""
         self.node.close()
         if note is not None:
             (self.root / RUNNING).write_bytes(note)
+        if counts:
+            (self.root / CRASHES).write_bytes(counts)
         self.node = self._begun()
 
     def send(self, number: int, *values: int, source: str = "s") -> Told:
@@ -69,18 +71,19 @@ class Replica:
 
     def dies(self, number: int, *values: int, source: str = "s") -> None:
         """Sends a batch, and lets the process end at the value ``ends_at``."""
-        notes: list[bytes] = []
+        notes: list[tuple[bytes, bytes]] = []
+        counts = self.root / CRASHES
 
         def met(row: Any) -> None:
             if row.v == self.ends_at:
-                notes.append((self.root / RUNNING).read_bytes())
+                notes.append(((self.root / RUNNING).read_bytes(), counts.read_bytes() if counts.exists() else b""))
                 raise RuntimeError  # nothing of the batch is applied
 
         Deadly.met = met
         self.send(number, *values, source=source)
         Deadly.met = None
-        (note,) = notes
-        self.again(note)
+        ((note, kept),) = notes
+        self.again(note, kept)
 
 
 @pytest.fixture
@@ -116,6 +119,31 @@ def test_it_is_tried_once_more_after_a_while_and_forgotten_once_it_succeeds(repl
     for _ in range(ENDS_MAX - 1):
         replica.dies(1, 1, 13)
     assert isinstance(replica.send(1, 1, 13).outcomes[1], Applied)
+
+
+def test_a_batch_that_failed_in_between_did_not_end_the_process(replica: Replica) -> None:
+    def fails(_: Any) -> None:
+        raise RuntimeError
+
+    for _ in range(ENDS_MAX):
+        replica.dies(0, 1, 13)
+        Deadly.met = fails
+        assert isinstance(replica.send(0, 1, 13).outcomes[1], OperatorFailed)
+        Deadly.met = None
+    assert isinstance(replica.send(0, 1, 13).outcomes[1], Applied)
+
+
+def test_a_count_of_a_batch_that_does_not_come_again_is_forgotten(replica: Replica) -> None:
+    replica.dies(0, 1, 13)
+    replica.clock.advance(CRASHES_KEPT_S / 2)
+    replica.dies(1, 1, 13)
+    replica.clock.advance(CRASHES_KEPT_S / 2)
+    replica.send(0, 1, 2, source="another")
+    (left,) = json.loads((replica.root / CRASHES).read_text())
+    assert json.loads(left.rpartition(" ")[0])[-1] == 1
+    replica.clock.advance(CRASHES_KEPT_S / 2)
+    replica.send(1, 1, 2, source="another")
+    assert not replica.node.batches.running.crashes.any
 
 
 def test_a_clock_that_was_set_back_refuses_nothing_for_longer(replica: Replica) -> None:
