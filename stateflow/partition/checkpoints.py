@@ -78,7 +78,7 @@ class Checkpointer:
             self._registry.store(local).flush()  # so that little is left to flush under the lock
         directory = self._registry.snapshots / f"checkpoint-{uuid.uuid4().hex}"
         try:
-            with local.work:
+            with self._registry.reopening(local, only_unsure=True), local.work:
                 with local.mutex:
                     if local.lifecycle.state is not State.OWNED:
                         return None

@@ -586,17 +586,25 @@ class PartitionRegistry:
                 self.store(local).flush()
 
     @contextmanager
-    def reopening(self, local: LocalPartition) -> Iterator[None]:
+    def reopening(self, local: LocalPartition, *, only_unsure: bool = False) -> Iterator[None]:
         """Closes the store if a write outside of a batch fails; the caller may then try again.
 
-        A database that could not write accepts no more writes before it is reopened. Callers do not hold ``mutex``.
+        A database that could not write accepts no more writes before it is reopened, and the processor accepts none
+        while its last commit is unsure. Callers do not hold ``mutex``.
+
+        Args:
+            only_unsure: close the store only if the last commit is unsure, because other errors may not be of the
+                database.
         """
         try:
             yield
-        except StateflowError:
-            raise
-        except Exception:
-            self.close_store(local)
+        except Exception as error:
+            if not (only_unsure or isinstance(error, StateflowError)):
+                self.close_store(local)
+            elif _is_unsure(local):
+                with local.work:  # otherwise a commit that is just being written would look like one that failed
+                    if _is_unsure(local):
+                        self.close_store(local)
             raise
 
     def settle(self, local: LocalPartition) -> None:
@@ -666,6 +674,11 @@ class PartitionRegistry:
             if (processor := local.processor) is not None:
                 processor.end()
             log.error("%s is still in use while the replica stops, its database is left open", local.id)
+
+
+def _is_unsure(local: LocalPartition) -> bool:
+    processor = local.processor
+    return processor is not None and processor.is_unsure
 
 
 def _all(calls: Iterable[Callable[[], None]]) -> None:

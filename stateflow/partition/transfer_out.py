@@ -59,7 +59,7 @@ class Sender:
         goes_back = kept is not None and local.since is not None and local.since.kept == kept
         if local.lifecycle.state is State.OWNED and local.store is not None and not goes_back:
             local.store.flush()  # outside the lock, so that little is left to flush inside it
-        with local.work, local.mutex:
+        with self._registry.reopening(local, only_unsure=True), local.work, local.mutex:
             lifecycle = local.lifecycle
             sealed = lifecycle.state is State.SEALED and lifecycle.move_id == move_id
             owned = lifecycle.state is State.OWNED and move_id not in lifecycle.cancelled

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from stateflow.changes import ChangeSet, Mutations
-from stateflow.errors import MoveConflict, OutOfMemory, StateDamaged
+from stateflow.checkpoint import CheckpointStore
+from stateflow.errors import MoveConflict, OutOfMemory, StateDamaged, Unavailable
 from stateflow.partition import layout
 from stateflow.partition.lifecycle import State
 from stateflow.storage import RocksStore
 from stateflow.types import ReplicaInfo
 from tests.unit.partition.test_replica import P, Two
+from tests.unit.partition.test_sources_skipped import frame
 from tests.unit.partition.test_takeover import end_of_standby, followed, moved_to_its_standby
 
 C = ReplicaInfo("c", "site", "c:1")
@@ -153,6 +155,50 @@ def test_a_seal_that_cannot_be_written_is_asked_for_again(two: Two, refusing: Re
         two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
     refusing.end()
     assert two.a._registry.local(P).store is not store, "one that could not be written takes no more writes"
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+
+
+def settling_failed(two: Two, refusing: Refusing) -> None:
+    """Lets a snapshot fail as it writes the position of a batch that skipped the partition."""
+    two.send(two.a, 1)
+    assert two.a.batches.skip(frame(1)) == [0]
+    refusing.all()
+    with pytest.raises(Exception, match="No space"):
+        two.a.sender.snapshot(P, "m0")
+    refusing.end()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_snapshot_that_could_not_settle_can_be_taken_later(two: Two, refusing: Refusing, late: bool) -> None:
+    refusing.late = late
+    settling_failed(two, refusing)
+    assert two.a.sender.snapshot(P, "m1").sequence == 2
+    assert layout.positions(two.a._registry.store(two.a._registry.local(P))) == {"s": 1}
+
+
+def test_a_checkpoint_that_could_not_settle_can_be_taken_later(two: Two, refusing: Refusing, tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path / "store"))
+    two.send(two.a, 1)
+    assert two.a.batches.skip(frame(1)) == [0]
+    refusing.all()
+    with pytest.raises(Unavailable, match="No space"):
+        two.a.checkpointer.take(P, store)
+    refusing.end()
+    saved = two.a.checkpointer.take(P, store)
+    assert saved is not None
+    assert saved.manifest.positions == {"s": 1}
+
+
+def test_a_fence_that_could_not_settle_succeeds_later(two: Two, refusing: Refusing) -> None:
+    two.send(two.a, 1)
+    assert two.a.batches.skip(frame(1)) == [0]
+    refusing.all()
+    local = two.a._registry.local(P)
+    with pytest.raises(Exception, match="No space"), local.work:
+        two.a._registry.settle(local)
+    refusing.end()
+    with pytest.raises(Unavailable, match="it is unknown"):
+        two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
     assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
 
 
