@@ -203,7 +203,7 @@ class PartitionRegistry:
             lambda partition: self.look(partition).directory,
             self._lose_unsynced,
             self._reopen,
-            self._rewrite,
+            partial(self._reopen, flush=True),
         )
         self.copies = Copies(info.name, self.environment, self.commits)
 
@@ -568,22 +568,16 @@ class PartitionRegistry:
             with contextlib.suppress(Exception):
                 store.close()
 
-    def _reopen(self, partition: PartitionId) -> None:
-        """Opens the store of a partition served here, if a failed write has closed it. Raises the errors of
-        :meth:`store`."""
+    def _reopen(self, partition: PartitionId, *, flush: bool = False) -> None:
+        """Opens the store of a partition served here. ``flush``: then writes all of it to files that are durable.
+        Raises the errors of :meth:`store`, and of the disk."""
         local = self.look(partition)
-        if local.store is None and local.lifecycle.state in SERVED:
-            with local.work:
+        if flush or local.store is None:
+            with local.work:  # nobody closes the store meanwhile
                 if local.lifecycle.state in SERVED:
-                    self.store(local)
-
-    def _rewrite(self, partition: PartitionId) -> None:
-        """Flushes the store of a partition served here, so that nothing of it is only in its write-ahead log. Raises
-        the errors of :meth:`store`, and of the disk."""
-        local = self.look(partition)
-        with local.work:  # nobody closes the store meanwhile
-            if local.lifecycle.state in SERVED:
-                self.store(local).flush()
+                    store = self.store(local)
+                    if flush:
+                        store.flush()
 
     @contextmanager
     def reopening(self, local: LocalPartition, *, only_unsure: bool = False) -> Iterator[None]:
