@@ -58,7 +58,7 @@ from stateflow.router import Router
 from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient, packed_deployment, unpacked_deployment
 from stateflow.settings import RouterSettings
-from stateflow.types import check_name
+from stateflow.types import OperatorSpec, check_name
 
 log = logging.getLogger(__name__)
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
@@ -307,10 +307,12 @@ class ForwardingClient:
             controller, operator, settings, known=known, silence_s=self._patience_s, addresses=addresses
         )
         spec = self._router.spec
-        if known is not None and known.spec.partitions != spec.partitions:
+        if known is not None and (differs := known.spec.unlike(spec)):
+            what = f"another {' and another '.join(OperatorSpec.AGREED[name] for name in differs)} than"
+            if "partitions" in differs:
+                what = f"{spec.partitions} partitions, but had {known.spec.partitions}"
             raise OutboxForeign(
-                f"{operator} has {spec.partitions} partitions, but had {known.spec.partitions} when the "
-                "outbox was created",
+                f"{operator} has {what} when the outbox was created",
                 remedy="move the outbox aside, and resend from the application all rows that were not forwarded",
                 outbox=self._outbox.directory,
             )
