@@ -424,10 +424,12 @@ class ForwardingClient:
             self._forwarder.join()
             self._pool.shutdown()
             self._later.shutdown()
-            self._outbox.delivered(self._delivered)
-            for table, up_to in self._taken.items():
-                self._outbox.taken(table, up_to)
-            self._outbox.close()
+            try:
+                self._outbox.delivered(self._delivered)
+                for table, up_to in self._taken.items():
+                    self._outbox.taken(table, up_to)
+            finally:
+                self._outbox.close()
 
     def __enter__(self) -> ForwardingClient:
         return self
@@ -465,8 +467,12 @@ class ForwardingClient:
             self._taken.clear()
         except BaseException:
             with self._changed:
-                for partition in batch.partitions:
-                    self._ways[partition].waiting -= 1
+                if self._outbox.newest >= number:  # Ctrl-C came right after the commit: the rows are stored
+                    self._taken.clear()
+                    self._delivered -= delivered
+                else:
+                    for partition in batch.partitions:
+                        self._ways[partition].waiting -= 1
             for partition in direct:
                 self._release(partition)
             raise
@@ -643,11 +649,16 @@ class ForwardingClient:
     def _take(self, table: str, read: Callable[[], tuple[int, list[Any]]], rows: Callable[[list[Any]], Any]) -> Any:
         with self._sending:
             self._check_open(fatal=False)
-            if table in self._taken:
-                self._outbox.taken(table, self._taken.pop(table))
+            if (returned := self._taken.pop(table, None)) is not None:
+                try:
+                    self._outbox.taken(table, returned)
+                except StateflowError:
+                    self._taken[table] = returned  # otherwise the next call would return them again
+                    raise
             up_to, found = read()
-            self._taken[table] = up_to
-            return rows(found)
+            taken = rows(found)
+            self._taken[table] = up_to  # not before: what cannot be returned must stay in the outbox
+            return taken
 
     def _check_open(self, *, fatal: bool = True) -> None:
         if self._closed:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stateflow.client.forwarding import ForwardingClient
-from stateflow.errors import OutboxForeign
+from stateflow.errors import DiskFull, OutboxForeign
 from stateflow.operator.operator import describe
 from stateflow.rpc.clients import ControllerClient
 from stateflow.status import Deployment
@@ -46,3 +47,76 @@ def test_an_outbox_does_not_go_on_with_an_operator_of_another_key_or_other_outpu
     with pytest.raises(OutboxForeign, match="has another key than when"):
         made(replace(SPEC, key=("n",)))
     made(replace(SPEC, state_schema='[{"name": "more"}]')).close()
+
+
+def test_outputs_that_could_not_be_returned_are_returned_later(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = made()
+    client._outbox.forwarded(0, 0, b"one")
+    monkeypatch.setattr(client, "_output", SimpleNamespace(rows=raises(MemoryError())))
+    with pytest.raises(MemoryError):
+        client.forwarded()
+    monkeypatch.setattr(client, "_output", SimpleNamespace(rows=lambda outputs: (outputs, {})))
+    assert client.forwarded() == [b"one"], "they were deleted"
+
+
+def test_outputs_are_not_returned_again_because_the_disk_is_full(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = made()
+    client._outbox.forwarded(0, 0, b"one")
+    monkeypatch.setattr(client, "_output", SimpleNamespace(rows=lambda outputs: (outputs, {})))
+    assert client.forwarded() == [b"one"]
+    with monkeypatch.context() as full:
+        full.setattr(client._outbox, "taken", raises(DiskFull("-", remedy="-")))
+        with pytest.raises(DiskFull):
+            client.forwarded()
+    assert client.forwarded() == []
+
+
+def test_a_client_that_cannot_delete_what_was_delivered_lets_its_outbox_go(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = made()
+    monkeypatch.setattr(client._outbox, "delivered", raises(DiskFull("-", remedy="-")))
+    with pytest.raises(DiskFull):
+        client.close()
+    made().close()
+
+
+def test_rows_of_a_call_that_is_interrupted_after_it_stored_them_are_sent(made: Made) -> None:
+    """Ctrl-C during the commit, which is when it mostly comes, is raised after the commit.
+
+    The client did not know then that the rows were stored: it gave their number to the next batch, which the outbox
+    refused, and sent neither.
+    """
+    client = made()
+    client._outbox._db = Interrupted(client._outbox._db)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        client.send([{"k": "a", "v": 1}])
+    (partition,) = client.waiting().parts
+    client.send([{"k": "a", "v": 2}])
+    assert client.waiting().parts == {partition: 2}
+    assert client._outbox.newest == 1
+
+
+class Interrupted:
+    """A database whose first commit is interrupted."""
+
+    def __init__(self, database: Any) -> None:
+        self._database, self._commits = database, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        done = self._database.execute(statement, *values)
+        if statement == "COMMIT":
+            self._commits += 1
+            if self._commits == 1:
+                raise KeyboardInterrupt
+        return done
+
+
+def raises(error: BaseException) -> Callable[..., None]:
+    def call(*_: Any) -> None:
+        raise error
+
+    return call
