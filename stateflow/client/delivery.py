@@ -28,7 +28,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from stateflow.client.history import LOGGED_MAX, History, Sent
 from stateflow.client.outbox import Base, Part
 from stateflow.errors import (
+    BadCertificate,
     CodeRefused,
+    InsecureRefused,
     InvalidArgument,
     LocalMisuse,
     OperatorNotDeployed,
@@ -409,9 +411,10 @@ class Delivery:
 def is_hopeless(error: BaseException) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
-    Other failures depend on the replica to which the batch was sent.
+    Other failures depend on the replica to which the batch was sent, or on this process's right to send.
     """
-    if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
+    of_code = OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused
+    if isinstance(error, of_code | BadCertificate | InsecureRefused):
         return False
     of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
     return of_rows or type(error) is StateflowError  # an internal error, which the batch causes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stateflow.client.forwarding import ForwardingClient
-from stateflow.errors import DiskFull, OutboxForeign
+from stateflow.errors import BadCertificate, DiskFull, InsecureRefused, OutboxForeign, StateflowError
 from stateflow.operator.operator import describe
 from stateflow.rpc.clients import ControllerClient
 from stateflow.status import Deployment
@@ -47,6 +47,19 @@ def test_an_outbox_does_not_go_on_with_an_operator_of_another_key_or_other_outpu
     with pytest.raises(OutboxForeign, match="has another key than when"):
         made(replace(SPEC, key=("n",)))
     made(replace(SPEC, state_schema='[{"name": "more"}]')).close()
+
+
+@pytest.mark.parametrize("error", [BadCertificate("-", remedy="-"), InsecureRefused("-", remedy="-")], ids=str)
+def test_rows_that_this_process_may_not_send_now_wait(
+    made: Made, monkeypatch: pytest.MonkeyPatch, error: StateflowError
+) -> None:
+    """A certificate that cannot be read, for example, was taken for a fault of the rows, which were put aside."""
+    client = made()
+    monkeypatch.setattr("stateflow.client.forwarding.ReplicaClient", raises(error))
+    client.send([{"k": "a", "v": 1}])
+    assert list(client.waiting().parts.values()) == [1]
+    assert list(client.waiting().errors.values()) == [error]
+    assert client.refused() == []
 
 
 def test_outputs_that_could_not_be_returned_are_returned_later(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
