@@ -496,14 +496,19 @@ class PartitionSender:
     def send(self, part: Part) -> Steps[bytes]:
         """Sends a part to an open partition, and returns its output. Raises the error of a partition that refuses it.
 
-        If the partition contains both the batch and a newer batch, the output is ``b""``.
+        If the partition contains the batch, but no longer its output, the output is ``b""``.
         """
         ahead = self.base.ahead
         assert ahead is not None
         number = part.number + ahead
         if number < self._contained:
             return b""
-        outputs = yield from self._delivery.deliver(part.rows, number, False, part.watermark_us, dict)
+        try:
+            outputs = yield from self._delivery.deliver(part.rows, number, False, part.watermark_us, dict)
+        except SourceRetired:
+            if self._history.contained[self.partition] != number:
+                raise
+            outputs = {self.partition: b""}  # applied before the source was retired: not refused
         self.base = Base(ahead, part.number)
         return outputs[self.partition]
 
@@ -569,7 +574,7 @@ def send_together(
             came = deliver(batch, together.keys(), after)
         except StateflowError as error:
             for partition in together:
-                with suppress(StateflowError):
+                with suppress(StateflowError, StopIteration):
                     sending[partition].throw(error)
         else:
             for partition in together:
