@@ -44,7 +44,7 @@ from stateflow.client.delivery import (
     perform,
     send_together,
 )
-from stateflow.client.history import History
+from stateflow.client.history import LOG_BYTES_MAX, History
 from stateflow.client.outbox import Outbox, Part, Refused
 from stateflow.client.stream import asked_of_moving, by_partition, rows_given, source_given
 from stateflow.clock import SYSTEM_CLOCK
@@ -607,7 +607,8 @@ class ForwardingClient:
         """Returns the partition's sender. Only the thread that made the partition BUSY may call it."""
         if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
-            history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)
+            shares = router.settings.rewind_buffer_bytes // count, LOG_BYTES_MAX // count
+            history = History(router.operator, self.source, count, *shares)
             base = self._outbox.sender(partition)
             sender = self._senders[partition] = PartitionSender(
                 partition, history, self._session, base, self._mine, self._before
