@@ -232,10 +232,11 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Sent:
-    """Results of a batch so far."""
+    """Results of a batch so far. ``given_up``: the caller gets an error instead of the outputs."""
 
     outputs: dict[int, bytes] = field(default_factory=dict)
     refused: list[StateflowError] = field(default_factory=list)
+    given_up: bool = False
 
 
 @brief
@@ -344,8 +345,8 @@ class ForwardingClient:
 
         Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull; nothing is sent or stored then. If an operator
         refuses rows, raises its error (OperatorFailed, EncodeError, …): these rows are not applied, and :meth:`refused`
-        returns them; all other rows of the batch are applied or stored. Raises SourceTaken if another client has taken
-        the source over; stored rows stay in the outbox.
+        returns them; all other rows of the batch are applied or stored, and :meth:`forwarded` returns their output.
+        Raises SourceTaken if another client has taken the source over; stored rows stay in the outbox.
         """
         return self._sent(by_partition(self._router.spec, self._schema, rows_given(rows)), None)
 
@@ -442,20 +443,33 @@ class ForwardingClient:
     def _sent(self, batch: BatchRows, watermark_us: int | None) -> list[dict[str, Any]]:
         with self._router.span(self.source), self._sending:
             self._check_open()
-            sent = _Sent()
-            if batch.partitions:
-                direct = self._logged(self._outbox.newest + 1, batch, watermark_us)
-                alone = self._sent_together(direct, batch, sent) if len(direct) > 1 else direct
-                if len(alone) > 1:
-                    contexts = [copy_context() for _ in alone]  # each continues the current span
-                    list(self._pool.map(lambda of, part: of.run(self._send_at_once, part, sent), contexts, alone))
-                elif alone:
-                    self._send_at_once(alone[0], sent)
-            self._raise_fatal()
-            if sent.refused:
-                raise sent.refused[0]
-            rows, _ = self._output.rows(sent.outputs[partition] for partition in sorted(sent.outputs))
-            return rows
+            sent, number = _Sent(), self._outbox.newest + 1
+            try:
+                if batch.partitions:
+                    direct = self._logged(number, batch, watermark_us)
+                    alone = self._sent_together(direct, batch, sent) if len(direct) > 1 else direct
+                    if len(alone) > 1:
+                        contexts = [copy_context() for _ in alone]  # each continues the current span
+                        list(self._pool.map(lambda of, part: of.run(self._send_at_once, part, sent), contexts, alone))
+                    elif alone:
+                        self._send_at_once(alone[0], sent)
+                self._raise_fatal()
+                if sent.refused:
+                    raise sent.refused[0]
+                rows, _ = self._output.rows(sent.outputs[partition] for partition in sorted(sent.outputs))
+                return rows
+            except BaseException:
+                self._give_up(sent, number)
+                raise
+
+    def _give_up(self, sent: _Sent, number: int) -> None:
+        """Stores the outputs of partitions that have applied a batch whose caller gets an error."""
+        with self._changed:
+            sent.given_up = True
+        for partition, output in sorted(sent.outputs.items()):
+            self._outbox.forwarded(partition, number, output)
+            with self._changed:
+                self._delivered.discard((partition, number))
 
     def _logged(self, number: int, batch: BatchRows, watermark_us: int | None) -> list[Part]:
         """Stores a batch. Returns the parts to send at once, because no batch waits before them."""
@@ -504,8 +518,11 @@ class ForwardingClient:
 
     def _answered(self, part: Part, output: bytes, sent: _Sent) -> None:
         with self._changed:
-            sent.outputs[part.partition] = output
-            self._delivered.add((part.partition, part.number))
+            if not (given_up := sent.given_up):
+                sent.outputs[part.partition] = output
+                self._delivered.add((part.partition, part.number))
+        if given_up:
+            self._outbox.forwarded(part.partition, part.number, output)
         self._took(part)
 
     def _send_at_once(self, part: Part, sent: _Sent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,27 @@ from typing import Any
 import pytest
 
 from stateflow.client.forwarding import ForwardingClient
-from stateflow.errors import BadCertificate, DiskFull, InsecureRefused, OutboxForeign, StateflowError
+from stateflow.errors import (
+    BadCertificate,
+    DiskFull,
+    InsecureRefused,
+    OperatorFailed,
+    OutboxForeign,
+    StateflowError,
+    Unavailable,
+)
 from stateflow.operator.operator import describe
+from stateflow.partition.layout import Position
+from stateflow.partition.positions import Batch
+from stateflow.partitioner import partition_of
+from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ControllerClient
 from stateflow.status import Deployment
 from stateflow.types import OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
 
 SPEC = describe(Count, 2)
+LONG_S = 30.0
 Made = Callable[..., ForwardingClient]
 
 
@@ -108,6 +122,70 @@ def test_rows_of_a_call_that_is_interrupted_after_it_stored_them_are_sent(made: 
     client.send([{"k": "a", "v": 2}])
     assert client.waiting().parts == {partition: 2}
     assert client._outbox.newest == 1
+
+
+class Replica:
+    """A replica that knows no batch."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def open_source(self, *_: Any) -> dict[int, Position]:
+        return {}
+
+    positions = open_source
+
+
+@pytest.fixture
+def both(made: Made, monkeypatch: pytest.MonkeyPatch) -> tuple[ForwardingClient, list[dict[str, Any]]]:
+    """Returns a client, and a row for each of its two partitions. Outputs are read as they are."""
+    monkeypatch.setattr("stateflow.client.forwarding.ReplicaClient", Replica)
+    client = made()
+    monkeypatch.setattr(client, "_output", SimpleNamespace(rows=lambda outputs: (list(outputs), {})))
+    keys = {partition_of(key, 2): key for key in "abcdef"}
+    return client, [{"k": keys[partition], "v": 1} for partition in range(2)]
+
+
+@pytest.mark.parametrize("error", [OperatorFailed("-", remedy="-"), KeyboardInterrupt()], ids=repr)
+def test_outputs_beside_a_refusal_are_returned_later(
+    both: tuple[ForwardingClient, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    client, rows = both
+    errors = [error]
+
+    def send(batch: Batch, rows: BatchRows, after: Any) -> dict[int, bytes]:
+        if 0 in rows.partitions:
+            return {0: b"of 0"}
+        raise errors.pop() if errors else Unavailable("-", remedy="-")
+
+    monkeypatch.setattr(client._router, "send", send)
+    with pytest.raises(type(error)):
+        client.send(rows)
+    assert client.forwarded() == [b"of 0"]
+    assert client.forwarded() == []
+    assert len(client.refused()) == isinstance(error, OperatorFailed)
+
+
+def test_an_output_that_comes_after_its_call_was_interrupted_is_returned_later(
+    both: tuple[ForwardingClient, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, rows = both
+    begun, ended = threading.Event(), threading.Event()
+
+    def send(batch: Batch, rows: BatchRows, after: Any) -> dict[int, bytes]:
+        if 1 in rows.partitions:
+            begun.set()
+            assert ended.wait(LONG_S)
+            return {1: b"of 1"}
+        assert begun.wait(LONG_S)
+        raise Unavailable("-", remedy="-") if ended.is_set() else KeyboardInterrupt
+
+    monkeypatch.setattr(client._router, "send", send)
+    with pytest.raises(KeyboardInterrupt):
+        client.send(rows)
+    ended.set()
+    client._claim(1)  # waits until the thread that sends to the partition has ended
+    client._release(1)
+    assert client.forwarded() == [b"of 1"]
 
 
 class Interrupted:
