@@ -460,11 +460,12 @@ class _Stream:
         self._responses = begin(self._requests())
         try:
             threading.Thread(target=self._read, name=f"answers of {address}", daemon=True).start()
-        except BaseException:
-            self.cancel(
-                Unavailable("cannot start a thread for answers", remedy="reduce the number of threads in this process")
+        except RuntimeError as error:  # not a fault of the batch, which is sent again
+            few = Unavailable(
+                "cannot start a thread for answers", remedy="reduce the number of threads in this process"
             )
-            raise
+            self.cancel(few)
+            raise few from error
 
     def take(self, requests: Requests, reply: Reply) -> bool:
         """Begins a call. Returns False if the stream is over."""
