@@ -486,7 +486,7 @@ class _Stream:
 
     def _requests(self) -> Requests:
         """Yields one message of each call in turn, so that a large call does not hold up the others."""
-        turns: deque[tuple[int, Requests]] = deque()
+        turns: deque[tuple[int, Requests, bool]] = deque()  # call, its messages, whether one of them was sent
         while True:
             while not turns or not self._begun.empty():
                 try:
@@ -497,12 +497,15 @@ class _Stream:
                     continue
                 if begun is None:
                     return
-                turns.append(begun)
-            number, requests = turns.popleft()
-            if (request := self._next(number, requests)) is not None:
+                turns.append((*begun, False))
+            number, requests, is_sent = turns.popleft()
+            request = self._next(number, requests)
+            if request is None and is_sent:
+                request = rpb.ApplyRequest(last=True)  # otherwise the replica waits for the rest as long as the stream
+            if request is not None:
                 request.call = number
                 if not request.last:
-                    turns.append((number, requests))
+                    turns.append((number, requests, True))
                 yield request
 
     def _next(self, number: int, requests: Requests) -> rpb.ApplyRequest | None:

@@ -200,6 +200,24 @@ def test_rows_that_cannot_be_sent_fail_their_call_alone() -> None:
     assert good.next().last
 
 
+def test_a_call_whose_rest_cannot_be_sent_ends_at_the_replica_too() -> None:
+    """The replica waited for the rest as long as the stream, and counted the call as one of its batches."""
+
+    def breaks() -> Iterator[rpb.ApplyRequest]:
+        yield rpb.ApplyRequest()
+        raise MemoryError
+
+    linked, heard = Linked(), Heard()
+    linked.link.call(breaks(), heard)
+    assert isinstance(heard.next(), StateflowError)
+    linked.call()
+    assert [(each.call, each.last) for each in (linked.servers[0].take() for _ in range(3))] == [
+        (1, False),
+        (1, True),
+        (2, True),
+    ]
+
+
 def _failing() -> Iterator[rpb.ApplyRequest]:
     yield rpb.ApplyRequest(call=1 // 0)
 
