@@ -23,11 +23,12 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -449,8 +450,7 @@ class ForwardingClient:
                     direct = self._logged(number, batch, watermark_us)
                     alone = self._sent_together(direct, batch, sent) if len(direct) > 1 else direct
                     if len(alone) > 1:
-                        contexts = [copy_context() for _ in alone]  # each continues the current span
-                        list(self._pool.map(lambda of, part: of.run(self._send_at_once, part, sent), contexts, alone))
+                        self._send_abreast(alone, sent)
                     elif alone:
                         self._send_at_once(alone[0], sent)
                 self._raise_fatal()
@@ -479,9 +479,12 @@ class ForwardingClient:
         try:
             self._outbox.log(number, batch, direct, watermark_us, delivered, self._taken)
             self._taken.clear()
+            with self._changed:
+                self._delivered -= delivered
+            return [Part(p, number, batch.only([p]), watermark_us, attempted=True) for p in direct]
         except BaseException:
             with self._changed:
-                if self._outbox.newest >= number:  # Ctrl-C came right after the commit: the rows are stored
+                if self._outbox.newest >= number:  # Ctrl-C came after the commit: the rows are stored
                     self._taken.clear()
                     self._delivered -= delivered
                 else:
@@ -490,9 +493,6 @@ class ForwardingClient:
             for partition in direct:
                 self._release(partition)
             raise
-        with self._changed:
-            self._delivered -= delivered
-        return [Part(p, number, batch.only([p]), watermark_us, attempted=True) for p in direct]
 
     def _sent_together(self, direct: list[Part], batch: BatchRows, sent: _Sent) -> list[Part]:
         """Sends parts as one message. Returns those without a result, which the caller sends one by one."""
@@ -524,6 +524,19 @@ class ForwardingClient:
         if given_up:
             self._outbox.forwarded(part.partition, part.number, output)
         self._took(part)
+
+    def _send_abreast(self, parts: list[Part], sent: _Sent) -> None:
+        begun: list[Future[None]] = []
+        try:
+            for part in parts:  # each continues the current span
+                begun.append(self._pool.submit(copy_context().run, self._send_at_once, part, sent))
+            for future in begun:
+                future.result()
+        except BaseException:  # Ctrl-C: parts that no thread has taken up wait for the forwarder
+            for part, future in zip_longest(parts, begun):
+                if future is None or future.cancel():
+                    self._release(part.partition)
+            raise
 
     def _send_at_once(self, part: Part, sent: _Sent) -> None:
         try:

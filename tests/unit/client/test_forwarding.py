@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,6 +187,42 @@ def test_an_output_that_comes_after_its_call_was_interrupted_is_returned_later(
     client._claim(1)  # waits until the thread that sends to the partition has ended
     client._release(1)
     assert client.forwarded() == [b"of 1"]
+
+
+def test_parts_that_no_thread_has_taken_up_when_a_call_is_interrupted_are_forwarded(
+    both: tuple[ForwardingClient, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions of such parts counted as busy: nothing more was sent to them, and flush() waited for ever."""
+
+    class Pool(Executor):
+        """Runs the first job, and leaves the others in its queue."""
+
+        jobs = 0
+
+        def submit(self, job: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            self.jobs += 1
+            if self.jobs == 1:
+                try:
+                    future.set_result(job(*args))
+                except BaseException as error:  # noqa: BLE001 - the caller gets it
+                    future.set_exception(error)
+            return future
+
+    client, rows = both
+    interrupts: list[BaseException] = [KeyboardInterrupt()]
+
+    def send(batch: Batch, rows: BatchRows, after: Any) -> dict[int, bytes]:
+        if interrupts:
+            raise interrupts.pop()
+        return {partition: b"of %d" % partition for partition in rows}
+
+    monkeypatch.setattr(client._router, "send", send)
+    monkeypatch.setattr(client, "_pool", Pool())
+    with pytest.raises(KeyboardInterrupt):
+        client.send(rows)
+    client.flush(LONG_S)
+    assert sorted(client.forwarded()) == [b"of 0", b"of 1"]
 
 
 class Interrupted:
