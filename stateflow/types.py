@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from stateflow.errors import InvalidArgument, PortInUse, StateflowError
 
@@ -237,6 +237,15 @@ class OperatorSpec:
     recorded_us: int = 0
     bundle: str = ""  # SHA-256 of the bundle that holds the code; empty: replicas have the code, or source is the code
 
+    #: fields that all versions of an operator share, because clients send and read rows by them, and keys are stored by
+    #: them; each with its name in errors
+    AGREED: ClassVar[Mapping[str, str]] = {
+        "partitions": "number of partitions",
+        "key": "key",
+        "output_schema": "output schema",
+        "side_schemas": "schema of side outputs",
+    }
+
     def after(self, deployed: OperatorSpec) -> OperatorSpec:
         """Returns this spec as the version that follows ``deployed``. If nothing changes, it equals ``deployed``.
 
@@ -248,6 +257,10 @@ class OperatorSpec:
         times = dict(deployed.dropped)
         dropped = tuple(sorted({**times, **{name: times.get(name, 0) + 1 for name in gone}}.items()))
         return replace(self, dropped=dropped, recorded_us=deployed.recorded_us)
+
+    def unlike(self, other: OperatorSpec) -> list[str]:
+        """Returns the fields of ``AGREED`` in which the specs differ; empty: one may be a version of the other."""
+        return [name for name in self.AGREED if getattr(self, name) != getattr(other, name)]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as JSON-able data, in the form that data directories and the ledger store."""

@@ -324,8 +324,7 @@ def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
     """Tells whether the new version has the partitions, key and outputs of the old one: routers and stored keys rely on
     them. States may differ.
     """
-    same = ("partitions", "key", "output_schema", "side_schemas")
-    return all(getattr(deployed, name) == getattr(spec, name) for name in same)
+    return not deployed.unlike(spec)
 
 
 # -- Versions --------------------------------------------------------------------------------------------------------

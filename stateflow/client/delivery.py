@@ -28,7 +28,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from stateflow.client.history import LOGGED_MAX, History, Sent
 from stateflow.client.outbox import Base, Part
 from stateflow.errors import (
+    BadCertificate,
     CodeRefused,
+    InsecureRefused,
     InvalidArgument,
     LocalMisuse,
     OperatorNotDeployed,
@@ -409,9 +411,10 @@ class Delivery:
 def is_hopeless(error: BaseException) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
-    Other failures depend on the replica to which the batch was sent.
+    Other failures depend on the replica to which the batch was sent, or on this process's right to send.
     """
-    if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
+    of_code = OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused
+    if isinstance(error, of_code | BadCertificate | InsecureRefused):
         return False
     of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
     return of_rows or type(error) is StateflowError  # an internal error, which the batch causes
@@ -493,14 +496,19 @@ class PartitionSender:
     def send(self, part: Part) -> Steps[bytes]:
         """Sends a part to an open partition, and returns its output. Raises the error of a partition that refuses it.
 
-        If the partition contains both the batch and a newer batch, the output is ``b""``.
+        If the partition contains the batch, but no longer its output, the output is ``b""``.
         """
         ahead = self.base.ahead
         assert ahead is not None
         number = part.number + ahead
         if number < self._contained:
             return b""
-        outputs = yield from self._delivery.deliver(part.rows, number, False, part.watermark_us, dict)
+        try:
+            outputs = yield from self._delivery.deliver(part.rows, number, False, part.watermark_us, dict)
+        except SourceRetired:
+            if self._history.contained[self.partition] != number:
+                raise
+            outputs = {self.partition: b""}  # applied before the source was retired: not refused
         self.base = Base(ahead, part.number)
         return outputs[self.partition]
 
@@ -566,7 +574,7 @@ def send_together(
             came = deliver(batch, together.keys(), after)
         except StateflowError as error:
             for partition in together:
-                with suppress(StateflowError):
+                with suppress(StateflowError, StopIteration):
                     sending[partition].throw(error)
         else:
             for partition in together:

@@ -23,11 +23,12 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from stateflow.client.delivery import (
     perform,
     send_together,
 )
-from stateflow.client.history import History
+from stateflow.client.history import LOG_BYTES_MAX, History
 from stateflow.client.outbox import Outbox, Part, Refused
 from stateflow.client.stream import asked_of_moving, by_partition, rows_given, source_given
 from stateflow.clock import SYSTEM_CLOCK
@@ -58,7 +59,7 @@ from stateflow.router import Router
 from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient, packed_deployment, unpacked_deployment
 from stateflow.settings import RouterSettings
-from stateflow.types import check_name
+from stateflow.types import OperatorSpec, check_name
 
 log = logging.getLogger(__name__)
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
@@ -232,10 +233,11 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Sent:
-    """Results of a batch so far."""
+    """Results of a batch so far. ``given_up``: the caller gets an error instead of the outputs."""
 
     outputs: dict[int, bytes] = field(default_factory=dict)
     refused: list[StateflowError] = field(default_factory=list)
+    given_up: bool = False
 
 
 @brief
@@ -307,10 +309,12 @@ class ForwardingClient:
             controller, operator, settings, known=known, silence_s=self._patience_s, addresses=addresses
         )
         spec = self._router.spec
-        if known is not None and known.spec.partitions != spec.partitions:
+        if known is not None and (differs := known.spec.unlike(spec)):
+            what = f"another {' and another '.join(OperatorSpec.AGREED[name] for name in differs)} than"
+            if "partitions" in differs:
+                what = f"{spec.partitions} partitions, but had {known.spec.partitions}"
             raise OutboxForeign(
-                f"{operator} has {spec.partitions} partitions, but had {known.spec.partitions} when the "
-                "outbox was created",
+                f"{operator} has {what} when the outbox was created",
                 remedy="move the outbox aside, and resend from the application all rows that were not forwarded",
                 outbox=self._outbox.directory,
             )
@@ -342,8 +346,8 @@ class ForwardingClient:
 
         Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull; nothing is sent or stored then. If an operator
         refuses rows, raises its error (OperatorFailed, EncodeError, …): these rows are not applied, and :meth:`refused`
-        returns them; all other rows of the batch are applied or stored. Raises SourceTaken if another client has taken
-        the source over; stored rows stay in the outbox.
+        returns them; all other rows of the batch are applied or stored, and :meth:`forwarded` returns their output.
+        Raises SourceTaken if another client has taken the source over; stored rows stay in the outbox.
         """
         return self._sent(by_partition(self._router.spec, self._schema, rows_given(rows)), None)
 
@@ -422,10 +426,12 @@ class ForwardingClient:
             self._forwarder.join()
             self._pool.shutdown()
             self._later.shutdown()
-            self._outbox.delivered(self._delivered)
-            for table, up_to in self._taken.items():
-                self._outbox.taken(table, up_to)
-            self._outbox.close()
+            try:
+                self._outbox.delivered(self._delivered)
+                for table, up_to in self._taken.items():
+                    self._outbox.taken(table, up_to)
+            finally:
+                self._outbox.close()
 
     def __enter__(self) -> ForwardingClient:
         return self
@@ -438,20 +444,32 @@ class ForwardingClient:
     def _sent(self, batch: BatchRows, watermark_us: int | None) -> list[dict[str, Any]]:
         with self._router.span(self.source), self._sending:
             self._check_open()
-            sent = _Sent()
-            if batch.partitions:
-                direct = self._logged(self._outbox.newest + 1, batch, watermark_us)
-                alone = self._sent_together(direct, batch, sent) if len(direct) > 1 else direct
-                if len(alone) > 1:
-                    contexts = [copy_context() for _ in alone]  # each continues the current span
-                    list(self._pool.map(lambda of, part: of.run(self._send_at_once, part, sent), contexts, alone))
-                elif alone:
-                    self._send_at_once(alone[0], sent)
-            self._raise_fatal()
-            if sent.refused:
-                raise sent.refused[0]
-            rows, _ = self._output.rows(sent.outputs[partition] for partition in sorted(sent.outputs))
-            return rows
+            sent, number = _Sent(), self._outbox.newest + 1
+            try:
+                if batch.partitions:
+                    direct = self._logged(number, batch, watermark_us)
+                    alone = self._sent_together(direct, batch, sent) if len(direct) > 1 else direct
+                    if len(alone) > 1:
+                        self._send_abreast(alone, sent)
+                    elif alone:
+                        self._send_at_once(alone[0], sent)
+                self._raise_fatal()
+                if sent.refused:
+                    raise sent.refused[0]
+                rows, _ = self._output.rows(sent.outputs[partition] for partition in sorted(sent.outputs))
+                return rows
+            except BaseException:
+                self._give_up(sent, number)
+                raise
+
+    def _give_up(self, sent: _Sent, number: int) -> None:
+        """Stores the outputs of partitions that have applied a batch whose caller gets an error."""
+        with self._changed:
+            sent.given_up = True
+        for partition, output in sorted(sent.outputs.items()):
+            self._outbox.forwarded(partition, number, output)
+            with self._changed:
+                self._delivered.discard((partition, number))
 
     def _logged(self, number: int, batch: BatchRows, watermark_us: int | None) -> list[Part]:
         """Stores a batch. Returns the parts to send at once, because no batch waits before them."""
@@ -461,16 +479,20 @@ class ForwardingClient:
         try:
             self._outbox.log(number, batch, direct, watermark_us, delivered, self._taken)
             self._taken.clear()
+            with self._changed:
+                self._delivered -= delivered
+            return [Part(p, number, batch.only([p]), watermark_us, attempted=True) for p in direct]
         except BaseException:
             with self._changed:
-                for partition in batch.partitions:
-                    self._ways[partition].waiting -= 1
+                if self._outbox.newest >= number:  # Ctrl-C came after the commit: the rows are stored
+                    self._taken.clear()
+                    self._delivered -= delivered
+                else:
+                    for partition in batch.partitions:
+                        self._ways[partition].waiting -= 1
             for partition in direct:
                 self._release(partition)
             raise
-        with self._changed:
-            self._delivered -= delivered
-        return [Part(p, number, batch.only([p]), watermark_us, attempted=True) for p in direct]
 
     def _sent_together(self, direct: list[Part], batch: BatchRows, sent: _Sent) -> list[Part]:
         """Sends parts as one message. Returns those without a result, which the caller sends one by one."""
@@ -496,9 +518,25 @@ class ForwardingClient:
 
     def _answered(self, part: Part, output: bytes, sent: _Sent) -> None:
         with self._changed:
-            sent.outputs[part.partition] = output
-            self._delivered.add((part.partition, part.number))
+            if not (given_up := sent.given_up):
+                sent.outputs[part.partition] = output
+                self._delivered.add((part.partition, part.number))
+        if given_up:
+            self._outbox.forwarded(part.partition, part.number, output)
         self._took(part)
+
+    def _send_abreast(self, parts: list[Part], sent: _Sent) -> None:
+        begun: list[Future[None]] = []
+        try:
+            for part in parts:  # each continues the current span
+                begun.append(self._pool.submit(copy_context().run, self._send_at_once, part, sent))
+            for future in begun:
+                future.result()
+        except BaseException:  # Ctrl-C: parts that no thread has taken up wait for the forwarder
+            for part, future in zip_longest(parts, begun):
+                if future is None or future.cancel():
+                    self._release(part.partition)
+            raise
 
     def _send_at_once(self, part: Part, sent: _Sent) -> None:
         try:
@@ -599,7 +637,8 @@ class ForwardingClient:
         """Returns the partition's sender. Only the thread that made the partition BUSY may call it."""
         if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
-            history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)
+            shares = router.settings.rewind_buffer_bytes // count, LOG_BYTES_MAX // count
+            history = History(router.operator, self.source, count, *shares)
             base = self._outbox.sender(partition)
             sender = self._senders[partition] = PartitionSender(
                 partition, history, self._session, base, self._mine, self._before
@@ -641,11 +680,16 @@ class ForwardingClient:
     def _take(self, table: str, read: Callable[[], tuple[int, list[Any]]], rows: Callable[[list[Any]], Any]) -> Any:
         with self._sending:
             self._check_open(fatal=False)
-            if table in self._taken:
-                self._outbox.taken(table, self._taken.pop(table))
+            if (returned := self._taken.pop(table, None)) is not None:
+                try:
+                    self._outbox.taken(table, returned)
+                except StateflowError:
+                    self._taken[table] = returned  # otherwise the next call would return them again
+                    raise
             up_to, found = read()
-            self._taken[table] = up_to
-            return rows(found)
+            taken = rows(found)
+            self._taken[table] = up_to  # not before: what cannot be returned must stay in the outbox
+            return taken
 
     def _check_open(self, *, fatal: bool = True) -> None:
         if self._closed:

@@ -29,6 +29,7 @@ that it was acknowledged.
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -45,6 +46,8 @@ KNOWN_VERSION = 2
 PLAIN_MAX = 128
 #: maximum number of batches whose partitions are remembered, with or without their rows
 LOGGED_MAX = 65_536
+#: maximum memory for their partitions, in bytes, and the memory for a batch beside two bytes for each of its partitions
+LOG_BYTES_MAX, LOG_BATCH_BYTES = 32 << 20, 160
 #: maximum size of the inner part of a predecessor's entry, unpacked, in bytes
 INNER_MAX = 1 << 20
 
@@ -63,15 +66,19 @@ class History:
 
     Args:
         bytes_max: maximum size of the rows of acknowledged batches that are kept, in bytes.
+        log_bytes_max: maximum memory for the partitions of acknowledged batches, in bytes.
     """
 
-    def __init__(self, operator: str, source: str, partitions: int, bytes_max: int) -> None:
+    def __init__(
+        self, operator: str, source: str, partitions: int, bytes_max: int, log_bytes_max: int = LOG_BYTES_MAX
+    ) -> None:
         self.operator, self.source, self.partitions = operator, source, partitions
         self.position = -1  # the newest number that was used
         self.lost: set[int] = set()  # partitions known to lack batches that they acknowledged
         self._acknowledged = [-1] * partitions
         self._contained = [-1] * partitions
-        self._log: dict[int, tuple[int, ...]] = {}  # acknowledged batch → its partitions
+        self._log: dict[int, array[int]] = {}  # acknowledged batch → its partitions
+        self._log_bytes, self._log_bytes_max = 0, log_bytes_max
         self._since = 0  # number from which on the log contains every acknowledged batch
         self._kept: dict[int, Sent] = {}
         self._kept_bytes, self._bytes_max = 0, bytes_max
@@ -207,7 +214,7 @@ class History:
                 self.lost.discard(partition)
         self.position = max(self.position, number)
         self._reached(dict.fromkeys(batch.rows, number))
-        if number >= self._since:
+        if number >= self._since and batch.rows.partitions:  # no partition can lose a batch that went to none
             self._keep(batch)
         if self._rewound is not None:
             self._rewound = max(self._rewound, number)
@@ -217,7 +224,7 @@ class History:
     def _keep(self, batch: Sent) -> None:
         number = batch.number
         if number in self._log:  # it was sent again, to other partitions, or only to those that lost it
-            self._log[number] = tuple({*self._log[number], *batch.rows})
+            self._note(number, {*self._log[number], *batch.rows})
             if (before := self._kept.get(number)) is None:
                 return
             self._kept_bytes -= before.rows.size
@@ -228,16 +235,27 @@ class History:
                 return
             batch = replace(before, rows=merged)
         else:
-            self._log[number] = tuple(batch.rows)
+            self._note(number, batch.rows)
         self._kept[number] = batch
         self._kept_bytes += batch.rows.size
         while self._kept_bytes > self._bytes_max:
             oldest = next(iter(self._kept))
             self._kept_bytes -= self._kept.pop(oldest).rows.size
-        while len(self._log) > LOGGED_MAX:
+        while len(self._log) > LOGGED_MAX or self._log_bytes > self._log_bytes_max:
             oldest = next(iter(self._log))
-            del self._log[oldest]
+            self._note(oldest, ())
             self._since = max(self._since, oldest + 1)
+            if (kept := self._kept.pop(oldest, None)) is not None:
+                self._kept_bytes -= kept.rows.size
+
+    def _note(self, number: int, partitions: Iterable[int]) -> None:
+        """Logs the partitions of a batch, in place of those logged before; none: removes the batch from the log."""
+        before, now = self._log.get(number, ()), array("H", partitions)
+        self._log_bytes += 2 * (len(now) - len(before)) + LOG_BATCH_BYTES * (bool(now) - bool(before))
+        if now:
+            self._log[number] = now
+        else:
+            self._log.pop(number, None)
 
     def let_go(self) -> None:
         """Drops all kept rows: no batch can be sent again afterwards."""
@@ -312,10 +330,7 @@ class History:
             if len(left) == len(partitions):
                 continue
             kept = self._kept.pop(number, None) if not left else self._kept.get(number)
-            if left:
-                self._log[number] = left
-            else:
-                del self._log[number]
+            self._note(number, left)
             if kept is not None:
                 self._kept_bytes -= kept.rows.size
                 if left:

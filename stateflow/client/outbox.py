@@ -410,15 +410,19 @@ class Outbox:
     def _written(self) -> Iterator[None]:
         """Runs the block as a transaction, which is written completely or not at all."""
         with self._faults():
-            known = self._bytes, self._newest
-            self._db.execute("BEGIN IMMEDIATE")
+            known, commits = (self._bytes, self._newest), False
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield
+                commits = True
                 self._db.execute("COMMIT")
-            except BaseException:
-                self._bytes, self._newest = known
-                if self._db.in_transaction:
+            except BaseException as error:
+                opened = self._db.in_transaction
+                if opened:
                     self._db.execute("ROLLBACK")
+                # Ctrl-C during the commit is raised after it: then everything is written
+                if opened or not commits or isinstance(error, sqlite3.Error):
+                    self._bytes, self._newest = known
                 raise
 
     @contextmanager

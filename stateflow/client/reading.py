@@ -8,7 +8,7 @@ from time import sleep
 from typing import Any
 
 from stateflow.durable import MALFORMED
-from stateflow.errors import NotOwner, Unavailable, UnknownState
+from stateflow.errors import LeaseLost, NotOwner, Unavailable, UnknownState
 from stateflow.operator.arrow import read_table
 from stateflow.partition.entries import ReadableStates, described, is_exact
 from stateflow.partitioner import partition_of
@@ -77,7 +77,7 @@ class StateReader:
                     address = deployed.owners[partition].address
                     scan = ReplicaClient(address).scan(self._operator, state, [partition], keys)
                     pages = list(itertools.islice(scan, None if whole else 1))
-                except (NotOwner, Unavailable):  # the partition has moved, or its owner is starting
+                except (LeaseLost, NotOwner, Unavailable):  # the partition has moved, or its owner cannot serve yet
                     if pause is None:
                         if (why := deployed.why_unserved().get(partition)) is not None:
                             raise why from None

@@ -149,8 +149,14 @@ def numbered(
             raise _refused(spec, name, misfit, schema is not None) from misfit
     table = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields) if schema is None else schema)
     # computed from the keys as the replica will see them: an int in a double column is a double
-    keys = zip(*(table.column(column).to_pylist() for column in spec.key), strict=True)
+    keys = zip(*(_in_utc(table.column(column)).to_pylist() for column in spec.key), strict=True)
     return table, [partition_of(values, spec.partitions) for values in keys]
+
+
+def _in_utc(column: pa.Array) -> pa.Array:
+    """Returns instants in UTC, because Python may lack their zone, or the zone their year."""
+    kind = column.type
+    return column.cast(pa.timestamp(kind.unit, "UTC")) if pa.types.is_timestamp(kind) and kind.tz else column
 
 
 def _check_names(spec: OperatorSpec, names: Mapping[str, None], rows: list[Mapping[str, Any]]) -> None:

@@ -372,6 +372,8 @@ def _add(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
         _add_texts(column, bounds, found)
     elif t.is_primitive(kind) and kind.bit_width >= 8:
         width = kind.bit_width // 8
+        if column.null_count and t.is_interval(kind):  # Arrow has no integers of 16 bytes
+            column = column.view(pa.binary(width)).fill_null(bytes(width))
         if column.null_count:  # the bytes behind a null are arbitrary
             plain = np.asarray(column.view(f"int{kind.bit_width}").fill_null(0))
             _add_bytes(plain, width, bounds, found)

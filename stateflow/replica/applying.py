@@ -648,13 +648,15 @@ class Applier:
                 return
             if early:
                 waits = [asyncio.ensure_future(event.wait()) for event in events]
-                changed, pending = await asyncio.wait(
-                    waits, timeout=min(left, BEAT_S), return_when=asyncio.FIRST_COMPLETED
-                )
+                try:
+                    changed, _ = await asyncio.wait(
+                        waits, timeout=min(left, BEAT_S), return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:  # also when the sender has gone: a partition may never change
+                    for wait in waits:
+                        wait.cancel()
                 if not changed:
                     await call.exchange.give_sign_of_life()
-                for wait in pending:
-                    wait.cancel()
 
     async def close(self) -> None:
         """Finishes or gives up the running batch, and begins no other.

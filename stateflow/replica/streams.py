@@ -98,6 +98,7 @@ class FrameReader:
             self._begin(request)
         if self._goes_on:
             self._check(not request.partitions, "new partitions before the previous rows are complete")
+            self._check(bool(request.rows), "a piece of rows is empty")  # any number of them would wait, uncounted
             self._goes_on = request.more
             self._check(not (request.more and request.last), "a batch ends before its rows are complete")
             return Piece(None, request.rows, not request.more)

@@ -18,7 +18,7 @@ from random import Random  # noqa: TID251 - seeded by the system, unless a calle
 from time import sleep
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import OperatorOutdated, StateflowError, Unavailable
+from stateflow.errors import OperatorOutdated, PositionGap, StateflowError, Unavailable
 from stateflow.metrics.figures import BATCH_BUCKETS, Histogram, Values
 from stateflow.partition.layout import Position
 from stateflow.partition.positions import Batch
@@ -182,14 +182,14 @@ class Router:
 
     def _ask(self) -> RoutingTable:
         """Asks the controller for the table. Raises its error, Unavailable, and OperatorOutdated if the operator has
-        another number of partitions than when this router was made."""
+        another number of partitions, another key or other outputs than when this router was made."""
         found = self._controller.deployment(self.operator)
-        if found.spec.partitions != self.spec.partitions:
+        if differs := self.spec.unlike(found.spec):
+            what = f"another {' and another '.join(self.spec.AGREED[name] for name in differs)}"
+            if "partitions" in differs:
+                what = f"{found.spec.partitions} partitions instead of {self.spec.partitions}"
             raise OperatorOutdated(
-                f"the operator was deployed anew, with {found.spec.partitions} partitions instead of "
-                f"{self.spec.partitions}",
-                remedy="start a new client",
-                operator=self.operator,
+                f"the operator was deployed anew, with {what}", remedy="start a new client", operator=self.operator
             )
         return self._table(found)
 
@@ -213,7 +213,8 @@ class Router:
             after: partition → newest batch of this source that it acknowledged, if known.
 
         Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises the error of a replica that
-        refused the batch, or Unavailable after ``unavailable_timeout_s``.
+        refused the batch, Unavailable after ``unavailable_timeout_s``, or OperatorOutdated if a partition lacks batches
+        because the operator was deployed anew with another key or other outputs.
         """
         return self.deliver(batch, rows, after).outputs
 
@@ -270,7 +271,18 @@ class Router:
                     case Wait(seconds):
                         wait = max(0.0, seconds)
             if session.done:
-                return session.delivery()
+                try:
+                    return session.delivery()
+                except PositionGap:
+                    # the partition may lack batches because it is that of another operator, deployed anew under this
+                    # name: its client must neither resend them there nor read the outputs by the former schema
+                    try:
+                        self.refresh()
+                    except OperatorOutdated:
+                        raise
+                    except StateflowError:
+                        pass  # owners serve without the controller
+                    raise
             said_at = self._say_what_it_waits_for(session, batch, said_at)
             try:
                 self._hear(session, made, *arrived.get(timeout=settings.stall_s if wait is None else wait))
@@ -323,7 +335,7 @@ class Router:
         return now
 
     def refresh(self) -> None:
-        """Updates the routing table from the controller. Raises Unavailable."""
+        """Updates the routing table from the controller. Raises Unavailable, OperatorOutdated."""
         self.table.merge(self._ask())
 
     def _refresh(self, session: BatchSession) -> None:

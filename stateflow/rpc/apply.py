@@ -304,27 +304,28 @@ class Replies:
         except Unavailable as error:
             self.broke(error)
             return
-        begun_of = self._begun
-        found: Answers = [(number, PASSED) for number in response.passed if begun_of.pop(number, None) is not None]
+        found: Answers = [(number, PASSED) for number in response.passed if self._begun.pop(number, None) is not None]
         for result in response.results:
             begun = self._begun.get(result.partition)
             if begun is None:
                 continue
+            outcome: Answer | StateflowError
             if result.HasField("fault"):
-                found.append((result.partition, error_of(result.fault)))
+                outcome = error_of(result.fault)
             elif not result.last:
                 begun.append(result.output)
                 self._joining += len(result.output)
                 if result.output and self._joining <= JOINED_BYTES_MAX:
                     continue
                 what = f"invalid answer from {self._address}: its output does not end"
-                found.append((result.partition, Unavailable(what, remedy=WHAT_RUNS)))
+                outcome = Unavailable(what, remedy=WHAT_RUNS)
             else:
                 output = b"".join([*begun, result.output]) if begun else result.output
-                answer = Answer(output, result.replayed, result.operator_us, result.commit_us)
-                found.append((result.partition, answer))
+                outcome = Answer(output, result.replayed, result.operator_us, result.commit_us)
             self._joining -= sum(map(len, begun))
-            del self._begun[result.partition]
+            # a thread that gives the stream up may have ended the call, and reported the partition
+            if self._begun.pop(result.partition, None) is not None:
+                found.append((result.partition, outcome))
         if found:
             self._tell(found)
         if response.HasField("fault"):
@@ -334,8 +335,8 @@ class Replies:
             self.broke(Unavailable(what, remedy="check the replica's log; the batch is sent again"))
 
     def broke(self, error: StateflowError) -> None:
-        left, self._begun = list(self._begun), {}
-        if left:
+        begun, self._begun = self._begun, {}
+        if left := list(begun):
             self._tell([(partition, error) for partition in left])
 
 
@@ -460,11 +461,12 @@ class _Stream:
         self._responses = begin(self._requests())
         try:
             threading.Thread(target=self._read, name=f"answers of {address}", daemon=True).start()
-        except BaseException:
-            self.cancel(
-                Unavailable("cannot start a thread for answers", remedy="reduce the number of threads in this process")
+        except RuntimeError as error:  # not a fault of the batch, which is sent again
+            few = Unavailable(
+                "cannot start a thread for answers", remedy="reduce the number of threads in this process"
             )
-            raise
+            self.cancel(few)
+            raise few from error
 
     def take(self, requests: Requests, reply: Reply) -> bool:
         """Begins a call. Returns False if the stream is over."""
@@ -484,7 +486,7 @@ class _Stream:
 
     def _requests(self) -> Requests:
         """Yields one message of each call in turn, so that a large call does not hold up the others."""
-        turns: deque[tuple[int, Requests]] = deque()
+        turns: deque[tuple[int, Requests, bool]] = deque()  # call, its messages, whether one of them was sent
         while True:
             while not turns or not self._begun.empty():
                 try:
@@ -495,12 +497,15 @@ class _Stream:
                     continue
                 if begun is None:
                     return
-                turns.append(begun)
-            number, requests = turns.popleft()
-            if (request := self._next(number, requests)) is not None:
+                turns.append((*begun, False))
+            number, requests, is_sent = turns.popleft()
+            request = self._next(number, requests)
+            if request is None and is_sent:
+                request = rpb.ApplyRequest(last=True)  # otherwise the replica waits for the rest as long as the stream
+            if request is not None:
                 request.call = number
                 if not request.last:
-                    turns.append((number, requests))
+                    turns.append((number, requests, True))
                 yield request
 
     def _next(self, number: int, requests: Requests) -> rpb.ApplyRequest | None:

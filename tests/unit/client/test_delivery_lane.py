@@ -73,7 +73,7 @@ class Partition:
         position.check_client("s", batch.session)
         if position.contains(batch):
             return b""
-        if position.is_replay(batch, after):
+        if position.is_replay(batch, after):  # raises SourceRetired if the output is gone
             known = position.reached_by("s")
             assert known is not None
             position.check_digest(batch, known.digest, digest)
@@ -82,6 +82,12 @@ class Partition:
             self.applied += rows.decode().split(",")
             self._output = b"of " + rows
         return self._output
+
+    def retire(self) -> None:
+        """Retires the source, and makes it known again by its tombstone."""
+        tombstone = self.positions.tombstone("s")
+        self.positions.retired(["s"])
+        self.positions.recall("s", tombstone)
 
     def checkpoint(self) -> None:
         self._kept = self.applied[:], self.positions.reached_by("s")
@@ -301,6 +307,28 @@ def test_what_a_partition_lost_is_sent_again_where_it_is_kept(tmp_path: Path) ->
     gateway.log("d")
     gateway.forward_all()
     assert partition.applied == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_applied_before_its_source_was_retired_is_not_refused(tmp_path: Path, restarted: bool) -> None:
+    """A link that came back after STATEFLOW_REPLICA_SOURCE_IDLE_S put applied rows among the refused ones."""
+    partition = Partition()
+    gateway = Gateway(tmp_path, partition)
+    gateway.log("a")
+    gateway.forward_all()
+    gateway.log("b")
+    gateway.log("c")
+    partition.late = True
+    assert not gateway.forward()
+    partition.retire()
+    if restarted:
+        gateway.outbox.close()
+        gateway = Gateway(tmp_path, partition)
+    gateway.forward_all()
+    gateway.log("d")
+    gateway.forward_all()
+    assert partition.applied == ["a", "b", "c", "d"]
+    assert gateway.taken() == ["of a", "of c", "of d"], "the output of b is gone"
 
 
 def test_a_fault_that_is_none_of_the_link_is_raised(tmp_path: Path) -> None:

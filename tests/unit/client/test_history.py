@@ -65,6 +65,28 @@ def test_what_is_not_kept_is_named() -> None:
     assert (caught.value.where["expected"], caught.value.where["partitions"]) == (5, "1")
 
 
+def test_no_more_partitions_of_batches_are_remembered_than_there_is_room_for() -> None:
+    """The log of 65,536 batches took 2 GB for an operator with 1024 partitions."""
+    h = History("Op", "s", 500, EVERYTHING, 4_000)
+    sent(h, *(batch(n, *range(500)) for n in range(10)))
+    assert len(h._log) == len(h._kept) == 3
+    h.heard(dict.fromkeys(range(500), 6) | {1: 7})
+    assert [(b.number, len(b.rows)) for b in h.missing()] == [(7, 499), (8, 500), (9, 500)]
+    h.heard(dict.fromkeys(range(500), 5))
+    with pytest.raises(PositionGap, match="from 6 on"):
+        h.missing()
+
+
+def test_nothing_is_kept_of_batches_without_rows() -> None:
+    """Batches without rows have no size, so that any number of them was kept."""
+    h = history()
+    sent(h, *(batch(n) for n in range(10)), batch(10, 0))
+    assert list(h._kept) == list(h._log) == [10]
+    assert h.position == 10
+    h.heard({})
+    assert [b.number for b in h.missing()] == [10]
+
+
 def test_a_rewind_by_hand_leaves_nothing_out() -> None:
     h = history(bytes_max=0)
     sent(h, batch(0, 0, 1), batch(1, 0), batch(2, 1), batch(5, 0), batch(6, 1))

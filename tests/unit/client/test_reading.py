@@ -13,7 +13,15 @@ import pytest
 from stateflow import Namespace, Operator, state
 from stateflow.client import Cluster, reading
 from stateflow.clock import ManualClock
-from stateflow.errors import InvalidArgument, SchemaMismatch, Unavailable, UnknownState
+from stateflow.errors import (
+    InvalidArgument,
+    LeaseLost,
+    NotOwner,
+    SchemaMismatch,
+    StateflowError,
+    Unavailable,
+    UnknownState,
+)
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
@@ -174,3 +182,19 @@ def test_an_operator_that_is_deployed_anew_meanwhile_is_read_again(cluster: Clus
     client.deployment = lambda _: SimpleNamespace(spec=SimpleNamespace(partitions=next(counts)), owners=[])
     with pytest.raises(Unavailable, match=r"the operator was deployed anew \(operator=Spread\): read again"):
         cluster.read_state("Spread", "n")
+
+
+@pytest.mark.parametrize("error", [LeaseLost, NotOwner, Unavailable])
+def test_an_owner_that_cannot_serve_yet_is_asked_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: type[StateflowError]
+) -> None:
+    """An owner whose lease has lapsed does not evolve states, which reading them needs after a deployment."""
+    errors, scan = [error("-", remedy="-")], reading.ReplicaClient.scan
+
+    def once(*asked: Any) -> Iterator[bytes]:
+        if errors:
+            raise errors.pop()
+        return scan(*asked)
+
+    monkeypatch.setattr(reading.ReplicaClient, "scan", once)
+    assert values(cluster.read_state("Spread", "count")) == {ONE: 1, OTHER: 1}

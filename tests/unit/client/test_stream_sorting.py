@@ -266,3 +266,15 @@ def test_the_harness_takes_and_refuses_what_a_client_does(rows: Any) -> None:
         assert told(lambda: [row["seen"] for row in harness.send(rows)]) == expected
     if isinstance(expected, str):
         assert told(lambda: OperatorHarness(Seen, initial_state=rows)) == expected
+
+
+@pytest.mark.parametrize("zone", ["GMT+2", "PST", "+14:00", "-12:00", "Nowhere/Land"])
+def test_the_partition_of_a_time_does_not_depend_on_the_zone_of_its_column(zone: str) -> None:
+    """A zone that only Spark knows, or one in which Python lacks the time's year, gave an error of pyarrow."""
+    times = [INSTANT, dt.datetime.max.replace(tzinfo=dt.UTC), dt.datetime.min.replace(tzinfo=dt.UTC)]
+    for time in times:
+        for unit in ("us", "ms", "s"):
+            (exact,) = pa.array([time], pa.timestamp("us", "UTC")).cast(pa.timestamp(unit, "UTC"), safe=False)
+            rows = [{"k": exact.as_py()}]
+            _, numbers = numbered(SPEC, pa.schema([("k", pa.timestamp(unit, zone))]), rows)
+            assert numbers == [partition_of(exact.as_py(), SPEC.partitions)]

@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[pa.DataType, Any]] = {
     "fixed": (pa.binary(3), lambda r: bytes([r.randrange(3)] * 3)),
     "decimal": (pa.decimal128(10, 2), lambda r: Decimal(r.randrange(100))),
     "time": (pa.timestamp("us", tz="UTC"), lambda r: datetime(2020, 1, r.randrange(1, 28))),
+    "interval": (pa.month_day_nano_interval(), lambda r: pa.MonthDayNano([r.randrange(3), 0, 1])),
     "null": (pa.null(), lambda r: None),
     "list": (pa.list_(pa.int64()), lambda r: [r.randrange(3) for _ in range(r.randrange(3))]),
     "texts": (pa.list_(pa.string()), lambda r: ["a" * r.randrange(3) for _ in range(r.randrange(3))]),

@@ -163,6 +163,31 @@ def test_a_share_whose_partition_comes_is_applied_then() -> None:
     assert [answer for _, answer in sender.answers] == [applied(3)]
 
 
+def test_a_call_that_ends_while_it_waits_for_a_partition_leaves_no_task() -> None:
+    """A sender that went away while its partition was awaited left a task behind for each partition."""
+    waiting = asyncio.Event()
+
+    def changed(_: PartitionId) -> asyncio.Event:
+        waiting.set()
+        return event
+
+    event = asyncio.Event()
+
+    async def run() -> None:
+        applier = Applier(cast(ReplicaNode, Node({0: None})), SYSTEM_CLOCK, changed, lambda _: None)
+        call = asyncio.create_task(applier.run(Sender([whole({0: [1]})])))
+        await waiting.wait()
+        while len(asyncio.all_tasks()) < 3:
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call], timeout=LONG_S)
+        await asyncio.sleep(0)
+        await applier.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
 def test_rows_that_would_wait_beyond_the_limit_are_refused() -> None:
     much = {0: list(range(MUCH))}
     with pytest.raises(InvalidArgument, match="would be buffered here"):

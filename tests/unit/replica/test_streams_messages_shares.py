@@ -72,6 +72,7 @@ HOSTILE = {
     "no such epoch": [request([1], epochs=[(1 << 64) - 1])],
     "no such batch": [request([1], afters=[-2])],
     "others amid rows": [request([1], [1], rows=b"a", more=True), rpb.ApplyRequest(**part([2]))],
+    "a piece of no rows": [request([1], [1], rows=b"a", more=True), rpb.ApplyRequest(more=True)],
     "the end amid rows": [request([1], [1], rows=b"a", more=True, last=True)],
     "the end amid later rows": [
         request([1], [1], rows=b"a", more=True),

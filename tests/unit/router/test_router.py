@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.errors import InvalidArgument, NotOwner, OperatorOutdated, Unavailable
+from stateflow.errors import InvalidArgument, NotOwner, OperatorOutdated, PositionGap, Unavailable
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
@@ -239,3 +240,43 @@ def test_an_operator_with_another_number_of_partitions_is_another_one(monkeypatc
         with pytest.raises(OperatorOutdated, match=f"deployed anew, with {count} partitions instead of 2"):
             router.refresh()
     assert len(router.table.routes) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"output_schema": b"other"}, "another output schema"),
+        ({"key": ("n",), "side_schemas": (("late", b"s"),)}, "another key and another schema of side outputs"),
+    ],
+)
+def test_an_operator_with_another_key_or_other_outputs_is_another_one(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], what: str
+) -> None:
+    """A client read outputs of the new operator by the schema of the former one: n = 2 became 4611686018427387904."""
+    owner, spec = ReplicaInfo("a", "edge", "a:1"), describe(Count, 2)
+    deployed = [Deployment(each, 1, (owner,) * 2, (1, 1)) for each in (spec, replace(spec, **changed))]
+    found = iter(deployed)
+    monkeypatch.setattr(ControllerClient, "deployment", lambda *_: next(found))
+    router = Router("c:1", "Count")
+    with pytest.raises(OperatorOutdated, match=f"deployed anew, with {what} "):
+        router.refresh()
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_where_batches_are_missing_the_operator_may_be_another_one(
+    routed: Callable[[Serve], tuple[Router, Replica]], monkeypatch: pytest.MonkeyPatch, is_other: bool
+) -> None:
+    """A client that is new to a partition must not send it batches of an operator that was deployed before."""
+    gap = fault_of(PositionGap("the partition does not know this client", remedy="-", expected=0))
+
+    def lacks(_: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
+        for request in requests:
+            result = rpb.PartitionResult(partition=0, fault=gap, last=True)
+            yield rpb.ApplyResponse(call=request.call, results=[result], last=True)
+
+    router, _ = routed(lacks)
+    spec = replace(router.spec, output_schema=b"other") if is_other else router.spec
+    deployment = replace(router.deployment, spec=spec)
+    monkeypatch.setattr(ControllerClient, "deployment", lambda *_: deployment)
+    with pytest.raises(OperatorOutdated if is_other else PositionGap):
+        router.send(Batch("s", 0), words({0: b"x"}))

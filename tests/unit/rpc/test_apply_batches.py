@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from stateflow.errors import NotOwner, StateflowError, Unavailable
@@ -101,3 +105,33 @@ def test_an_output_without_end_ends_its_partition_alone(pieces: list[bytes], mon
     assert (partition, str(error)) == (0, str(Unavailable(error.what, remedy=error.remedy)))  # type: ignore[union-attr]
     assert "its output does not end" in str(error)
     assert other == (1, Answer(bytes(60) + b"x", False, 3, 4))
+
+
+def test_answers_that_come_while_the_call_is_given_up_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread gave up a silent stream while an answer of it came: partitions of that answer were never reported.
+
+    Their batch then waited as long as other batches kept the replica from being silent.
+    """
+    given_up = Unavailable("it has been silent", remedy="-")
+
+    class Late:
+        """The result of partition 1. The call is given up while it is read."""
+
+        partition, last, replayed, operator_us, commit_us = 1, True, False, 3, 4
+
+        def HasField(self, _: str) -> bool:
+            return False
+
+        @property
+        def output(self) -> bytes:
+            replies.broke(given_up)
+            return b"y"
+
+    monkeypatch.setattr(apply, "answered", lambda *_: None)
+    found: Answers = []
+    replies = Replies("there:1", (0, 1, 2), found.extend)
+    came: Any = SimpleNamespace(results=[result(0, b"x"), Late()], passed=(), last=True, HasField=lambda _: False)
+    with suppress(KeyError):  # the stream's thread reports what is raised here to those that are left
+        replies.came(came)
+    assert sorted(partition for partition, _ in found) == [0, 1, 2]
+    assert dict(found)[0] == Answer(b"x", False, 3, 4)

@@ -172,6 +172,25 @@ def test_a_stream_that_cannot_be_opened_leaves_the_link_usable() -> None:
     assert heard.next().last
 
 
+def test_where_threads_are_too_few_the_batch_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error counted as one of the rows, and a client with an outbox put them aside as refused."""
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            if self.name.startswith("answers of"):
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    linked = Linked()
+    with monkeypatch.context() as few:
+        few.setattr(threading, "Thread", Refused)
+        error = linked.call().next()
+    assert isinstance(error, Unavailable), error
+    assert linked.servers[0].cancelled
+    linked.call()
+    assert linked.servers[1].take().call == 1
+
+
 def test_rows_that_cannot_be_sent_fail_their_call_alone() -> None:
     linked = Linked()
     good, bad = linked.call(), Heard()
@@ -179,6 +198,24 @@ def test_rows_that_cannot_be_sent_fail_their_call_alone() -> None:
     assert "ZeroDivisionError" in str(bad.next())
     linked.servers[0].say(1)
     assert good.next().last
+
+
+def test_a_call_whose_rest_cannot_be_sent_ends_at_the_replica_too() -> None:
+    """The replica waited for the rest as long as the stream, and counted the call as one of its batches."""
+
+    def breaks() -> Iterator[rpb.ApplyRequest]:
+        yield rpb.ApplyRequest()
+        raise MemoryError
+
+    linked, heard = Linked(), Heard()
+    linked.link.call(breaks(), heard)
+    assert isinstance(heard.next(), StateflowError)
+    linked.call()
+    assert [(each.call, each.last) for each in (linked.servers[0].take() for _ in range(3))] == [
+        (1, False),
+        (1, True),
+        (2, True),
+    ]
 
 
 def _failing() -> Iterator[rpb.ApplyRequest]:
