@@ -29,6 +29,9 @@ class Op:
     pairs = state.map(tuple[int, float], int)
     runs = state.set(tuple[int, ...])
     li = state.list(bytes)
+    any = state.map(str, Any)
+    flags = state.list(bool)
+    words = state.list(str)
 
 
 # --- keys ----------------------------------------------------------------------------------------------
@@ -106,6 +109,36 @@ def test_a_bytearray_comes_back_as_one(value: Any) -> None:
     assert back == value
     assert repr(back) == repr(value)
     assert coder_for(bytearray).name == "msgpack"
+
+
+@pytest.mark.parametrize(("before", "after"), [(65, b"A"), (None, b"\xc0"), ([], b"\x90"), ("", b"\xa0")])
+def test_bytes_take_the_place_of_a_value_whose_payload_they_equal(before: Any, after: bytes) -> None:
+    bench = Bench(Op)
+    bench.op.any["a"] = before
+    bench.commit()
+    bench.op.any["a"] = after
+    bench.commit()
+    assert bench.reopened().op.any == {"a": after}
+    bench.op.any["a"] = before
+    bench.commit()
+    bench.op.any.clear()
+    bench.op.any["a"] = after
+    bench.commit()
+    assert bench.reopened().op.any == {"a": after}
+
+
+@pytest.mark.parametrize(("attribute", "before", "after"), [("flags", False, b"\x00"), ("words", "", b"")])
+def test_the_payload_of_a_cleared_value_does_not_fit_its_type(attribute: str, before: Any, after: bytes) -> None:
+    bench = Bench(Op)
+    tracked = getattr(bench.op, attribute)
+    tracked.append(before)
+    bench.commit()
+    tracked.clear()
+    tracked.append(after)
+    with pytest.raises(EncodeError):
+        bench.commit()
+    bench.keyed.rollback()
+    assert tracked == [before]
 
 
 def test_a_bytearray_is_changed_in_place() -> None:
