@@ -274,22 +274,20 @@ def _has_bytearray(value: Any) -> bool:
 
     msgpack does not call ``_extend`` for a bytearray.
     """
-    cls = value.__class__
-    if cls is list:
+    if isinstance(value, list):
         return any(map(_has_bytearray, value))
-    if cls is dict:
+    if isinstance(value, dict):
         return any(map(_has_bytearray, value.values()))
-    return cls is bytearray
+    return value.__class__ is bytearray
 
 
 def _marked(value: Any) -> Any:
     """Returns ``value`` with each bytearray as an extension type."""
-    cls = value.__class__
-    if cls is list:
+    if isinstance(value, list):
         return [_marked(item) for item in value]
-    if cls is dict:
+    if isinstance(value, dict):
         return {key: _marked(item) for key, item in value.items()}
-    return msgpack.ExtType(_BYTEARRAY, bytes(value)) if cls is bytearray else value
+    return msgpack.ExtType(_BYTEARRAY, bytes(value)) if value.__class__ is bytearray else value
 
 
 def _extend(within: int, value: Any) -> Any:

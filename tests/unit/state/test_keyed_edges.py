@@ -92,6 +92,14 @@ def test_a_removed_entry_stays_removed_under_an_int_too_large_for_a_float() -> N
 # --- values --------------------------------------------------------------------------------------------
 
 
+class Stack(list[Any]):
+    pass
+
+
+class Labels(dict[str, Any]):
+    pass
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -102,6 +110,7 @@ def test_a_removed_entry_stays_removed_under_an_int_too_large_for_a_float() -> N
         [({"x": bytearray(b"\xc4" * 300)},)],
         [bytearray(70_000)],
         ["\u0144", 0xC4, 1.5e300, b"\xc4"],
+        Stack([Labels(a=bytearray(b"d"))]),
     ],
 )
 def test_a_bytearray_comes_back_as_one(value: Any) -> None:
