@@ -467,8 +467,13 @@ def hints(cls: Any) -> dict[str, Any]:
             f"a field type of {cls.__name__} cannot be resolved: {error}",
             remedy="define the named type at module level, before the operator",
         ) from error
-    names = cls.__struct_fields__ if _is_msgspec(cls) else [field.name for field in dataclasses.fields(cls)]
-    return {name: hints[name] for name in names}
+    return {name: hints[name] for name in field_names(cls)}
+
+
+def field_names(cls: Any) -> list[str]:
+    if _is_pydantic(cls):
+        return list(cls.__pydantic_fields__)
+    return list(cls.__struct_fields__) if _is_msgspec(cls) else [field.name for field in dataclasses.fields(cls)]
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def test_timestamps_come_back_in_utc() -> None:
 
 @pytest.mark.parametrize("at", [datetime.max.replace(tzinfo=WEST), datetime.min.replace(tzinfo=EAST)])
 def test_times_that_have_no_datetime_in_utc_are_refused(at: datetime) -> None:
-    """They could be stored, and then not be read."""
+    """Stored, they could not be read again."""
     for coder in (coders.Timestamp(), coders.Msgpack(), coders.Tuple((coders.Timestamp(),))):
         with pytest.raises(EncodeError, match="years 1 to 9999"):
             coder.encode((at,) if isinstance(coder, coders.Tuple) else at)
