@@ -19,7 +19,7 @@ from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImpor
 from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.operator.arrow import schema_of
 from stateflow.operator.rows import columns_of
-from stateflow.operator.timers import Timer, TimerColumns, Timers, Windows, check_timer_name
+from stateflow.operator.timers import Timer, TimerColumns, Timers, Windows, check_timer_name, is_of_sessions
 from stateflow.partitioner import check_partitions
 from stateflow.state import (
     ColumnStates,
@@ -178,8 +178,8 @@ class Context:
         return cast(T, self._keyed().at(key, namespace, tag))
 
     def clear_state(self, namespace: Namespace) -> None:
-        """Empties every state of the current key in a namespace."""
-        self._keyed().clear_namespace(self._current(), namespace)
+        """Empties every state of the current key in a namespace. Open sessions of a session helper stay open."""
+        self._keyed().clear_namespace(self._current(), namespace, None if namespace else is_of_sessions)
 
     def _keyed(self) -> KeyedState:
         if self._states is None:
