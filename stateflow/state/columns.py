@@ -100,7 +100,11 @@ class TrackedColumn:
         array = whole(array)
         if len(array) != length:
             raise self._misfit(f"{length} keys were passed with {len(array)} {what}", f"pass as many {what} as keys")
-        values: list[Any] = array.to_pylist()
+        try:
+            values: list[Any] = array.to_pylist()
+        except (OverflowError, ValueError) as error:  # a time that Python's lack
+            what = f"{what} of Arrow type {array.type} do not fit: {error}"
+            raise self._misfit(what, "cast the column, or filter out such rows") from error
         return values if type(coder) in _PLAIN else [taken(coder, value) for value in values]
 
     def _entries(self, array: Any, length: int) -> list[Any]:
