@@ -26,6 +26,7 @@ from stateflow.state.tracked import (
     STANDALONE,
     Marker,
     StateSpec,
+    Unpicklable,
     fingerprint,
 )
 from stateflow.types import shown
@@ -35,7 +36,7 @@ K = TypeVar("K")
 _ABSENT_MAX = 10_000
 
 
-class Collection(Generic[K]):
+class Collection(Unpicklable, Generic[K]):
     __slots__ = (
         "_absent",
         "_base",

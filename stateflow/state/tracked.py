@@ -139,6 +139,18 @@ DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, Arithmeti
 _NEVER_US: Final = -(1 << 63)
 
 
+class Unpicklable:
+    """Base of tracked objects, which are neither pickled nor copied, because a second object for the same cells would
+    not notice the writes of the first."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: use its value, or its copy() if it is a collection"
+        )
+
+
 class StateSpec:
     """One state of one partition. Without a ``reader``, its objects are standalone and never use a store.
 
@@ -402,7 +414,7 @@ STANDALONE: Final = StateSpec("", "", STANDALONE_VALUES)
 # -- TrackedValue ----------------------------------------------------------------------------------------------------
 
 
-class TrackedValue(Generic[T]):
+class TrackedValue(Unpicklable, Generic[T]):
     """A variable, which is read and assigned as ``.value``. ``clear()`` restores the declared default.
 
     In an operator, an object always belongs to the same key, even if it is kept while other keys are processed. A

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
 import weakref
 from decimal import Decimal
@@ -87,6 +89,19 @@ def test_a_removed_entry_stays_removed_under_an_int_too_large_for_a_float() -> N
     assert 2.0**60 not in fresh.op.f
     assert fresh.op.f == {1.0: 2}
     assert fresh.reopened().op.f == {1.0: 2}
+
+
+def test_nothing_is_pickled_and_no_second_object_is_made_for_a_cell() -> None:
+    bench = Bench(Op)
+    bench.op.n.value = 3
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a TrackedValue cannot be pickled or copied: use its value"):
+            copied(bench.op.n)
+    for tracked in (bench.op.m, bench.op.ds, bench.op.li, TrackedMap(), TrackedSet(), TrackedList()):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(tracked)
+        assert type(copy.copy(tracked)) in (dict, set, list)
+        assert copy.deepcopy(tracked) == copy.copy(tracked)
 
 
 # --- values --------------------------------------------------------------------------------------------
