@@ -396,7 +396,8 @@ def fingerprint(value: Any) -> Any:
     only a replacement is noticed.
     """
     if type(value) in encoding.IMMUTABLE:
-        return (type(value), value)
+        # 0.0 equals -0.0, and 1.0 equals 1.00, but each is stored as it is
+        return (type(value), repr(value) if isinstance(value, float | Decimal) else value)
     try:
         if is_record(type(value)):
             return Struct(type(value)).encode(value)
