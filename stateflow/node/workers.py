@@ -387,8 +387,9 @@ class Workers:
     def _is_mine(self, replica: ReplicaStatus) -> bool:
         """Tells whether a replica is a live worker of this node, and not of another node with the same name."""
         number = worker_of(replica.name)
-        where = reached_at(self._advertised(number), self._addresses.get(number, ""))
-        return node_of(replica.name) == self._node.name and replica.address == where and bool(replica.alive)
+        if node_of(replica.name) != self._node.name or number not in self._numbers or not replica.alive:
+            return False  # there may be no port, and so no address, for a worker of that number
+        return replica.address == reached_at(self._advertised(number), self._addresses.get(number, ""))
 
     async def _leave(self, cluster: Cluster, worker: ReplicaStatus, status: ClusterStatus) -> None:
         if _is_moving(status, {worker.name}):

@@ -134,6 +134,21 @@ def test_of_a_removal_that_is_cut_short_no_worker_is_left(tmp_path: Path, monkey
     assert [path.name for path in (tmp_path / "workers").iterdir()] == ["LOCK"]
 
 
+def test_workers_of_other_nodes_need_no_port_here(tmp_path: Path) -> None:
+    some = Workers(Node("n", tmp_path, "ctl:1", "0.0.0.0:0", "host:65534", "", lambda *_: [], 0.0), 2)
+    some._addresses = {0: "0.0.0.0:7000", 1: "0.0.0.0:7001"}
+    mine = {
+        name: some._is_mine(cast(Any, SimpleNamespace(name=name, address=address, alive=alive)))
+        for name, address, alive in [
+            ("n", "host:65534", True),
+            ("n~1", "host:65535", True),
+            ("n~2", "host:65535", False),  # of an earlier run
+            ("other~9", "host:65535", True),
+        ]
+    }
+    assert mine == {"n": True, "n~1": True, "n~2": False, "other~9": False}
+
+
 # -- partitions go to who is less busy ------------------------------------------------------------------------------
 
 
