@@ -457,8 +457,15 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
 
 
 def check_whole(cls: type[Operator]) -> None:
-    """Checks an operator's declaration. Raises DeclarationError if the method for its rows is missing, if windows
-    cannot work or would share stored data, or if names of outputs are ambiguous."""
+    """Checks an operator's declaration. Raises DeclarationError if the method for its rows is missing, if a state has
+    the name of a method, if windows cannot work or would share stored data, or if names of outputs are ambiguous."""
+    for attribute in declarations_of(cls):
+        if hasattr(BatchOperator if issubclass(cls, BatchOperator) else Operator, attribute):
+            raise DeclarationError(
+                f"the state {attribute!r} hides the operator's own {attribute!r}",
+                remedy=f'give the attribute another name: {attribute}_ = state.…(…, name="{attribute}")',
+                operator=cls.__name__,
+            )
     if issubclass(cls, BatchOperator):
         missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
     else:
