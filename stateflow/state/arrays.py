@@ -487,6 +487,13 @@ class _Objects(Layout):
         return np.fromiter(map(differs, before[0], now[0]), np.bool_, len(now[0]))
 
 
+def is_converted(coder: Coder[Any]) -> bool:
+    """Returns whether Arrow makes no column of the values themselves, but of the values that :class:`Typed` gives."""
+    if isinstance(coder, coders.Tuple):
+        return any(isinstance(item, coders.UUID) or is_converted(item) for item in coder.items)
+    return isinstance(coder, coders.Struct)
+
+
 def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:
     """Returns the layout for a coder. Raises DeclarationError for a coder of values that can change in place."""
     kinds = {coders.Int64: "i", coders.Float64: "d", coders.Bool: "b"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -152,3 +154,40 @@ def test_what_would_become_another_value_is_refused(name: str, values: pa.Array)
     with pytest.raises(EncodeError, match=rf"operator=op state={name}"):
         columns[name].put_many(ints(1), values)
         states.collect()
+
+
+@dataclass(frozen=True)
+class Fix:
+    x: int
+    label: str = "a"
+
+
+class Converted:
+    fix = state.value(Fix)
+    fixes = state.value(tuple[Fix, int])
+    ids = state.value(tuple[UUID, ...])
+    mixed = state.value(tuple[UUID, tuple[Fix, str]])
+
+
+FIX, ONE = {"x": 1, "label": "b"}, str(UUID(int=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "stored"),
+    [
+        ("fix", FIX, Fix(1, "b")),
+        ("fixes", {"_0": FIX, "_1": 2}, (Fix(1, "b"), 2)),
+        ("ids", [ONE], (UUID(int=1),)),
+        ("mixed", {"_0": ONE, "_1": {"_0": FIX, "_1": "c"}}, (UUID(int=1), (Fix(1, "b"), "c"))),
+    ],
+)
+def test_records_and_ids_that_cannot_change_are_columns_too(name: str, given: Any, stored: Any) -> None:
+    states = ColumnStates("op", declarations_of(Converted), store := DictStore())
+    column = (states.columns | states.tracked)[name]
+    column.put_many(ints(1), pa.array([given]))
+    assert column.get_many(ints(1, 2)).to_pylist() == [given, None]
+    store.apply(states.collect())
+    states.mark_clean()
+    assert getattr(states.peek(1), name).value == stored
+    states.invalidate()
+    assert column.get_many(ints(1)).to_pylist() == [given]
