@@ -209,6 +209,7 @@ class Agent:
         self._convergence = Convergence(config.stop_timeout_s + 15)
         self._convergence.want(self._store.kept.wanted)
         self._processes: dict[str, Started] = {}
+        self._waiting: set[str] = set()  # replicas whose former process has not ended
         self._place = place_of(config.data_dir)
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._said = ""
@@ -383,9 +384,19 @@ class Agent:
         directory = self._config.data_dir / "replicas" / name
         unlimited: StateflowError | None = None
         try:
-            if await asyncio.to_thread(_is_busy, directory):
+            busy = await asyncio.to_thread(_is_busy, directory)
+            if busy is not None:
                 self._convergence.busy(name, now)
+                if name not in self._waiting:  # it is looked at four times a second
+                    self._waiting.add(name)
+                    log.warning(
+                        "replica %s waits until its former process has ended (process %s); kill it if it hangs",
+                        name,
+                        busy.where["pid"],
+                        extra={"replica": name},
+                    )
                 return
+            self._waiting.discard(name)
             process = self._processes[name] = self._launcher.start(self._command(spawned, directory))
         except Exception as error:  # noqa: BLE001 - it concerns this replica alone, and is reported
             self._died(name, None, error if isinstance(error, StateflowError) else unexpected(error))
@@ -532,15 +543,16 @@ def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
                 told(said)
 
 
-def _is_busy(directory: Path) -> bool:
-    """Tells whether a former process still holds a replica's directory. Raises InvalidArgument."""
+def _is_busy(directory: Path) -> DataDirLocked | None:
+    """Returns the error that names the former process if it still holds a replica's directory, otherwise None. Raises
+    InvalidArgument."""
     for name in ("NODE", "LOCK"):
         if (directory / name).exists():
             try:
                 claim(directory, name).close()
-            except DataDirLocked:
-                return True
-    return False
+            except DataDirLocked as error:
+                return error
+    return None
 
 
 def _how(status: int) -> str:

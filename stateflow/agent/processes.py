@@ -358,6 +358,7 @@ class LocalLauncher(Processes):
             stderr=errors,
             pass_fds=kept,
             text=True,
+            errors="replace",  # whoever reads a line that is no text would end, and not notice the process's end
             env=dict(spec.environment),
             start_new_session=True,  # signals of a terminal reach it only through this process
         )

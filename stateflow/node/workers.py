@@ -45,6 +45,8 @@ from stateflow.types import PORT_MAX, WORKER, PartitionId, node_of, ranges, work
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 WORKERS = "workers"
+#: end of the name of a worker's directory that is being removed
+GONE = ".gone"
 #: seconds between two checks whether former workers have ended
 ENDED_LOOK_S = 0.05
 #: seconds between two checks whether partitions should move between workers
@@ -83,6 +85,17 @@ def left_behind(data_dir: Path, count: int) -> list[int]:
     folder = data_dir / WORKERS
     found = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
     return sorted(number for number in found if number >= count)
+
+
+def _remove(directory: Path) -> None:
+    """Removes a worker's directory. If that is cut short, the next start finds no worker in the rest of it."""
+    gone = directory.with_name(directory.name + GONE)
+    try:
+        directory.rename(gone)
+    except OSError as error:
+        log.warning("data directory %s is not removed: %s", directory, error)
+        return
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def claim_node(data_dir: Path) -> TextIO:
@@ -203,6 +216,8 @@ class Workers:
         try:
             if not await self._wait_for_former(stop):
                 return
+            for path in (self._node.data_dir / WORKERS).glob(f"*{GONE}"):  # a removal that was cut short
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             for number in self._numbers:
                 self._begin(number)
             looking = asyncio.create_task(self._look_again_and_again())
@@ -372,8 +387,9 @@ class Workers:
     def _is_mine(self, replica: ReplicaStatus) -> bool:
         """Tells whether a replica is a live worker of this node, and not of another node with the same name."""
         number = worker_of(replica.name)
-        where = reached_at(self._advertised(number), self._addresses.get(number, ""))
-        return node_of(replica.name) == self._node.name and replica.address == where and bool(replica.alive)
+        if node_of(replica.name) != self._node.name or number not in self._numbers or not replica.alive:
+            return False  # there may be no port, and so no address, for a worker of that number
+        return replica.address == reached_at(self._advertised(number), self._addresses.get(number, ""))
 
     async def _leave(self, cluster: Cluster, worker: ReplicaStatus, status: ClusterStatus) -> None:
         if _is_moving(status, {worker.name}):
@@ -402,7 +418,7 @@ class Workers:
         if (directory / "evidence").exists():
             log.warning("data directory %s is kept: it contains quarantined copies", directory)
         else:
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            await asyncio.to_thread(_remove, directory)
 
     def _forgettable(self, status: ClusterStatus) -> list[str]:
         """Returns the names of surplus workers that have ended, in this run or an earlier one, and whose lease has

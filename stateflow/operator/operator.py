@@ -19,7 +19,7 @@ from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImpor
 from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.operator.arrow import schema_of
 from stateflow.operator.rows import columns_of
-from stateflow.operator.timers import Timer, TimerColumns, Timers, Windows, check_timer_name
+from stateflow.operator.timers import Timer, TimerColumns, Timers, Windows, check_timer_name, is_of_sessions
 from stateflow.partitioner import check_partitions
 from stateflow.state import (
     ColumnStates,
@@ -178,8 +178,8 @@ class Context:
         return cast(T, self._keyed().at(key, namespace, tag))
 
     def clear_state(self, namespace: Namespace) -> None:
-        """Empties every state of the current key in a namespace."""
-        self._keyed().clear_namespace(self._current(), namespace)
+        """Empties every state of the current key in a namespace. Open sessions of a session helper stay open."""
+        self._keyed().clear_namespace(self._current(), namespace, None if namespace else is_of_sessions)
 
     def _keyed(self) -> KeyedState:
         if self._states is None:
@@ -457,8 +457,15 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
 
 
 def check_whole(cls: type[Operator]) -> None:
-    """Checks an operator's declaration. Raises DeclarationError if the method for its rows is missing, if windows
-    cannot work or would share stored data, or if names of outputs are ambiguous."""
+    """Checks an operator's declaration. Raises DeclarationError if the method for its rows is missing, if a state has
+    the name of a method, if windows cannot work or would share stored data, or if names of outputs are ambiguous."""
+    for attribute in declarations_of(cls):
+        if hasattr(BatchOperator if issubclass(cls, BatchOperator) else Operator, attribute):
+            raise DeclarationError(
+                f"the state {attribute!r} hides the operator's own {attribute!r}",
+                remedy=f'give the attribute another name: {attribute}_ = state.…(…, name="{attribute}")',
+                operator=cls.__name__,
+            )
     if issubclass(cls, BatchOperator):
         missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
     else:

@@ -38,13 +38,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
 
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, InvalidArgument, NullKey
-from stateflow.state import Namespace
+from stateflow.state import Declaration, Namespace
 from stateflow.state import map as state_map
 from stateflow.state.cells import decode_row_key, encode_row_key, read_varint, varint
 from stateflow.state.encoding import micros_of
@@ -60,6 +60,8 @@ BY_NAME = b"u"
 WINDOW = "window "
 #: prefix of the name of the state that holds a session helper's open sessions: session's id → (start, end), in µs
 SESSIONS = "sessions of "
+#: types of that state's keys and values
+_SESSIONS_OF = (int, tuple[int, int])
 _PRESENT = b"\x01"
 _ORDERED = struct.Struct(">Q")
 _SIGN = 1 << 63
@@ -537,7 +539,7 @@ class SessionWindows(Windows):
     @cached_property
     def _tag(self) -> Any:
         """The tag of the state that maps the event time of each open session's first row to its (start, end)."""
-        return state_map(int, tuple[int, int], name=SESSIONS + self.name)
+        return state_map(*_SESSIONS_OF, name=SESSIONS + self.name)
 
     def of(self, ctx: Context) -> list[Window]:
         at_us = self._row_time(ctx)
@@ -576,6 +578,12 @@ class SessionWindows(Windows):
     def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
         # the namespace does not contain the bounds, because they change
         return Window(*bounds, Namespace.window(id_, id_, self.name), ctx)
+
+
+def is_of_sessions(declaration: Declaration) -> bool:
+    """Returns whether a state holds the open sessions of a session helper, whose timers need them."""
+    name = declaration.name
+    return name.startswith(SESSIONS) and declaration.tag == cast(Declaration, state_map(*_SESSIONS_OF, name=name)).tag
 
 
 def _micros(span: timedelta, what: str, least: int) -> int:

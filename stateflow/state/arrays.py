@@ -99,7 +99,7 @@ _SCALARS = {
     "bool": Typed(pa.bool_(), _same, _same),
     "str": Typed(pa.string(), _same, _same),
     "bytes": Typed(pa.binary(), _same, _same),
-    "bytearray": Typed(pa.binary(), bytes, bytearray),
+    "bytearray": Typed(pa.binary(), bytes, lambda given: bytearray(given) if isinstance(given, bytes) else given),
     "date": Typed(pa.date32(), _same, _same),
     "datetime": Typed(_UTC, _same, _same),
     "Decimal": Typed(pa.string(), str, _of_text(Decimal)),
@@ -151,7 +151,10 @@ def _map(keys: Typed, values: Typed) -> Typed:
 
     def take(given: Any) -> dict[Any, Any]:
         pairs = given.items() if isinstance(given, Mapping) else given
-        return {keys.take(key): values.take(value) for key, value in pairs}
+        taken = {keys.take(key): values.take(value) for key, value in pairs}
+        if len(taken) != len(pairs):
+            raise ValueError("two entries of a map have equal keys")
+        return taken
 
     return Typed(
         pa.map_(keys.type, values.type),
@@ -169,6 +172,8 @@ def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert
     def take(given: Any) -> Any:
         if not isinstance(given, Mapping | list | tuple):
             return given  # an instance of a record
+        if isinstance(given, Mapping) and (given.keys() - names or (join is _tuple and len(given) < len(names))):
+            raise ValueError(f"a struct of the fields {', '.join(given)} instead of {', '.join(names)}")
         items = [given.get(n) for n in names] if isinstance(given, Mapping) else given
         return join({n: field.take(item) for n, field, item in zip(names, fields, items, strict=True)})
 
@@ -374,7 +379,12 @@ class _Structs(_Numbers):
     def of_arrow(self, values: pa.Array) -> list[Array]:
         if not pa.types.is_struct(values.type) or values.type.num_fields != len(self.dtypes):
             raise EncodeError(f"values of Arrow type {values.type} are not structs of {len(self.dtypes)} fields")
-        fields = values.flatten()
+        names = [f"_{number}" for number in range(len(self.dtypes))]
+        places = [values.type.get_field_index(name) for name in names]
+        if min(places) < 0:
+            raise EncodeError(f"values of Arrow type {values.type} are not structs of the fields {', '.join(names)}")
+        found = values.flatten()
+        fields = [found[place] for place in places]
         for field in fields:
             if field.null_count > values.null_count:
                 raise EncodeError("a field is null where its struct is not")
@@ -399,10 +409,12 @@ def _from_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
     if coder.arity is None:
         return lambda value: tuple(map(items[0], value)) if isinstance(value, list) else value
 
+    names = [f"_{number}" for number in range(len(items))]
+
     def of_struct(value: Any) -> Any:
-        if not isinstance(value, dict) or len(value) != len(items):
+        if not isinstance(value, dict) or value.keys() != set(names):
             return value
-        return tuple([item(each) for item, each in zip(items, value.values(), strict=True)])
+        return tuple([item(value[name]) for item, name in zip(items, names, strict=True)])
 
     return of_struct
 
@@ -435,9 +447,12 @@ class _Objects(Layout):
         array = np.empty(len(values), object)
         for index, value in enumerate(map(self._from_arrow, values.to_pylist())):
             array[index] = value  # one by one: numpy would turn tuples into a second dimension
-        for value in array:
-            if value is not None and type(value) is not self._coder.exact:
-                self._coder.encode(value)
+        coder, infers = self._coder, self._type is None
+        for index, value in enumerate(array):
+            if value is not None and type(value) is not coder.exact:
+                payload = coder.encode(value)
+                if infers:  # the type of the column that get_many returns follows the values
+                    array[index] = coder.decode(payload)
         return [array]
 
     def to_arrow(self, arrays: list[Array], null: Array) -> pa.Array:
@@ -470,6 +485,13 @@ class _Objects(Layout):
             return old is not new and encode(old) != encode(new)
 
         return np.fromiter(map(differs, before[0], now[0]), np.bool_, len(now[0]))
+
+
+def is_converted(coder: Coder[Any]) -> bool:
+    """Returns whether Arrow makes no column of the values themselves, but of the values that :class:`Typed` gives."""
+    if isinstance(coder, coders.Tuple):
+        return any(isinstance(item, coders.UUID) or is_converted(item) for item in coder.items)
+    return isinstance(coder, coders.Struct)
 
 
 def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:

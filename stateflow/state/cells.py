@@ -290,8 +290,8 @@ def _encode_other(key: Any) -> bytes:
             return _BYTES + key
         case datetime():
             if key.utcoffset() is None:
-                return _NAIVE + encoding.order_int(encoding.micros_of(key.replace(tzinfo=None)))
-            return _AWARE + encoding.order_int(encoding.micros_of(key))
+                return _NAIVE + encoding.order_moment(key.replace(tzinfo=None))
+            return _AWARE + encoding.order_moment(key)
         case date():
             return _DATE + key.toordinal().to_bytes(4, "big")
         case float():

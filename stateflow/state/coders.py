@@ -310,7 +310,7 @@ class Timestamp(_Scalar[datetime]):
                 remedy="attach one: value.replace(tzinfo=timezone.utc)",
                 value=value.isoformat(),
             )
-        return encoding.order_int(encoding.micros_of(value))
+        return encoding.order_moment(value)
 
     def decode(self, data: bytes) -> datetime:
         try:
@@ -444,6 +444,8 @@ class Msgpack(Coder[Any]):
     def encode(self, value: Any) -> bytes:
         try:
             return encoding.dumps(self._lower(value))
+        except RecursionError:
+            raise encoding.too_deep(value) from None
         except (TypeError, ValueError, AttributeError) as error:
             raise _misfit(self, value, error) from None
 
@@ -485,6 +487,8 @@ class Struct(Coder[T]):
             raise wrong_type(self, value)
         try:
             return encoding.dumps(self._shape.lower(value))
+        except RecursionError:
+            raise encoding.too_deep(value) from None
         except (TypeError, ValueError, AttributeError) as error:
             raise _misfit(self, value, error) from None
 

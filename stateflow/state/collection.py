@@ -26,6 +26,7 @@ from stateflow.state.tracked import (
     STANDALONE,
     Marker,
     StateSpec,
+    Unpicklable,
     fingerprint,
 )
 from stateflow.types import shown
@@ -35,7 +36,7 @@ K = TypeVar("K")
 _ABSENT_MAX = 10_000
 
 
-class Collection(Generic[K]):
+class Collection(Unpicklable, Generic[K]):
     __slots__ = (
         "_absent",
         "_base",
@@ -320,10 +321,11 @@ class Collection(Generic[K]):
         self._next = {}
         for key, was in base.items():
             now = items.get(key, MISSING)
-            if now is was:
-                continue
             if now is MISSING:
-                net[key] = None
+                if was is not MISSING:
+                    net[key] = None
+                continue
+            if now is was and not as_bytes:  # a stored b"A" may be the very object that is the payload of 65
                 continue
             payload = self._next[key] = self._encoded(key, now)
             if was.__class__ is Marker or payload != (was if as_bytes else spec.encode(was)):

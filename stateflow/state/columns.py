@@ -1,9 +1,9 @@
 """Column-wise states, for operators that process whole record batches.
 
 Values that neither change in place nor expire are in arrays (:class:`ValueColumn`), at the index of their key (see
-:mod:`~stateflow.state.arrays`). All other states, such as maps, sets, counters and states with a ttl, are the tracked
-objects of a row operator, used for many keys with one call (:class:`TrackedColumn`). The tracked objects decide what is
-stored, what expires and what is rolled back.
+:mod:`~stateflow.state.arrays`). All other states, such as maps, sets, counters, records and states with a ttl, are
+the tracked objects of a row operator, used for many keys with one call (:class:`TrackedColumn`). The tracked objects
+decide what is stored, what expires and what is rolled back.
 
 The cells are the same as those of a row operator, so that an operator can be changed from rows to batches, and back,
 with the same stored state.
@@ -21,7 +21,18 @@ import pyarrow as pa
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowError
 from stateflow.state import coders
-from stateflow.state.arrays import Array, KeyIndex, Layout, Typed, distinct, grown, layout_of, taken, typed_of
+from stateflow.state.arrays import (
+    Array,
+    KeyIndex,
+    Layout,
+    Typed,
+    distinct,
+    grown,
+    is_converted,
+    layout_of,
+    taken,
+    typed_of,
+)
 from stateflow.state.cache import CachePool
 from stateflow.state.cells import CELL, decode_row_key, split_address, unpack_cell
 from stateflow.state.coders import Coder
@@ -100,7 +111,11 @@ class TrackedColumn:
         array = whole(array)
         if len(array) != length:
             raise self._misfit(f"{length} keys were passed with {len(array)} {what}", f"pass as many {what} as keys")
-        values: list[Any] = array.to_pylist()
+        try:
+            values: list[Any] = array.to_pylist()
+        except (OverflowError, ValueError) as error:  # a time that Python's lack
+            what = f"{what} of Arrow type {array.type} do not fit: {error}"
+            raise self._misfit(what, "cast the column, or filter out such rows") from error
         return values if type(coder) in _PLAIN else [taken(coder, value) for value in values]
 
     def _entries(self, array: Any, length: int) -> list[Any]:
@@ -126,7 +141,7 @@ class TrackedColumn:
 
 
 class ValueObjects(TrackedColumn):
-    """A value state with a ttl, or of a type that can change in place."""
+    """A value state with a ttl, or of a record or another type that can change in place."""
 
     def get_many(self, keys: Any) -> pa.Array:
         """Returns values in the order of ``keys``; for a value that is not stored or has expired, the default or null.
@@ -455,7 +470,8 @@ class ValueColumn:
 
 def is_plain(declaration: Declaration) -> bool:
     """Returns whether a state is kept in a :class:`ValueColumn`."""
-    return declaration.kind == "value" and not declaration.coder.mutable and declaration.ttl is None
+    coder = declaration.coder
+    return declaration.kind == "value" and declaration.ttl is None and not coder.mutable and not is_converted(coder)
 
 
 class ColumnStates:

@@ -24,6 +24,7 @@ import typing
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from numbers import Number, Real
 from typing import Any, Final
 from uuid import UUID
@@ -43,6 +44,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _INVERT = bytes(255 - byte for byte in range(256))
 
 _TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
+#: most tuples and sets around a stored value; reading each takes about 40 KiB of a thread's stack
+NESTED_MAX: Final = 64
 #: kinds of numpy arrays with all of their data in their bytes, which are numbers, bool, fixed text and bytes, and times
 _ARRAY_KINDS = "biufcSUmM"
 
@@ -139,6 +142,22 @@ def micros_of(value: datetime) -> int:
     return (value - (_EPOCH_NAIVE if value.tzinfo is None else _EPOCH)) // _MICROSECOND
 
 
+def order_moment(value: datetime) -> bytes:
+    """Encodes the microseconds of a datetime, see :func:`micros_of`.
+
+    Raises EncodeError for nanoseconds, and for a moment before the year 1 or after the year 9999 in UTC, in which
+    datetimes are decoded.
+    """
+    micros = micros_of(value)
+    if not _FIRST_US <= micros <= _LAST_US:
+        raise EncodeError(
+            "a time is outside the years 1 to 9999 in UTC, as which it would be read",
+            remedy="use a time within these years",
+            value=value.isoformat(),
+        )
+    return order_int(micros)
+
+
 def datetime_of(micros: int, *, aware: bool) -> datetime:
     """Inverse of :func:`micros_of`; aware datetimes are in UTC."""
     try:
@@ -179,6 +198,9 @@ def unorder_decimal(data: bytes) -> Decimal:
     return Decimal((0 if data[0] == 2 else 1, tuple(map(int, text)), exponent))
 
 
+_FIRST_US, _LAST_US = micros_of(datetime.min), micros_of(datetime.max)
+
+
 def join_ordered(parts: Iterable[bytes]) -> bytes:
     """Concatenates parts in a form that can be split again, and that sorts byte by byte as the sequences of parts do.
 
@@ -202,12 +224,26 @@ def split_ordered(data: bytes) -> list[bytes]:
 # -- Plain data as msgpack -------------------------------------------------------------------------------------------
 
 
-def dumps(value: Any) -> bytes:
-    """Encodes plain data. Raises EncodeError for a type that has no plain form, and for cycles."""
+def too_deep(value: object) -> EncodeError:
+    return EncodeError(
+        "a value is nested too deeply to be stored",
+        remedy="store its parts as entries of a map or elements of a list",
+        type=type(value).__name__,
+    )
+
+
+def dumps(value: Any, within: int = 0) -> bytes:
+    """Encodes plain data. Raises EncodeError for a type that has no plain form, for cycles, and for tuples and sets
+    nested in more than ``NESTED_MAX`` others.
+
+    Args:
+        within: number of tuples and sets around the value.
+    """
+    extend = _EXTEND[within]
     try:
-        data: bytes = msgpack.packb(value, default=_extend, strict_types=True)
+        data: bytes = msgpack.packb(value, default=extend, strict_types=True)
         if any(mark in data for mark in _BIN) and _has_bytearray(value):
-            data = msgpack.packb(_marked(value), default=_extend, strict_types=True)
+            data = msgpack.packb(_marked(value), default=extend, strict_types=True)
     except EncodeError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -219,10 +255,10 @@ def dumps(value: Any) -> bytes:
     return data
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes, within: int = 0) -> Any:
     """Inverse of :func:`dumps`. Raises DecodeError."""
     try:
-        return msgpack.unpackb(data, ext_hook=_shorten, strict_map_key=False, use_list=True)
+        return msgpack.unpackb(data, ext_hook=_SHORTEN[within], strict_map_key=False, use_list=True)
     except DecodeError:
         raise
     except (ValueError, TypeError, ArithmeticError, msgpack.UnpackException) as error:
@@ -238,32 +274,32 @@ def _has_bytearray(value: Any) -> bool:
 
     msgpack does not call ``_extend`` for a bytearray.
     """
-    cls = value.__class__
-    if cls is list:
+    if isinstance(value, list):
         return any(map(_has_bytearray, value))
-    if cls is dict:
+    if isinstance(value, dict):
         return any(map(_has_bytearray, value.values()))
-    return cls is bytearray
+    return value.__class__ is bytearray
 
 
 def _marked(value: Any) -> Any:
     """Returns ``value`` with each bytearray as an extension type."""
-    cls = value.__class__
-    if cls is list:
+    if isinstance(value, list):
         return [_marked(item) for item in value]
-    if cls is dict:
+    if isinstance(value, dict):
         return {key: _marked(item) for key, item in value.items()}
-    return msgpack.ExtType(_BYTEARRAY, bytes(value)) if cls is bytearray else value
+    return msgpack.ExtType(_BYTEARRAY, bytes(value)) if value.__class__ is bytearray else value
 
 
-def _extend(value: Any) -> Any:
+def _extend(within: int, value: Any) -> Any:
     """Encodes an object of a type that msgpack does not know. msgpack calls this function for each such object."""
     match value:
+        case tuple() | set() | frozenset() if within >= NESTED_MAX:
+            raise too_deep(value)
         case tuple():
-            return msgpack.ExtType(_TUPLE, dumps(list(value)))
+            return msgpack.ExtType(_TUPLE, dumps(list(value), within + 1))
         case set() | frozenset():
             # sorted, so that equal sets have equal bytes, in whichever order members were added
-            members = sorted(dumps(member) for member in value)
+            members = sorted(dumps(member, within + 1) for member in value)
             body = dumps(len(members)) + b"".join(members)
             return msgpack.ExtType(_SET if isinstance(value, set) else _FROZENSET, body)
         case int():
@@ -272,7 +308,7 @@ def _extend(value: Any) -> Any:
             return msgpack.ExtType(_INT, str(int(value)).encode())
         case datetime():
             aware = value.utcoffset() is not None
-            body = order_int(micros_of(value if aware else value.replace(tzinfo=None)))
+            body = order_moment(value if aware else value.replace(tzinfo=None))
             return msgpack.ExtType(_AWARE if aware else _NAIVE, body)
         case date():
             return msgpack.ExtType(_DATE, value.toordinal().to_bytes(4, "big"))
@@ -347,12 +383,15 @@ def _shorten_array(body: bytes) -> Any:
     return np.frombuffer(body, np.dtype(dtype), offset=unpacker.tell()).reshape(shape).copy()
 
 
-def _shorten(code: int, body: bytes) -> Any:
+def _shorten(within: int, code: int, body: bytes) -> Any:
     match code:
+        case 1 | 2 | 3 if within >= NESTED_MAX:
+            raise DecodeError("stored tuples or sets are nested too deeply", remedy="restore a checkpoint")
         case 1:
-            return tuple(loads(body))
+            return tuple(loads(body, within + 1))
         case 2 | 3:
-            unpacker = msgpack.Unpacker(None, ext_hook=_shorten, strict_map_key=False, max_buffer_size=len(body) or 1)
+            hook = _SHORTEN[within + 1]
+            unpacker = msgpack.Unpacker(None, ext_hook=hook, strict_map_key=False, max_buffer_size=len(body) or 1)
             unpacker.feed(body)
             members = [unpacker.unpack() for _ in range(unpacker.unpack())]
             return set(members) if code == _SET else frozenset(members)
@@ -375,6 +414,10 @@ def _shorten(code: int, body: bytes) -> Any:
         remedy="run the newer stateflow version that wrote it",
     )
 
+
+#: functions for values within 0, 1, … tuples and sets
+_EXTEND = [partial(_extend, within) for within in range(NESTED_MAX + 1)]
+_SHORTEN = [partial(_shorten, within) for within in range(NESTED_MAX + 1)]
 
 # -- Records ---------------------------------------------------------------------------------------------------------
 
@@ -424,8 +467,13 @@ def hints(cls: Any) -> dict[str, Any]:
             f"a field type of {cls.__name__} cannot be resolved: {error}",
             remedy="define the named type at module level, before the operator",
         ) from error
-    names = cls.__struct_fields__ if _is_msgspec(cls) else [field.name for field in dataclasses.fields(cls)]
-    return {name: hints[name] for name in names}
+    return {name: hints[name] for name in field_names(cls)}
+
+
+def field_names(cls: Any) -> list[str]:
+    if _is_pydantic(cls):
+        return list(cls.__pydantic_fields__)
+    return list(cls.__struct_fields__) if _is_msgspec(cls) else [field.name for field in dataclasses.fields(cls)]
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -47,9 +47,8 @@ from stateflow.types import shown
 
 MAX_VALUE_BYTES: Final = 64 << 20
 
-# Python finds 1, 1.0 and True equal though their row keys differ, hence one cache per type. Within each of these types
-# keys are equal when their row keys are. That does not hold for datetimes: a datetime in the hour that a clock change
-# repeats equals no datetime in another zone.
+# Python finds 1, 1.0 and True equal though their row keys differ, hence one cache per type. Within these types keys are
+# equal when their row keys are, but datetimes are not: one in an hour that a clock repeats equals none of another zone.
 _SINGLE: Final = frozenset({str, int, bytes, bool, date, float, Decimal, UUID})
 _IN_TUPLE: Final = frozenset({str, int})
 
@@ -333,8 +332,7 @@ class KeyedState:
         self._specs: list[StateSpec] = []
         self._expiring: list[StateSpec] = []
         self._sweep = Sweep(reader, ())
-        #: the last sweep changed at least half of the cells that it was allowed to check, so more cells wait for the
-        #: next sweep
+        #: the last sweep changed at least half of the cells that it was allowed to check, so more wait for the next one
         self.sweep_is_behind = False
         self._register = TagRegister(reader)
         #: tags of states made at run time whose declarations are not known yet; stand-ins are in their place
@@ -595,14 +593,16 @@ class KeyedState:
                     self._at_row(state, row).clear()
         return state
 
-    def clear_namespace(self, key: Hashable, namespace: bytes) -> None:
-        """Empties every state of a key in a namespace, including states that earlier runs made at run time."""
+    def clear_namespace(
+        self, key: Hashable, namespace: bytes, spared: Callable[[Declaration], bool] | None = None
+    ) -> None:
+        """Empties a key's states in a namespace, also those that earlier runs made, but no ``spared`` one."""
         row = self._row_of(key, namespace)
         self._find_unmet()
         for state in self._states.values():
             if not namespace and state.attribute is not None:
                 self.bundle_of(key)[state.attribute].clear()
-            else:
+            elif spared is None or not spared(state.declaration):
                 self._at_row(state, row).clear()
 
     # --- one batch --------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from stateflow.state.encoding import (
     defaults,
     exact_decimal,
     exact_float,
+    field_names,
     has_items,
     hints,
     is_array_type,
@@ -534,7 +535,18 @@ class RecordShape:
                 f"a value has type {type(value).__name__}, but {self.cls.__name__} is declared",
                 remedy=f"store a {self.cls.__name__}, or declare the type of the value",
             )
+        if value.__class__ is not self.cls:
+            self._check_subclass(value.__class__)
         return {field.name: field.lower(getattr(value, field.name)) for field in self._fields}
+
+    def _check_subclass(self, cls: type) -> None:
+        """Checks that a subclass has no fields of its own, which would be lost. Raises EncodeError."""
+        more = [name for name in field_names(cls) if all(name != field.name for field in self._fields)]
+        if more:
+            raise EncodeError(
+                f"a {cls.__name__} has fields that {self.cls.__name__}, the declared class, lacks: {', '.join(more)}",
+                remedy=f"declare the type of the value, or store a {self.cls.__name__}",
+            )
 
     def lift(self, plain: Any) -> Any:
         if not isinstance(plain, dict):

@@ -96,8 +96,8 @@ class Ttl:
 class CellReader(Protocol):
     """The committed cells of one partition.
 
-    A reader may also have a method ``scan_from(start, end)``, which yields the cells of ``[start, end)`` in byte order.
-    With that method a sweep continues where it stopped, without reading again the cells before.
+    A reader may also have a method ``scan_from(start, end)``, which yields the cells of ``[start, end)`` in byte order,
+    so that a sweep need not read again the cells before the place where it stopped.
 
     Example: ``for address, data in reader.scan(b""): ...``
     """
@@ -137,6 +137,15 @@ DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, Arithmeti
 
 #: placeholder for a time that is not known yet, at which nothing has expired
 _NEVER_US: Final = -(1 << 63)
+
+
+class Unpicklable:
+    """Base of tracked objects. They are not copied, because a copy would not notice what the original writes."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied: use its value, or a collection's copy()")
 
 
 class StateSpec:
@@ -384,7 +393,8 @@ def fingerprint(value: Any) -> Any:
     only a replacement is noticed.
     """
     if type(value) in encoding.IMMUTABLE:
-        return (type(value), value)
+        # 0.0 equals -0.0, and 1.0 equals 1.00, but each is stored as it is
+        return (type(value), repr(value) if isinstance(value, float | Decimal) else value)
     try:
         if is_record(type(value)):
             return Struct(type(value)).encode(value)
@@ -402,7 +412,7 @@ STANDALONE: Final = StateSpec("", "", STANDALONE_VALUES)
 # -- TrackedValue ----------------------------------------------------------------------------------------------------
 
 
-class TrackedValue(Generic[T]):
+class TrackedValue(Unpicklable, Generic[T]):
     """A variable, which is read and assigned as ``.value``. ``clear()`` restores the declared default.
 
     In an operator, an object always belongs to the same key, even if it is kept while other keys are processed. A
@@ -632,7 +642,13 @@ class TrackedReducing(TrackedValue[T]):
 
     def add(self, value: T) -> None:
         now = self._get()
-        self._set(value if now is None else self._spec.reduce(now, value))  # type: ignore[misc]
+        reduced = value if now is None else self._spec.reduce(now, value)  # type: ignore[misc]
+        if reduced is None and not self._spec.standalone:
+            try:
+                self._spec.encode(None)  # raises unless the declared type includes None, which clears the state
+            except ENCODE_FAILURES as error:
+                raise self._spec.encode_error(error, self._row) from error
+        self._set(reduced)
 
     def __repr__(self) -> str:
         return f"TrackedReducing({self.value!r})"

@@ -169,9 +169,8 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
         return {**self.copy(), **other}
 
     def __ror__(self, other: Any) -> dict[Any, Any]:
-        if not isinstance(other, dict | TrackedMap):
-            return NotImplemented
-        return {**other, **self.copy()}
+        # as the left operand does it: a defaultdict, for example, makes one
+        return other | self.copy() if isinstance(other, dict) else NotImplemented
 
     def __ior__(self, other: Any) -> TrackedMap[K, V]:
         self.update(other)
@@ -373,23 +372,30 @@ class TrackedSet(Collection[T], MutableSet[T]):
     def __or__(self, other: Any) -> set[Any]:
         return self.union(other) if isinstance(other, AbstractSet) else NotImplemented
 
-    __ror__ = __or__
+    # a builtin set on the left decides the type: a frozenset makes one
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy() if isinstance(other, set | frozenset) else self.__or__(other)
 
     def __and__(self, other: Any) -> set[T]:
         return self.intersection(other) if isinstance(other, AbstractSet) else NotImplemented
 
-    __rand__ = __and__
+    def __rand__(self, other: Any) -> Any:
+        return other & self.copy() if isinstance(other, set | frozenset) else self.__and__(other)
 
     def __sub__(self, other: Any) -> set[T]:
         return self.difference(other) if isinstance(other, AbstractSet) else NotImplemented
 
-    def __rsub__(self, other: Any) -> set[Any]:
+    def __rsub__(self, other: Any) -> Any:
+        if isinstance(other, set | frozenset):
+            return other - self.copy()
         return set(other).difference(self) if isinstance(other, AbstractSet) else NotImplemented
 
     def __xor__(self, other: Any) -> set[Any]:
         return self.symmetric_difference(other) if isinstance(other, AbstractSet) else NotImplemented
 
-    __rxor__ = __xor__
+    def __rxor__(self, other: Any) -> Any:
+        return other ^ self.copy() if isinstance(other, set | frozenset) else self.__xor__(other)
 
     # --- changing this one ------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -15,12 +17,14 @@ from typing import Any
 import pytest
 
 from stateflow.agent import agent as module
+from stateflow.agent import converging
 from stateflow.agent.agent import Agent, Config
 from stateflow.agent.processes import LocalLauncher, Rlimits, Store
 from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm
 from stateflow.fleet import Command as LaunchCommand
 from stateflow.fleet import DesiredState, Spawned, Started
 from stateflow.partition.control import Command
+from stateflow.partition.environment import claim
 
 WANTED = (Spawned("a-0", "a"),)
 FIFTH = DesiredState(10.0, WANTED, "ledger", 5)
@@ -165,17 +169,16 @@ def test_a_replica_that_dies_while_another_is_looked_at_costs_nobody_else(
 
         loop = asyncio.get_running_loop()
 
-        def dies(directory: Path) -> bool:
+        def dies(directory: Path) -> None:
             """Ends ``b`` in the thread that looks at ``a``, and waits until the agent has noticed."""
             launcher.started["b"].end()
             asyncio.run_coroutine_threadsafe(until(lambda: "b" not in agent._processes), loop).result()
-            return False
 
         monkeypatch.setattr("stateflow.agent.agent._is_busy", dies)
         agent._convergence.want([a, replace(b, running=False)])
         agent._changed.set()
         await until(lambda: "a" in launcher.started, converging)
-        monkeypatch.setattr("stateflow.agent.agent._is_busy", lambda _: False)
+        monkeypatch.setattr("stateflow.agent.agent._is_busy", lambda _: None)
         agent._convergence.want([a, b, c])
         agent._changed.set()
         await until(lambda: "c" in launcher.started and states(agent)["b"] == "STARTING", converging)
@@ -191,11 +194,10 @@ def test_an_agent_that_ends_while_a_replica_is_looked_at_ends_the_others(
 ) -> None:
     looked_at, goes_on = threading.Event(), threading.Event()
 
-    def looks(directory: Path) -> bool:
+    def looks(directory: Path) -> None:
         if directory.name == "b":
             looked_at.set()
             goes_on.wait()
-        return False
 
     monkeypatch.setattr("stateflow.agent.agent._is_busy", looks)
 
@@ -215,6 +217,39 @@ def test_an_agent_that_ends_while_a_replica_is_looked_at_ends_the_others(
         agent._claimed.close()
 
     asyncio.run(run())
+
+
+def test_a_replica_whose_former_process_hangs_is_waited_for_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(converging, "BUSY_S", 0.0)
+    caplog.set_level(logging.WARNING)
+
+    async def run() -> None:
+        launcher = Recording()
+        agent = Agent(config(tmp_path), Rlimits(), launcher)
+        former = claim(tmp_path / "replicas" / "a", "LOCK")
+        seen = 0
+        is_busy = module._is_busy
+
+        def looks(directory: Path) -> Any:
+            nonlocal seen
+            seen += 1
+            return is_busy(directory)
+
+        monkeypatch.setattr(module, "_is_busy", looks)
+        agent._convergence.want([Spawned("a", "a")])
+        task = asyncio.create_task(agent._converge())
+        await until(lambda: seen > 3, task)
+        former.close()
+        await until(lambda: "a" in launcher.started, task)
+        task.cancel()
+        await agent._end_all()
+        agent._claimed.close()
+
+    asyncio.run(run())
+    (line,) = [record.message for record in caplog.records if "waits" in record.message]
+    assert line == f"replica a waits until its former process has ended (process {os.getpid()}); kill it if it hangs"
 
 
 def test_a_replica_that_cannot_be_begun_for_any_reason_costs_itself_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.agent.processes import LocalLauncher
-from stateflow.fleet import Command, Launcher
+from stateflow.fleet import Command, Launcher, heard
 from stateflow.local.process import ForkLauncher
 
 LAUNCHERS = [LocalLauncher(), LocalLauncher(rotates=False), *([ForkLauncher()] if sys.platform == "linux" else [])]
@@ -35,3 +35,15 @@ def test_processes_are_started_and_ended_alike(launcher: Launcher, tmp_path: Pat
         for pipe in (started.process.stdin, started.process.stdout):
             assert pipe is not None
             pipe.close()
+
+
+@pytest.mark.processes
+def test_a_process_that_prints_what_is_no_text_says_nothing(tmp_path: Path) -> None:
+    within = [sys.executable, "-c", r"import sys; sys.stdout.buffer.write(b'caf\xe9\n')"]
+    started = LocalLauncher().start(Command("r", [], dict(os.environ), tmp_path / "r.log", within))
+    assert started.process.stdout is not None
+    assert heard(started.process.stdout.readline()) is None
+    assert started.process.wait(30) == 0
+    for pipe in (started.process.stdin, started.process.stdout):
+        assert pipe is not None
+        pipe.close()

@@ -101,6 +101,54 @@ def test_a_node_without_a_worker_that_starts_ends_and_says_why(
     assert "worker n~1 fails at every start (status 1)" in caplog.text
 
 
+def test_of_a_removal_that_is_cut_short_no_worker_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is killed while it removes the directory of a surplus worker: the next start finds no worker in the rest,
+    which may lack the worker's identity."""
+    directory = workers.directory_of(tmp_path, 1)
+    (directory / "partitions").mkdir(parents=True)
+    (directory / "REPLICA").write_text("{}")
+    some = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 1)
+    some._supervision.started(1)
+    nothing = SimpleNamespace(statistics=lambda _: SimpleNamespace(partitions=[]))
+    monkeypatch.setattr(workers, "ReplicaClient", lambda address: nothing)
+    worker: Any = SimpleNamespace(name="n~1", address="n~1", partitions=0)
+    status: Any = SimpleNamespace(operators=[], reconfigurations=[])
+
+    async def leaves() -> None:
+        some._lives[1] = asyncio.create_task(asyncio.sleep(0))
+        await some._leave(cast(Any, None), worker, status)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda path, **_: (path / "REPLICA").unlink())
+        asyncio.run(leaves())
+    assert workers.left_behind(tmp_path, 1) == []
+    assert [path.name for path in (tmp_path / "workers").iterdir()] == ["1.gone"]
+
+    async def starts() -> None:
+        stop = asyncio.Event()
+        again = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 1)
+        monkeypatch.setattr(again, "_begin", lambda number: stop.set())
+        await again.run(stop, lambda _: None)
+
+    asyncio.run(starts())
+    assert [path.name for path in (tmp_path / "workers").iterdir()] == ["LOCK"]
+
+
+def test_workers_of_other_nodes_need_no_port_here(tmp_path: Path) -> None:
+    some = Workers(Node("n", tmp_path, "ctl:1", "0.0.0.0:0", "host:65534", "", lambda *_: [], 0.0), 2)
+    some._addresses = {0: "0.0.0.0:7000", 1: "0.0.0.0:7001"}
+    mine = {
+        name: some._is_mine(cast(Any, SimpleNamespace(name=name, address=address, alive=alive)))
+        for name, address, alive in [
+            ("n", "host:65534", True),
+            ("n~1", "host:65535", True),
+            ("n~2", "host:65535", False),  # of an earlier run
+            ("other~9", "host:65535", True),
+        ]
+    }
+    assert mine == {"n": True, "n~1": True, "n~2": False, "other~9": False}
+
+
 # -- partitions go to who is less busy ------------------------------------------------------------------------------
 
 

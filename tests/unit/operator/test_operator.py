@@ -115,6 +115,15 @@ def test_names_become_directories_and_are_kept_plain(name: str) -> None:
         describe(Count, 1, name)
 
 
+@pytest.mark.parametrize("attribute", ["open", "close", "on_timer", "state_version"])
+def test_a_state_does_not_hide_what_the_operator_has(attribute: str) -> None:
+    made = _class(key="k", output="k string", **{attribute: state.value(float)})
+    with pytest.raises(DeclarationError, match=f"the state '{attribute}' hides the operator's own") as caught:
+        OperatorHarness(made)
+    assert f'{attribute}_ = state.…(…, name="{attribute}")' in str(caught.value)
+    describe(_class(key="k", output="k string", open_=state.value(float, name="open")))
+
+
 def test_a_set_of_unordered_members_is_refused_where_it_is_declared() -> None:
     with pytest.raises(DeclarationError):
         state.set(list)

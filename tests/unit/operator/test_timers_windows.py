@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow import BatchOperator, Context, Operator, SessionWindows, SlidingWindows, TumblingWindows, Window, state
+from stateflow import (
+    BatchOperator,
+    Context,
+    Namespace,
+    Operator,
+    SessionWindows,
+    SlidingWindows,
+    TumblingWindows,
+    Window,
+    state,
+)
 from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.operator.operator import describe
 from stateflow.testing import OperatorHarness
@@ -282,3 +292,34 @@ def test_a_row_that_falls_into_an_ended_session_and_is_not_late_begins_another()
         (T0, T0 + 5 * MINUTE, 1),
         (T0 + 4 * MINUTE, T0 + 9 * MINUTE, 1),
     ]
+
+
+class Reset(Operator):
+    key, event_time = "k", "at"
+    output = "k string, n long"
+    total = state.counter()
+    visits = SessionWindows(MINUTE, merge)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        for window in self.visits.of(ctx):
+            window.state(COUNT).add()
+        ctx.state(COUNT).add()
+        self.total.add()
+        if row.reset:
+            ctx.clear_state(Namespace())
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        for window in self.visits.ended(timer, ctx):
+            yield ctx.key, window.state(COUNT).value
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_an_operator_that_clears_its_states_leaves_sessions_open(restored: bool) -> None:
+    harness = OperatorHarness(Reset, partitions=1)
+    harness.send([{"k": "a", "at": T0, "reset": False}])
+    if restored:  # this process has not met the tags yet
+        harness = OperatorHarness.restore(Reset, harness.checkpoint())
+    harness.send([{"k": "a", "at": T0, "reset": True}])
+    assert harness.state("a").total.value == 0
+    assert harness.advance_watermark(T0 + 2 * MINUTE) == [{"k": "a", "n": 2}]
+    harness.close()

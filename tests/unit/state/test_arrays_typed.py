@@ -95,6 +95,17 @@ def test_what_has_no_one_type_is_json(type_: Any, value: Any, text: str | None) 
         assert column.to_pylist() == [{"value": 1, "below": '{"value": 2, "below": null}'}], "itself within itself"
 
 
+@pytest.mark.parametrize("type_", [Stop, list[Stop], Stop | None, tuple[Stop, int], dict[str, Stop]])
+def test_a_record_of_more_fields_is_refused(type_: Any) -> None:
+    coder = coder_for(type_)
+    stop = {"name": "x", "at": None, "seen": {}, "gate": "B2"}
+    given: Any = {list[Stop]: [stop], tuple[Stop, int]: {"_0": stop, "_1": 1}, dict[str, Stop]: [("a", stop)]}
+    with pytest.raises(EncodeError):
+        coder.encode(taken(coder, given.get(type_, stop)))
+    del stop["gate"]
+    coder.encode(taken(coder, given.get(type_, stop)))
+
+
 def test_an_int_beyond_64_bits_is_said() -> None:
     with pytest.raises(EncodeError, match=r"does not fit a column of list<item: int64>: .*: read it in the operator"):
         typed_of(coder_for(list[int])).array([[1 << 70]])

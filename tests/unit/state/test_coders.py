@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, NewType
 from uuid import UUID
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -14,6 +15,9 @@ from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state import coders
 from stateflow.state.cells import encode_row_key
 from stateflow.state.declare import coder_for
+from stateflow.state.encoding import NESTED_MAX
+
+WEST, EAST = timezone(timedelta(hours=-5)), timezone(timedelta(hours=5))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +136,40 @@ def test_a_cycle_is_refused() -> None:
         coders.Msgpack().encode(knot)
 
 
+def nested(depth: int, wrap: Any) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize("wrap", [lambda each: (each,), lambda each: frozenset([each]), lambda each: [(each, 1)]])
+def test_tuples_and_sets_are_nested_no_deeper_than_they_can_be_read(wrap: Any) -> None:
+    """Reading 200 tuples within each other takes more than the stack of a thread, which ends the process."""
+    coder = coders.Msgpack()
+    most = nested(NESTED_MAX, wrap)
+    assert coder.decode(coder.encode(most)) == most
+    with pytest.raises(EncodeError, match="nested too deeply"):
+        coder.encode(nested(NESTED_MAX + 1, wrap))
+
+
+def test_stored_tuples_that_are_nested_too_deeply_are_refused() -> None:
+    data = msgpack.packb(1)
+    for _ in range(NESTED_MAX + 1):
+        data = msgpack.packb(msgpack.ExtType(1, b"\x91" + data))
+    with pytest.raises(DecodeError, match="nested too deeply"):
+        coders.Msgpack().decode(data)
+
+
+def test_a_record_within_itself_is_nested_only_so_deeply() -> None:
+    tree: Any = None
+    for _ in range(1000):
+        tree = Tree("a", [] if tree is None else [tree])
+    for coder, value in ((coders.Struct(Tree), tree), (coders.Msgpack(list[Tree]), [tree])):
+        with pytest.raises(EncodeError, match="nested too deeply"):
+            coder.encode(value)
+
+
 @pytest.mark.parametrize("coder", [coders.Float64(), coders.Decimal()])
 def test_nan_is_a_value_but_no_key(coder: Any) -> None:
     nan = type(coder.decode(coder.encode(0)))("nan")
@@ -159,6 +197,20 @@ def test_timestamps_come_back_in_utc() -> None:
     back = coder.decode(coder.encode(at))
     assert back == at
     assert back.tzinfo is UTC
+
+
+@pytest.mark.parametrize("at", [datetime.max.replace(tzinfo=WEST), datetime.min.replace(tzinfo=EAST)])
+def test_times_that_have_no_datetime_in_utc_are_refused(at: datetime) -> None:
+    """Stored, they could not be read again."""
+    for coder in (coders.Timestamp(), coders.Msgpack(), coders.Tuple((coders.Timestamp(),))):
+        with pytest.raises(EncodeError, match="years 1 to 9999"):
+            coder.encode((at,) if isinstance(coder, coders.Tuple) else at)
+    with pytest.raises(EncodeError, match="years 1 to 9999"):
+        encode_row_key(at)
+    for end in (datetime.max, datetime.min):
+        assert coders.Msgpack().decode(coders.Msgpack().encode(end)) == end
+        utc = end.replace(tzinfo=UTC)
+        assert coders.Timestamp().decode(coders.Timestamp().encode(utc)) == utc
 
 
 def test_equal_decimals_are_one_key() -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from stateflow import state
-from stateflow.errors import DecodeError
+from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import ColumnStates, declarations_of
 from tests.unit.state.dict_store import DictStore
 
@@ -83,3 +88,106 @@ def test_after_an_error_no_value_counts_as_absent(keys: pa.Array) -> None:
         states.rollback()
     store.cells[second] = stored
     assert states.columns["n"].get_many(keys).to_pylist() == [10, 20, 30]
+
+
+# --- values that do not come as declared ---------------------------------------------------------------
+
+
+class Odd:
+    pair = state.value(tuple[int, int])
+    mixed = state.value(tuple[str, int])
+    late = state.value(tuple[int | None, int | None], ttl=60)
+    cost = state.value(Decimal)
+    at = state.value(datetime, ttl=60)
+    raw = state.value(bytearray)
+    named = state.value(dict[str, int])
+
+
+def odd() -> tuple[dict[str, Any], ColumnStates]:
+    states = ColumnStates("op", declarations_of(Odd), DictStore())
+    states.set_time(0)
+    return states.columns | states.tracked, states
+
+
+def struct(**fields: Any) -> pa.Array:
+    return pa.StructArray.from_arrays([pa.array([each]) for each in fields.values()], names=list(fields))
+
+
+@pytest.mark.parametrize("name", ["pair", "mixed", "late"])
+def test_a_tuple_is_read_by_the_names_of_its_fields(name: str) -> None:
+    columns, _ = odd()
+    first = "a" if name == "mixed" else 1
+    columns[name].put_many(ints(1), struct(_1=2, _0=first))
+    assert columns[name].get_many(ints(1)).to_pylist() == [{"_0": first, "_1": 2}]
+
+
+@pytest.mark.parametrize("name", ["pair", "mixed", "late"])
+@pytest.mark.parametrize("fields", [("x", "y"), ("_0", "y"), ("_1", "_2")])
+def test_a_tuple_is_not_made_of_other_fields(name: str, fields: tuple[str, str]) -> None:
+    columns, states = odd()
+    with pytest.raises(EncodeError):
+        columns[name].put_many(ints(1), struct(**dict.fromkeys(fields, 1)))
+        states.collect()
+
+
+def test_a_decimal_made_of_an_int_has_one_type_before_and_after_it_is_read_again() -> None:
+    columns, states = odd()
+    columns["cost"].put_many(ints(1), ints(5))
+    assert columns["cost"].get_many(ints(1)).type == pa.decimal128(1, 0)
+    states.collect()
+    states.mark_clean()
+    assert columns["cost"].get_many(ints(1)).to_pylist() == [Decimal(5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("raw", ints(5)),
+        ("raw", pa.array([True])),
+        ("raw", pa.array([[1, 2]])),
+        ("named", pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))),
+        ("at", pa.array([1 << 62], pa.timestamp("us", "UTC"))),
+    ],
+)
+def test_what_would_become_another_value_is_refused(name: str, values: pa.Array) -> None:
+    columns, states = odd()
+    with pytest.raises(EncodeError, match=rf"operator=op state={name}"):
+        columns[name].put_many(ints(1), values)
+        states.collect()
+
+
+@dataclass(frozen=True)
+class Fix:
+    x: int
+    label: str = "a"
+
+
+class Converted:
+    fix = state.value(Fix)
+    fixes = state.value(tuple[Fix, int])
+    ids = state.value(tuple[UUID, ...])
+    mixed = state.value(tuple[UUID, tuple[Fix, str]])
+
+
+FIX, ONE = {"x": 1, "label": "b"}, str(UUID(int=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "stored"),
+    [
+        ("fix", FIX, Fix(1, "b")),
+        ("fixes", {"_0": FIX, "_1": 2}, (Fix(1, "b"), 2)),
+        ("ids", [ONE], (UUID(int=1),)),
+        ("mixed", {"_0": ONE, "_1": {"_0": FIX, "_1": "c"}}, (UUID(int=1), (Fix(1, "b"), "c"))),
+    ],
+)
+def test_records_and_ids_that_cannot_change_are_columns_too(name: str, given: Any, stored: Any) -> None:
+    states = ColumnStates("op", declarations_of(Converted), store := DictStore())
+    column = (states.columns | states.tracked)[name]
+    column.put_many(ints(1), pa.array([given]))
+    assert column.get_many(ints(1, 2)).to_pylist() == [given, None]
+    store.apply(states.collect())
+    states.mark_clean()
+    assert getattr(states.peek(1), name).value == stored
+    states.invalidate()
+    assert column.get_many(ints(1)).to_pylist() == [given]

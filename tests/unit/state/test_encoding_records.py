@@ -137,6 +137,34 @@ def test_ints_are_widened_and_subclasses_stored_as_their_base() -> None:
     assert repr(back) == repr(Mixed(1, 2.0, Decimal(3), colour="red"))
 
 
+@dataclasses.dataclass
+class Measured(Mixed):
+    unit: str = "m"
+
+
+class Again(Mixed):
+    def doubled(self) -> int:
+        return 2 * self.count
+
+
+class Return(Trip):
+    back: str = "JFK"
+
+
+class Pupil(Person):
+    form: int = 1
+
+
+@pytest.mark.parametrize("value", [Measured(1), Return(1), Pupil(name="a")])
+def test_a_subclass_with_more_fields_is_refused(value: Any) -> None:
+    base = type(value).__base__
+    for declared, given in ((base, value), (list[base], [value]), (base | None, value)):
+        with pytest.raises(EncodeError, match=f"fields that {base.__name__}, the declared class, lacks: "):
+            coder_for(declared).encode(given)
+    assert coder_for(type(value)).decode(coder_for(type(value)).encode(value)) == value
+    assert repr(coder_for(Mixed).decode(coder_for(Mixed).encode(Again(1)))) == repr(Mixed(1))
+
+
 # --- other fields than stored --------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
 import weakref
 from decimal import Decimal
@@ -29,6 +31,9 @@ class Op:
     pairs = state.map(tuple[int, float], int)
     runs = state.set(tuple[int, ...])
     li = state.list(bytes)
+    any = state.map(str, Any)
+    flags = state.list(bool)
+    words = state.list(str)
 
 
 # --- keys ----------------------------------------------------------------------------------------------
@@ -86,7 +91,28 @@ def test_a_removed_entry_stays_removed_under_an_int_too_large_for_a_float() -> N
     assert fresh.reopened().op.f == {1.0: 2}
 
 
+def test_nothing_is_pickled_and_no_second_object_is_made_for_a_cell() -> None:
+    bench = Bench(Op)
+    bench.op.n.value = 3
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a TrackedValue cannot be pickled or copied: use its value"):
+            copied(bench.op.n)
+    for tracked in (bench.op.m, bench.op.ds, bench.op.li, TrackedMap(), TrackedSet(), TrackedList()):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(tracked)
+        assert type(copy.copy(tracked)) in (dict, set, list)
+        assert copy.deepcopy(tracked) == copy.copy(tracked)
+
+
 # --- values --------------------------------------------------------------------------------------------
+
+
+class Stack(list[Any]):
+    pass
+
+
+class Labels(dict[str, Any]):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -99,6 +125,7 @@ def test_a_removed_entry_stays_removed_under_an_int_too_large_for_a_float() -> N
         [({"x": bytearray(b"\xc4" * 300)},)],
         [bytearray(70_000)],
         ["\u0144", 0xC4, 1.5e300, b"\xc4"],
+        Stack([Labels(a=bytearray(b"d"))]),
     ],
 )
 def test_a_bytearray_comes_back_as_one(value: Any) -> None:
@@ -106,6 +133,36 @@ def test_a_bytearray_comes_back_as_one(value: Any) -> None:
     assert back == value
     assert repr(back) == repr(value)
     assert coder_for(bytearray).name == "msgpack"
+
+
+@pytest.mark.parametrize(("before", "after"), [(65, b"A"), (None, b"\xc0"), ([], b"\x90"), ("", b"\xa0")])
+def test_bytes_take_the_place_of_a_value_whose_payload_they_equal(before: Any, after: bytes) -> None:
+    bench = Bench(Op)
+    bench.op.any["a"] = before
+    bench.commit()
+    bench.op.any["a"] = after
+    bench.commit()
+    assert bench.reopened().op.any == {"a": after}
+    bench.op.any["a"] = before
+    bench.commit()
+    bench.op.any.clear()
+    bench.op.any["a"] = after
+    bench.commit()
+    assert bench.reopened().op.any == {"a": after}
+
+
+@pytest.mark.parametrize(("attribute", "before", "after"), [("flags", False, b"\x00"), ("words", "", b"")])
+def test_the_payload_of_a_cleared_value_does_not_fit_its_type(attribute: str, before: Any, after: bytes) -> None:
+    bench = Bench(Op)
+    tracked = getattr(bench.op, attribute)
+    tracked.append(before)
+    bench.commit()
+    tracked.clear()
+    tracked.append(after)
+    with pytest.raises(EncodeError):
+        bench.commit()
+    bench.keyed.rollback()
+    assert tracked == [before]
 
 
 def test_a_bytearray_is_changed_in_place() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -413,6 +415,38 @@ def test_standalone_value() -> None:
     assert tracked.value is None
     assert tracked.changes() == {"deleted": True}
     assert repr(TrackedValue(3)) == "TrackedValue(3)"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(0.0, -0.0), (Decimal("1.0"), Decimal("1.00")), (Decimal("sNaN"), Decimal("NaN")), (1, True), (1, 1.0)],
+)
+def test_standalone_objects_tell_equal_values_apart_as_the_store_does(before: Any, after: Any) -> None:
+    value, entries = TrackedValue(before), TrackedMap({"a": before})
+    value.value = entries["a"] = after
+    assert repr(value.changes()) == repr({"put": after})
+    assert repr(entries.changes()) == repr({"put": {"a": after}, "deleted": []})
+    value, entries = TrackedValue(float("nan")), TrackedMap({"a": float("nan")})
+    value.value = entries["a"] = float("nan")
+    assert (value.changes(), entries.changes()) == ({}, {"put": {}, "deleted": []})
+
+
+def test_a_builtin_on_the_left_decides_the_type() -> None:
+    words, tracked = defaultdict(list, a=[1]), TrackedMap({"b": [2]})
+    for left in (words, OrderedDict(words), dict(words)):
+        made = left | tracked
+        assert (type(made), made) == (type(left), left | dict(tracked))
+    for kind in (set, frozenset):
+        some, members = kind([1, 2]), TrackedSet([2, 3])
+        for found, expected in [
+            (some | members, kind([1, 2, 3])),
+            (some & members, kind([2])),
+            (some - members, kind([1])),
+            (some ^ members, kind([1, 3])),
+        ]:
+            assert (type(found), found) == (kind, expected)
+            assert type(members | some) is set
+    assert {1: 2}.keys() - TrackedSet([1]) == set()
 
 
 def test_bound_objects_tell_their_changes(filled: Bench) -> None:

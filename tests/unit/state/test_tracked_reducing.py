@@ -39,6 +39,22 @@ def test_what_was_added_is_reduced() -> None:
     assert not bench.store.cells
 
 
+def test_none_does_not_clear_what_was_reduced() -> None:
+    class Extended:
+        words = state.reducing(list, list.extend)  # type: ignore[arg-type, var-annotated]
+        last = state.reducing(int | None, lambda so_far, new: new)  # type: ignore[call-overload]
+
+    bench = Bench(Extended)
+    with pytest.raises(EncodeError, match=r"NoneType does not fit list .*state=words"):
+        bench.op.words.add(None)
+    bench.op.words.add(["a"])
+    with pytest.raises(EncodeError, match=r"NoneType does not fit list .*state=words"):
+        bench.op.words.add(["b"])
+    bench.op.last.add(1)
+    bench.op.last.add(None)
+    assert bench.op.last.value is None
+
+
 def test_a_value_is_read_only() -> None:
     with pytest.raises(AttributeError):
         Bench(Op).op.top.value = 1
