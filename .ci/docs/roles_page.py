@@ -52,4 +52,4 @@ def _cell(rule: Rule, role: Role) -> str:
         return ""
     if rule.own and role in (Role.NODE, Role.AGENT):
         return "its own name" if rule.itself else "its own"
-    return "its operators" if rule.operator and role is Role.DATA else "yes"
+    return "its operators" if rule.operator and role.limited else "yes"

@@ -62,12 +62,12 @@ def init(
 @certs_commands.command()
 def issue(
     name: Annotated[str, typer.Argument(help="Name of the node, agent, controller, person or program.")],
-    role: Annotated[str, typer.Option(help="Role: node, agent, controller, admin, operate, data or read.")],
+    role: Annotated[str, typer.Option(help="Role: node, agent, controller, admin, operate, data, query or read.")],
     host: Annotated[
         list[str] | None, typer.Option(help="Host name or address at which others reach it; repeatable.")
     ] = None,
     operator: Annotated[
-        list[str] | None, typer.Option(help="Operator to which role `data` is limited; repeatable.")
+        list[str] | None, typer.Option(help="Operator to which the role `query` or `data` is limited; repeatable.")
     ] = None,
     out: Out = None,
     days: Days = 90,
@@ -181,10 +181,10 @@ app.add_typer(token_commands)
 @token_commands.command("issue")
 def issue_token(
     name: Annotated[str, typer.Argument(help="Name of the person or job.")],
-    role: Annotated[str, typer.Option(help="Role: read, data, operate or admin.")],
+    role: Annotated[str, typer.Option(help="Role: read, query, data, operate or admin.")],
     lasts: Annotated[str, typer.Option("--for", help="Lifetime, e.g. 90s, 15m, 8h, 7d; at most 31d.")] = "8h",
     operator: Annotated[
-        list[str] | None, typer.Option(help="Operator to which role `data` is limited; repeatable.")
+        list[str] | None, typer.Option(help="Operator to which the role `query` or `data` is limited; repeatable.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="New file for the token, readable only by its owner.")

@@ -256,7 +256,7 @@ PREFIX: Final = "sftoken1_"
 LENGTH_MAX = 64 << 10
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=31)
 #: roles that tokens may have; members that listen need certificates, which name their hosts
-ROLES = frozenset({Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN})
+ROLES = frozenset({Role.READ, Role.QUERY, Role.DATA, Role.OPERATE, Role.ADMIN})
 _ANOTHER = "issue another one: `stateflow token issue`"
 
 

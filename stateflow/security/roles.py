@@ -24,6 +24,7 @@ AUTHOR_MAX = 128
 
 class Role(StrEnum):
     READ = "read"
+    QUERY = "query"
     DATA = "data"
     OPERATE = "operate"
     ADMIN = "admin"
@@ -36,6 +37,11 @@ class Role(StrEnum):
         """Tells whether members with this role are servers. Certificates of servers are valid for both sides of a
         connection, and name hosts."""
         return self in (Role.NODE, Role.AGENT, Role.CONTROLLER)
+
+    @property
+    def limited(self) -> bool:
+        """Tells whether members with this role can be limited to some operators."""
+        return self in (Role.QUERY, Role.DATA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,9 @@ class Identity:
         """Returns the identity with this role and name, both as a user wrote them. Raises InvalidArgument."""
         if role not in set(Role):
             raise InvalidArgument(f"there is no role {role!r}", remedy=f"use {', '.join(Role)}")
-        if operators and role != Role.DATA:
+        if operators and not Role(role).limited:
             raise InvalidArgument(
-                f"the role {role} cannot be restricted to operators", remedy="restrict only the role data"
+                f"the role {role} cannot be restricted to operators", remedy="restrict only the roles query and data"
             )
         for operator in operators:
             NAME.check(operator, "operator name")
@@ -119,12 +125,12 @@ def via(user: Identity, process: str) -> str:
     return f"{str(user)[:most]} via {process[:most]}"
 
 
-READ, DATA, OPERATE, ADMIN = Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN
+READ, QUERY, DATA, OPERATE, ADMIN = Role.READ, Role.QUERY, Role.DATA, Role.OPERATE, Role.ADMIN
 NODE, AGENT, CONTROLLER = Role.NODE, Role.AGENT, Role.CONTROLLER
 #: roles of replicas: an agent's replicas use the agent's certificate
 _NODES = frozenset({NODE, AGENT})
 _OPERATORS = frozenset({OPERATE, ADMIN})
-_READERS = frozenset({READ, DATA, OPERATE, ADMIN})
+_READERS = frozenset({READ, QUERY, DATA, OPERATE, ADMIN})
 #: roles of processes that may name the user for whom they call, such as a dashboard. An administrator could as well do
 #: what the user may do, so that nobody gains rights by it
 DELEGATES = frozenset({ADMIN})
@@ -224,7 +230,7 @@ _REPLICA = {
     "Positions": Rule(_READERS, operator="operator"),
     "OpenSource": Rule(_DATA, operator="asked.operator"),
     "Outputs": Rule(_DATA, operator="operator"),
-    "Scan": Rule(_DATA, operator="operator"),
+    "Scan": Rule(_DATA | {QUERY}, operator="operator"),
     "Sources": Rule(_READERS, operator="operator"),
     "RetireSource": Rule(_OPERATORS, operator="operator"),
     "DropOutput": Rule(_OPERATORS, operator="operator"),

@@ -317,12 +317,12 @@ def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SY
     Args:
         directory: directory of the cluster's :class:`Credentials`.
         operator: operator that the token is for.
-        state: True for a token with the role ``data``, which may read the operator's state. False for a token with the
+        state: True for a token with the role ``query``, which may read the operator's state. False for a token with the
             role ``read``, which may only read descriptions of the cluster.
 
     Raises InvalidArgument, or BadCertificate if the authority cannot be used.
     """
-    who = Identity.of(Role.DATA, _SPARK, (operator,)) if state else Identity(Role.READ, _SPARK)
+    who = Identity.of(Role.QUERY, _SPARK, (operator,)) if state else Identity(Role.READ, _SPARK)
     file = directory / f"{'-'.join([who.role, *who.operators])}.token"
     with contextlib.suppress(OSError, BadCertificate):
         kept = file.read_text("ascii", "replace")

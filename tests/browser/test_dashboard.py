@@ -102,7 +102,7 @@ def test_who_only_reads_sees_no_buttons(page: Page) -> None:
     for name in ("Move…", "Drain…", "Rebalance…"):
         expect(page.get_by_role("button", name=name)).to_have_count(0)
     page.get_by_role("tab", name="Look up a key").click()
-    expect(page.locator("#panel-state")).to_contain_text("a token of the role data or admin")
+    expect(page.locator("#panel-state")).to_contain_text("a token of the role query, data or admin")
 
 
 def test_who_has_to_say_who_they_are_is_asked_for_a_token(page: Page) -> None:

@@ -41,7 +41,7 @@ MESSAGES_MAX = 5
 #: seconds within which an honest client must be served
 GOES_ON_WITHIN_S = 20.0
 #: callers of these roles get names that exist: others may legitimately move and delete what they name
-HARMLESS = frozenset({Role.READ, Role.DATA})
+HARMLESS = frozenset({Role.READ, Role.QUERY, Role.DATA})
 
 
 @dataclass(frozen=True, slots=True)

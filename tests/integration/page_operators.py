@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
-from stateflow import Context, Operator, state
+from stateflow import Context, Operator, TumblingWindows, state
 
 
 class DelayByAircraft(Operator):
@@ -27,3 +28,22 @@ class DelayByAircraft(Operator):
 
 class Delays(DelayByAircraft):
     """The operator of docs/ledger.md."""
+
+
+class Hourly(Operator):
+    """The operator of docs/state.md whose states of windows docs/spark.md reads."""
+
+    key, event_time = "gate", "at"
+    output = "gate string, hour timestamp, flights long"
+    hourly = TumblingWindows(timedelta(hours=1))
+
+    def process(self, row: Any, ctx: Context) -> None:
+        for window in self.hourly.of(ctx):
+            window.state(COUNT).value += 1
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        for window in self.hourly.ended(timer, ctx):
+            yield ctx.key, window.start, window.state(COUNT).value
+
+
+COUNT = state.counter(name="count")

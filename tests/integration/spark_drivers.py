@@ -84,9 +84,9 @@ def count(spark: SparkSession, address: str, work: Path) -> None:
 def done(work: Path) -> bool:
     try:
         files = int((work / "enough").read_text())
-    except FileNotFoundError:
+        numbers = [int(each.name) for each in (work / "checkpoint" / "commits").iterdir() if each.name.isdigit()]
+    except FileNotFoundError:  # no batch was committed yet
         return False
-    numbers = [int(each.name) for each in (work / "checkpoint" / "commits").iterdir() if each.name.isdigit()]
     if not numbers:
         return False
     # the batch's own number does not tell: files of a batch that a kill prevented may be part of the next one

@@ -329,7 +329,7 @@ tell(failed=failed, state=sorted((row.key, row.value) for row in state.collect()
         cluster,
         tmp_path,
     )
-    assert "invalid_argument: over Spark Connect a batch in foreachBatch carries neither" in said["failed"]
+    assert "invalid_argument: over Spark Connect a batch in foreachBatch does not say which query" in said["failed"]
     assert said["state"] == [[f"k{key}", 4] for key in range(5)], "applied once"
 
 

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from stateflow.ledger.manager import ledger_url
 from stateflow.spark.pipeline import load_pipeline
 from stateflow.spark.session import JETSTREAM, Feature
 from stateflow.testing import LocalCluster
-from tests.integration.page_operators import DelayByAircraft, Delays
+from tests.integration.page_operators import DelayByAircraft, Delays, Hourly
 from tests.pages import OF_EXAMPLES, PAGES, ROOT, blocks
 from tests.versions import lacks
 
@@ -71,7 +72,9 @@ def test_readme_is_a_program(tmp_path: Path) -> None:
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     sites = {"cloud": 1, "edge": 1, "edge-1": 1}
     folder = tmp_path_factory.mktemp("pages")
-    with LocalCluster(DelayByAircraft, Delays, sites=sites, partitions=16, data_dir=folder) as started:
+    with LocalCluster(DelayByAircraft, Delays, Hourly, sites=sites, partitions=16, data_dir=folder) as started:
+        with started.stream("Hourly", source="gates") as gates:  # a state of windows is known from its first row on
+            gates.send([{"gate": "B2", "at": datetime(2013, 1, 1, 12, tzinfo=UTC)}])
         yield started
 
 

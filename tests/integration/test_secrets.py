@@ -270,7 +270,7 @@ def test_no_secret_shows_over_connect(tmp_path: Path) -> None:
     apart = (".jar", ".pem", ".key")  # the token contains certificates
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path != file and path.suffix not in apart]
     assert any("events" in path.parts for path in left), "Spark wrote its event log"
-    assert (tmp_path / "server.log").stat().st_size > 100_000, "the server wrote its log"
+    assert (tmp_path / "server.log").stat().st_size > 50_000, "the server wrote its log"
     found = {str(path): names for path in left if (names := secrets.within(path.read_bytes()))}
     found |= {text[:200]: names for text in said["shown"] if (names := secrets.within(text.encode()))}
     found |= {str(each[:200]): names for each in commands if (names := secrets.within(each))}

@@ -299,7 +299,7 @@ export class Panels {
     $("panel-state").replaceChildren(
       ...(this.me.may.state
         ? [form, this.keyHint]
-        : [h("p", { class: "empty", text: "State is read with a token of the role data or admin." })]),
+        : [h("p", { class: "empty", text: "State is read with a token of the role query, data or admin." })]),
       this.answer,
       this.entries.element,
     );

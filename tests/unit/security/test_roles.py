@@ -94,6 +94,7 @@ SOURCES = {"RetireSource", "DropOutput"}
 #: role → calls that it may not make, to a controller and to a replica
 FORBIDDEN: dict[Role, tuple[set[str], set[str]]] = {
     Role.READ: (RISKY | OPERATING | REPORTING, COMMANDING | COPYING | STATE | SOURCES),
+    Role.QUERY: (RISKY | OPERATING | REPORTING, COMMANDING | COPYING | STATE - {"Scan"} | SOURCES),
     Role.DATA: (RISKY | OPERATING | REPORTING, COMMANDING | COPYING | SOURCES),
     Role.OPERATE: (RISKY | REPORTING, COMMANDING | COPYING | STATE),
     Role.ADMIN: (REPORTING, COMMANDING | COPYING),
@@ -132,7 +133,7 @@ def may_call(method: str, who: Identity) -> bool:
 
 def test_figures_are_for_those_who_may_look_at_all() -> None:
     assert {role for role in Role if may_call(METRICS, Identity(role, "x"))} == {
-        *(Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN)
+        *(Role.READ, Role.QUERY, Role.DATA, Role.OPERATE, Role.ADMIN)
     }
     assert not may_call(METRICS, Identity(Role.DATA, "gw", ("Pumps",)))
 

@@ -14,7 +14,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
 
 @given(role=st.sampled_from(Role), name=NAMES, operators=st.lists(NAMES, max_size=3))
 def test_a_uri_says_all_of_it(role: Role, name: str, operators: list[str]) -> None:
-    who = Identity.of(role, name, tuple(operators) if role is Role.DATA else ())
+    who = Identity.of(role, name, tuple(operators) if role.limited else ())
     assert Identity.of_uri(who.uri) == who
 
 

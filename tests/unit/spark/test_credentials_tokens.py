@@ -16,7 +16,7 @@ from stateflow.security.roles import Identity, Role
 from stateflow.spark.credentials import READ_FOR, Credentials, read_token
 
 HALF_S = READ_FOR.total_seconds() / 2
-TALLY = Identity(Role.DATA, "spark", ("Tally",))
+TALLY = Identity(Role.QUERY, "spark", ("Tally",))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_tasks_of_queries_may_less_than_the_driver(credentials: Credentials, mon
     before = task_token("Tally")
     credentials.begin()
     assert identity_of(own_token()) == Identity(Role.ADMIN, "driver")
-    assert identity_of(task_token("Tally")) == TALLY
+    assert identity_of(task_token("Tally")) == Identity(Role.DATA, "spark", ("Tally",))
     credentials.end()
     assert own_issuer() is None
     assert task_token("Tally") == before
@@ -65,7 +65,7 @@ def test_each_operator_has_another_one(credentials: Credentials) -> None:
     found.append(read_token(credentials.directory, "Tally", state=False))
     assert [identity_of(each) for each in found] == [
         TALLY,
-        Identity(Role.DATA, "spark", ("Other",)),
+        Identity(Role.QUERY, "spark", ("Other",)),
         Identity(Role.READ, "spark"),
     ]
     with pytest.raises(InvalidArgument, match="operator name"):
@@ -74,7 +74,7 @@ def test_each_operator_has_another_one(credentials: Credentials) -> None:
 
 def test_others_cannot_read_the_file_and_a_damaged_one_is_replaced(credentials: Credentials) -> None:
     read_token(credentials.directory, "Tally", state=True)
-    (file,) = credentials.directory.glob("data-*.token")
+    (file,) = credentials.directory.glob("query-*.token")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("half of a tok")
     assert identity_of(read_token(credentials.directory, "Tally", state=True)) == TALLY

@@ -145,20 +145,19 @@ def test_what_travels_to_executors_reads_the_state_of_one_operator_and_operates_
     assert not contains(session.registered, token)
     assert PREFIX.encode() not in session.registered, "the class has no token at all"
     who = identity_of(planned(session.registered, state="n").token)
-    assert (who.role, who.operators) == (Role.DATA, ("Tally",))
+    assert (who.role, who.operators) == (Role.QUERY, ("Tally",))
     scan = REPLICA + "Scan"
     check_request(check_call(scan, who), scan, who, replica_pb2.ScanRequest(operator="Tally"))
-    with pytest.raises(NotAllowed, match="data/spark may not reach the operator 'Other'"):
+    with pytest.raises(NotAllowed, match="query/spark may not reach the operator 'Other'"):
         check_request(check_call(scan, who), scan, who, replica_pb2.ScanRequest(operator="Other"))
     looks = {"GetDeployment", "ListVersions", "Positions", "Sources", "Inspect", "Scan", "Check"}
-    sends = {"Apply", "OpenSource", "Outputs"}  # no role reads state and sends nothing
-    assert {method.rpartition("/")[2] for method in RULES if may_call(method, who)} == looks | sends
+    assert {method.rpartition("/")[2] for method in RULES if may_call(method, who)} == looks
     for call in ("Migrate", "Drain", "Checkpoint", "RestartReplica", "Deploy", "Restore"):
-        with pytest.raises(NotAllowed, match=f"data/spark may not call {call} "):
+        with pytest.raises(NotAllowed, match=f"query/spark may not call {call} "):
             check_call(CONTROLLER + call, who)
 
 
-@pytest.mark.parametrize(("describe", "role"), [("states", Role.DATA), ("partitions", Role.READ)])
+@pytest.mark.parametrize(("describe", "role"), [("states", Role.QUERY), ("partitions", Role.READ)])
 def test_a_description_is_read_with_the_token_that_its_calls_need(
     describe: str, role: Role, credentials: Credentials
 ) -> None:
