@@ -283,7 +283,8 @@ def test_applying_again_applies_again_unless_the_source_has_the_same_name(
         )
         said = said_by(again.collect)
         assert re.search(
-            r"batch_changed: batch 0 (had \d+ row\(s\)|was applied with other rows) .*: make .* for other rows use another so",
+            r"batch_changed: batch 0 (had \d+ row\(s\)|was applied with other rows) "
+            ".*: make .* for other rows use another so",
             said,
         )
     assert state_of(cluster, name) == Model([batch]).state()
