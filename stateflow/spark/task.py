@@ -247,7 +247,9 @@ class OperatorTask:
         task = context.partitionId()
         if task >= self.tasks:
             raise self._merged()
-        query = context.getLocalProperty("sql.streaming.queryId")
+        # A batch DataFrame that is not made within a micro-batch is applied once, also if micro-batches evaluate it: a
+        # stream may be joined with it.
+        query = context.getLocalProperty("sql.streaming.queryId") if self.piece_bytes is None else None
         batch = self._batch(query, context.getLocalProperty("streaming.sql.batchId"))
         attempt = Attempt(
             run=context.getLocalProperty("spark.jobGroup.id") or "" if query is not None else "",

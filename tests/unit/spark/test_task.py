@@ -94,6 +94,41 @@ def test_an_operator_that_is_slow_is_waited_for_and_nothing_piles_up(
         assert allocated <= 2 * PIECE_BYTES, "the piece, and what is being read"
 
 
+class Context:
+    """Spark's context of a task. Its thread evaluates micro-batch 7 of a query."""
+
+    def partitionId(self) -> int:
+        return 0
+
+    def taskAttemptId(self) -> int:
+        return 3
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7", "spark.jobGroup.id": "r"}.get(name)
+
+
+def test_a_batch_frame_that_micro_batches_evaluate_is_applied_as_its_own_run(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may be joined with a batch DataFrame of an operator: each micro-batch evaluates it, none applies it."""
+    delivered: list[Batch] = []
+
+    class Noting(Replicas):
+        def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
+            delivered.append(batch)
+            return super().deliver(batch, rows, after)
+
+    source = Input()
+    replicas = Noting(source)
+    monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
+    monkeypatch.setattr(tasks, "ended", lambda: True)
+    monkeypatch.setattr("pyspark.TaskContext.get", Context)
+    for _ in task(iter(source)):
+        pass
+    assert [(each.source, each.number) for each in delivered] == [("batch:s", number) for number in range(12)]
+    assert {each.attempt.run for each in delivered} == {""}
+
+
 def test_what_spark_broke_off_is_sent_as_far_as_it_makes_whole_pieces(
     task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
