@@ -284,8 +284,12 @@ class Plan:
             name: the values that identify the source partition.
         """
         text = "/".join(map(str, name))
-        if len(text) > _TEXT_MAX or not text.isprintable():
-            text = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        # "/" separates values, so only one value may contain it; integers never do
+        split = len([each for each in name if not isinstance(each, int)]) > 1 and text.count("/") >= len(name)
+        if split or None in name:  # other values may have the same text
+            text = _digest(repr(name))
+        elif len(text) > _TEXT_MAX or not text.isprintable():
+            text = _digest(text)
         return f"{self.prefix}:rows:{text}"
 
     @property
@@ -376,14 +380,18 @@ class Epoch:
         column = self._plan.position[-1]
         found = table[column]
         if not pa.types.is_integer(found.type) or found.null_count:
-            raise InvalidArgument(
-                f"the column {column!r} does not hold offsets: its type is {found.type}, {found.null_count} of "
-                f"{len(found)} rows are null",
-                remedy="name the columns of source partition and offset with position=",
-                operator=self._plan.operator,
-            )
+            raise self._no_offsets(f"its type is {found.type}, {found.null_count} of {len(found)} rows are null")
         offsets: np.ndarray[Any, Any] = found.to_numpy().astype(np.int64)
+        if (least := int(offsets.min())) < 0:  # below every batch number, so a partition would count them as contained
+            raise self._no_offsets(f"its least value is {least}")
         return offsets
+
+    def _no_offsets(self, why: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"the column {self._plan.position[-1]!r} does not hold offsets: {why}",
+            remedy="name the columns of source partition and offset with position=; offsets are integers from 0 on",
+            operator=self._plan.operator,
+        )
 
     def _fed(
         self, name: tuple[Any, ...], offsets: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], rows: pa.Table
@@ -436,6 +444,10 @@ class Epoch:
     def _verify(self) -> EpochSteps[None]:
         for name, feed in self._feeds.items():
             yield from _of(self._plan.rows_of(name), feed.verify())
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _of(source: str, steps: FeedSteps[T]) -> EpochSteps[T]:

@@ -220,6 +220,36 @@ def test_offsets_have_to_rise() -> None:
         attempt.read(0, 1, None)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("a/b", "c"), ("a", "b/c")),
+        ((None, 3), ("None", 3)),
+        ((None, None), ("None", None)),
+    ],
+)
+def test_each_source_partition_has_a_source_of_its_own(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    """Rows of a source partition count as contained if another one with the same name is ahead of it."""
+    assert PLAN.rows_of(one) != PLAN.rows_of(other)
+
+
+def test_a_source_partition_keeps_its_name() -> None:
+    """A query that goes on after an upgrade must find its sources."""
+    names = [("flights", 3), ("s3://b/flights", 3), ("s3://b/f/3",), ("a", "b")]
+    assert [PLAN.rows_of(name).removeprefix("real-time:q:rows:") for name in names] == [
+        *("flights/3", "s3://b/flights/3", "s3://b/f/3", "a/b")
+    ]
+
+
+def test_rows_with_negative_offsets_are_refused() -> None:
+    """A partition that contains nothing would take rows below offset 0 for contained."""
+    world = World()
+    world.starts = [-2] * SOURCES
+    attempt = Attempt(world, 0, world.starts)
+    with pytest.raises(InvalidArgument, match="the column 'off' does not hold offsets: its least value is -2"):
+        attempt.read(0, 1, None)
+
+
 def finish(world: World) -> None:
     """Lets everything that was applied come, and ends its epoch.
 
