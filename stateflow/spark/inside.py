@@ -41,6 +41,7 @@ from stateflow.client import Cluster
 from stateflow.client.packing import comes_along, pack
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import AlreadyThere, BadCertificate, InvalidArgument, StateflowError, Unavailable
+from stateflow.durable import write_durably
 from stateflow.local.process import Process
 from stateflow.node.workers import nobody_in
 from stateflow.operator.operator import Operator
@@ -151,8 +152,8 @@ class ReplicaTask:
             attempt: number of the attempt, unique in the application; None for the first attempt.
         """
         file = folder / _NAME
-        if not file.exists():
-            file.write_text(f"{base_of(self.group)}-{number}" + ("" if attempt is None else f"-{attempt}"))
+        if not file.exists() or not file.stat().st_size:
+            write_durably(file, f"{base_of(self.group)}-{number}" + ("" if attempt is None else f"-{attempt}"))
         return file.read_text()
 
     def _enrolled(self, folder: Path, name: str) -> Mapping[str, str]:
