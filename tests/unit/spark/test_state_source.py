@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, Not
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, NotAllowed
@@ -98,6 +100,35 @@ def test_a_checkpoint_is_read_without_a_token(token: str, worker: Any) -> None:
     reader = source.reader(None)
     assert reader.token == ""
     assert not contains(cloudpickle.dumps((source, reader)), token), "Spark sends both of them to executors"
+
+
+# -- Filters that Spark passes on --------------------------------------------------------------------------------------
+
+
+def pushed(*filters: Filter) -> StateReader:
+    reader = StateReader(StateOptions.of(WHERE | {"state": "n"}), None, "")
+    assert reader.pushFilters([*filters]) == [*filters], "Spark applies them again"
+    return reader
+
+
+def test_keys_that_nothing_is_stored_under_are_not_asked_for() -> None:
+    """Partitions and replicas refuse such keys, but to Spark they are values like others."""
+    for key in (math.nan, math.inf, -math.inf, None):
+        assert pushed(EqualTo(("key",), key)).keys == ()
+        assert pushed(In(("key",), (1.5, key))).keys == (1.5,)
+
+
+def test_keys_that_are_stored_as_one_are_read_once() -> None:
+    assert pushed(In(("key",), (0.0, 1.5, -0.0))).keys == (0.0, 1.5)
+    assert pushed(In(("key",), (1, 2)), EqualTo(("key",), 2)).keys == (2,)
+    assert pushed(EqualTo(("key",), {"a": 1})).keys == ({"a": 1},), "a key of several columns"
+
+
+def test_only_filters_that_all_rows_must_pass_limit_what_is_read() -> None:
+    others = [Not(EqualTo(("key",), 1)), EqualNullSafe(("key",), 1), EqualTo(("key", "a"), 1), EqualTo(("value",), 1)]
+    assert pushed(*others).keys is None
+    reader = pushed(EqualTo(("partition",), 1), In(("partition",), (1, 2, None)))
+    assert (reader.keys, reader.numbers) == (None, {1})
 
 
 # -- A driver that is an administrator of a cluster inside Spark ------------------------------------------------------
