@@ -207,6 +207,16 @@ class Visits(_Source):
         return self._settled
 
     @property
+    def ran(self) -> bool:
+        """Tells whether a partition shows that the task ran before this epoch, by a batch of the previous epoch, or by
+        the mark of the epoch before that.
+
+        A batch of this epoch, which an earlier attempt sent, shows nothing.
+        """
+        oldest = max(0, self._settled - _VISITS_MAX)
+        return any(oldest <= batch <= self._settled for batch in self._history.contained)
+
+    @property
     def unmarked(self) -> list[int]:
         """Partitions without the previous epoch's mark."""
         return [number for number, batch in enumerate(self._history.contained) if batch < self._settled]
@@ -341,7 +351,7 @@ class Epoch:
 
     def _check_lost(self) -> EpochSteps[None]:
         marked, unmarked = self._visits.marked, self._visits.unmarked
-        if len(unmarked) == self._plan.partitions and self._task:  # the task may not have existed in the epoch before
+        if unmarked and self._task and not self._visits.ran:  # the task may not have existed in the epoch before
             first: Mapping[int, Position] = yield Of(f"{self._plan.times}0", Look())
             unmarked = [number for number in unmarked if number not in first or first[number].batch < marked]
         if unmarked:

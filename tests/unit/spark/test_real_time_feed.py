@@ -241,6 +241,78 @@ def test_a_source_partition_keeps_its_name() -> None:
     ]
 
 
+class Task(Attempt):
+    """An attempt of one of several tasks."""
+
+    def __init__(self, world: World, number: int, task: int, parts: int | None = None) -> None:
+        self.world, self.given = world, []
+        world.made += 1
+        self.next = world.starts  # a task reads a source partition of its own
+        self.epoch = Epoch(PLAN, number, task, Session(world.clock, f"a{world.made}"))
+        self.run(self.epoch.open({}, 0.0), parts)
+
+    def end(self, parts: int | None = None) -> None:
+        self.run(self.epoch.end({}), parts)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_copy_from_between_the_ends_of_two_tasks_lacks_rows_of_the_later_one(epochs: int) -> None:
+    """The mark of one task says nothing about the rows of another that ran in the epoch, too."""
+    world = World()
+    for number in range(epochs):
+        first, second = Task(world, number, 0), Task(world, number, 1)
+        first.end()
+        saved = [dict(store.scan(b"")) for store in world.stores]
+        second.read(1, 4, None)
+        second.end()
+    world.stores = [MemoryStore(entries) for entries in saved]
+    world.start()
+    Task(world, epochs, 0)
+    with pytest.raises(PositionGap, match=f"3 partitions lack rows of epochs before {epochs}, .*restored"):
+        Task(world, epochs, 1)
+
+
+def test_a_task_that_is_new_or_comes_back_is_taken_as_it_is() -> None:
+    """A source may have more partitions than in the epoch before, and may have had more in earlier ones."""
+    world = World()
+    for number, tasks in enumerate((1, 2, 1, 1, 3)):
+        for task in [Task(world, number, task) for task in range(tasks)]:
+            task.end()
+
+
+@pytest.mark.parametrize("parts", range(1, PARTITIONS))
+def test_a_new_task_that_dies_before_all_partitions_know_it_goes_on(parts: int) -> None:
+    """Partitions that know the new task do not show that the others lost its rows."""
+    world = World()
+    Task(world, 0, 0).end()
+    Task(world, 1, 0).end()
+    with pytest.raises(Killed):
+        Task(world, 1, 1, parts)
+    task = Task(world, 1, 1)
+    task.read(1, 4, None)
+    with pytest.raises(Killed):
+        task.end(parts)
+    Task(world, 1, 1).end()
+    Task(world, 2, 1)
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_partition_that_is_put_back_while_a_task_repeats_an_epoch_is_found(later: int) -> None:
+    """A former attempt of the epoch may have visited the other partitions by then."""
+    world = World()
+    for number in range(2):
+        for task in (Task(world, number, 0), Task(world, number, 1)):
+            if number:
+                saved = dict(world.stores[2].scan(b""))  # after the mark of the first task
+                task.read(1, 4, None)
+            task.end()
+    Task(world, 2, later)
+    world.stores[2] = MemoryStore(saved)
+    world.start()
+    with pytest.raises(PositionGap, match="1 partitions lack rows"):
+        Task(world, 2, 1)
+
+
 def test_rows_with_negative_offsets_are_refused() -> None:
     """A partition that contains nothing would take rows below offset 0 for contained."""
     world = World()
