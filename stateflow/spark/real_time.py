@@ -59,8 +59,10 @@ from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no
 T = TypeVar("T")
 #: partition → output, see :mod:`stateflow.operator.output`
 Outputs: TypeAlias = dict[int, bytes]
-#: most visits in one epoch
+#: numbers of the batches of an epoch without rows: those of visits, and at the end those of marks
 _VISITS_MAX = 1 << 20
+#: numbers for marks. Each attempt that reaches the epoch's end marks it with another one.
+_MARKS_MAX = 1 << 10
 #: longest delay until an advanced watermark is sent, in seconds
 TELL_EVERY_S = 0.1
 #: longest delay of processing-time timers, in seconds
@@ -184,8 +186,9 @@ class Feed(_Source):
 class Visits(_Source):
     """Sends batches without rows to all partitions, for timers, for watermarks, and to mark the end of an epoch.
 
-    A partition with an epoch's mark contains all of the epoch's rows. If an older copy replaced a newer copy of a
-    partition, the mark is missing.
+    A partition with an epoch's newest mark contains all of the epoch's rows. If an older copy replaced a newer copy of
+    a partition, the mark is missing. An epoch may run again after it was marked, and then has more rows, so each
+    attempt makes another mark.
     """
 
     def __init__(
@@ -194,6 +197,7 @@ class Visits(_Source):
         super().__init__(operator, source, partitions, session, epoch * _VISITS_MAX - 1, bytes_max)
         self._everywhere = BatchRows.visit(range(partitions))
         self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
+        self._mark = self._last + 1 - _MARKS_MAX  # of the first attempt that ends
 
     def open(self) -> FeedSteps[list[Outputs]]:
         """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
@@ -203,34 +207,36 @@ class Visits(_Source):
 
     @property
     def marked(self) -> int:
-        """Batch number of the previous epoch's mark, or -1 in the first epoch."""
-        return self._settled
+        """Least number of a mark of the previous epoch; negative in the first epoch."""
+        return self._settled + 1 - _MARKS_MAX
 
     @property
     def ran(self) -> bool:
         """Tells whether a partition shows that the task ran before this epoch, by a batch of the previous epoch, or by
-        the mark of the epoch before that.
+        a mark of the epoch before that.
 
         A batch of this epoch, which an earlier attempt sent, shows nothing.
         """
-        oldest = max(0, self._settled - _VISITS_MAX)
+        oldest = max(0, self.marked - _VISITS_MAX)
         return any(oldest <= batch <= self._settled for batch in self._history.contained)
 
     @property
     def unmarked(self) -> list[int]:
-        """Partitions without the previous epoch's mark."""
-        return [number for number, batch in enumerate(self._history.contained) if batch < self._settled]
+        """Partitions without the newest mark of the previous epoch."""
+        contained = self._history.contained
+        newest = max((batch for batch in contained if batch <= self._settled), default=-1)
+        return [number for number, batch in enumerate(contained) if batch < max(newest, self.marked)]
 
     def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Visits all partitions, and returns their outputs.
 
-        Does nothing once an attempt has begun to mark the epoch's end, because the mark uses the epoch's last number.
+        Does nothing once an attempt has begun to mark the epoch's end, because no numbers before its mark are left.
         """
-        if self._number > self._last:
+        if self._number > self._mark:
             return []
-        if self._number == self._last:
+        if self._number == self._mark:
             raise InvalidArgument(
-                f"an epoch reached the limit of {_VISITS_MAX} visits for its timers",
+                f"an epoch reached the limit of {_VISITS_MAX - _MARKS_MAX} visits for its timers",
                 remedy="shorten epochs with trigger(realTime=)",
             )
         outputs = yield from self._sent(self._everywhere, self._number, watermark_us)
@@ -238,9 +244,13 @@ class Visits(_Source):
         return [outputs]
 
     def end(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
-        """Sends the mark to the partitions that no earlier attempt has marked, and returns their outputs."""
-        left = [number for number, batch in enumerate(self._history.contained) if batch < self._last]
-        return [(yield from self._sent(BatchRows.visit(left), self._last, watermark_us))] if left else []
+        """Sends this attempt's mark to all partitions, and returns their outputs.
+
+        If no number is left for the mark, sends the last one to the partitions that lack it.
+        """
+        number = min(max(self._number, self._mark), self._last)
+        left = [partition for partition, batch in enumerate(self._history.contained) if batch < number]
+        return [(yield from self._sent(BatchRows.visit(left), number, watermark_us))] if left else []
 
 
 def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:

@@ -53,12 +53,12 @@ PLAN = Plan("Count", "real-time:q", PARTITIONS, ("k",), ("part", "off"), None, 0
 READER = OutputReader.of(output_schema(Count).serialize().to_pybytes(), ())
 
 #: What may happen: rows are read, and applied up to so many parts of them; time passes; an epoch ends; an attempt dies,
-#: or lingers while another one begins; a lingering attempt goes on.
+#: or lingers while another one begins; a lingering attempt goes on; or Spark dies before it commits the ended epoch.
 ACTIONS = st.one_of(
     st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.none()),
     st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.integers(0, PARTITIONS)),
     st.tuples(st.just("visit"), st.none() | st.integers(0, PARTITIONS)),
-    st.tuples(st.sampled_from(["die", "linger"])),
+    st.tuples(st.sampled_from(["die", "linger", "mark"])),
     st.tuples(st.just("end"), st.none()),
     st.tuples(st.just("end"), st.integers(0, PARTITIONS)),
     st.tuples(st.just("stray"), st.integers(0, SOURCES - 1), st.integers(1, 4)),
@@ -167,6 +167,9 @@ class World:
                 attempt.run(attempt.epoch.end({}), *said)
                 self.sink += attempt.given
                 self.starts, self.number, self.attempt = attempt.next, self.number + 1, None
+            elif name == "mark":
+                attempt.run(attempt.epoch.end({}), None)
+                self.attempt = None
             elif name == "linger":
                 self.strays.append(attempt)
                 self.attempt = None
@@ -270,6 +273,36 @@ def test_a_copy_from_between_the_ends_of_two_tasks_lacks_rows_of_the_later_one(e
     Task(world, epochs, 0)
     with pytest.raises(PositionGap, match=f"3 partitions lack rows of epochs before {epochs}, .*restored"):
         Task(world, epochs, 1)
+
+
+@pytest.mark.parametrize("parts", [1, None])
+def test_rows_behind_the_mark_of_a_former_attempt_are_missed(parts: int | None) -> None:
+    """Spark may be killed before it commits an epoch that tasks have marked. The epoch then gets more rows."""
+    world = World()
+    attempt = Attempt(world, 0, world.starts)
+    attempt.read(0, 2, None)
+    with suppress(Killed):
+        attempt.run(attempt.epoch.end({}), parts)
+    world.act("read", 0, 2, None)
+    saved = dict(world.stores[0].scan(b""))
+    world.act("read", 0, KEYS, None)
+    world.act("end", None)
+    world.stores[0] = MemoryStore(saved)
+    world.start()
+    with pytest.raises(PositionGap, match="1 partitions lack rows of epochs before 1"):
+        Attempt(world, 1, world.starts)
+
+
+def test_an_epoch_may_be_repeated_after_it_was_marked() -> None:
+    world = World()
+    for _ in range(5):
+        attempt = Attempt(world, 0, world.starts)
+        attempt.read(0, 2, None)
+        attempt.run(attempt.epoch.end({}), None)
+    world.starts = attempt.next
+    for number in (1, 2):
+        attempt = Attempt(world, number, world.starts)
+        attempt.run(attempt.epoch.end({}), None)
 
 
 def test_a_task_that_is_new_or_comes_back_is_taken_as_it_is() -> None:
