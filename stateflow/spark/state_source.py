@@ -412,7 +412,7 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.R
         was = before.pop(entry, None)
         if was is None:
             rows.append(now | {"change": "insert", "before": None})
-        elif was["value"] != now["value"]:
+        elif repr(was["value"]) != repr(now["value"]):  # NaN equals NaN, and 0.0 does not equal -0.0
             rows.append(now | {"change": "update", "before": was["value"]})
     rows += [was | {"change": "delete", "before": was["value"], "value": None} for was in before.values()]
     found: list[pa.RecordBatch] = pa.Table.from_pylist(rows, schema).to_batches()

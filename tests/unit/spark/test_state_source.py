@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, Not
@@ -20,7 +21,7 @@ from stateflow.security.authority import Authority, write_private
 from stateflow.security.certificates import PREFIX, certificate_of, decoded_token
 from stateflow.security.plain import own_token, use_token
 from stateflow.security.roles import RULES, Identity, Role, check_call, check_request
-from stateflow.spark import register_state
+from stateflow.spark import register_state, state_source
 from stateflow.spark.credentials import Credentials
 from stateflow.spark.session import PUSH_DOWN
 from stateflow.spark.state_source import Portion, StateOptions, StateReader
@@ -129,6 +130,32 @@ def test_only_filters_that_all_rows_must_pass_limit_what_is_read() -> None:
     assert pushed(*others).keys is None
     reader = pushed(EqualTo(("partition",), 1), In(("partition",), (1, 2, None)))
     assert (reader.keys, reader.numbers) == (None, {1})
+
+
+# -- Changes between two savepoints ------------------------------------------------------------------------------------
+
+
+def test_a_value_that_stayed_as_it_was_has_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is the same value in both savepoints, and 0.0 and -0.0 are two."""
+    savepoints = {"old": [1.5, math.nan, 0.0, 2.5], "new": [1.5, math.nan, -0.0, 3.5]}
+
+    def pages(options: StateOptions, *_: object) -> Iterator[bytes]:
+        values = savepoints[options.savepoint]
+        columns = {"key": ["a", "b", "c", "d"], "value": values, "partition": [0] * len(values)}
+        table = pa.table(columns)
+        with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
+            stream.write_table(table)
+        yield sink.getvalue().to_pybytes()
+
+    monkeypatch.setattr(state_source, "_pages", pages)
+    where = {"operator": "Tally", "state": "n", "checkpoint": "store", "savepoint": "new", "since": "old"}
+    names = {"key": pa.string(), "change": pa.string(), "before": pa.float64(), "value": pa.float64()}
+    found = state_source._changes(StateOptions.of(where), 0, pa.schema(names))
+    rows = [row for batch in found for row in batch.to_pylist()]
+    assert [(row["key"], row["change"], row["before"], str(row["value"])) for row in rows] == [
+        ("c", "update", 0.0, "-0.0"),
+        ("d", "update", 2.5, "3.5"),
+    ]
 
 
 # -- A driver that is an administrator of a cluster inside Spark ------------------------------------------------------
