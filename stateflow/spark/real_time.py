@@ -54,7 +54,7 @@ from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.security.plain import use_token
 from stateflow.spark.metrics import with_report
-from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, span
+from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, run_of, span
 
 T = TypeVar("T")
 #: partition → output, see :mod:`stateflow.operator.output`
@@ -542,7 +542,7 @@ class RealTimeTask:
         self.check_slot(task)
         plan, router = self._plan(query), self.base.router()
         self._refuse_micro_batches(query, router)
-        run = context.getLocalProperty("spark.jobGroup.id") or ""
+        run = run_of(context.getLocalProperty("spark.jobGroup.id"))
         batch = Batch(plan.times, int(number), attempt=Attempt(run=run, use=self.base.run))
         work = Work(self.base, query, batch, task, SYSTEM_CLOCK)
         epoch = Epoch(plan, int(number), task, Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16]))
