@@ -454,7 +454,8 @@ class Epoch:
         """
         watermark_us = None if self._newest_us is None else self._newest_us - self._plan.lateness_us
         for source, promised_us in watermarks_us.items():
-            if source.startswith(self._plan.times):
+            number = source.removeprefix(self._plan.times)
+            if number != source and number.isdecimal():  # another use's source= may begin in the same way
                 watermark_us = _later(promised_us, watermark_us)
         yield from self._verify()
         outputs = yield from _of(self._time_source, self._visits.end(watermark_us))

@@ -167,7 +167,7 @@ def _check_apart(tasks: list[OperatorTask]) -> None:
     """
     uses: dict[tuple[str, str, str | None], str] = {}
     for task in tasks:
-        if uses.setdefault((task.controller, task.operator, task.source), task.run) != task.run:
+        if uses.setdefault((task.controller, task.operator, task.source or None), task.run) != task.run:
             raise OperatorUsedTwice(
                 "the operator is applied twice in one query, with the same source=",
                 remedy="pass a different source= to each apply_operator",

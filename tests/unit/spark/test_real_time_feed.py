@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -344,6 +345,21 @@ def test_a_partition_that_is_put_back_while_a_task_repeats_an_epoch_is_found(lat
     world.start()
     with pytest.raises(PositionGap, match="1 partitions lack rows"):
         Task(world, 2, 1)
+
+
+def test_a_watermark_of_another_use_is_not_taken_over() -> None:
+    """The other use of the operator in the query has ``source="task"``."""
+    epoch, told = Epoch(replace(PLAN, watermark="at"), 0, 0, Session(1, "a")), list[int | None]()
+    world = World()
+
+    def do(of: Of) -> Any:
+        if isinstance(of.step, Deliver):
+            told.append(of.step.batch.watermark_us)
+        return world.do([None], of)
+
+    perform(epoch.open({}, 0.0), do)
+    perform(epoch.end({"real-time:q:task:1": 5, "real-time:q:task:task:0": 9}), do)
+    assert told == [None, 5]
 
 
 def test_rows_with_negative_offsets_are_refused() -> None:
