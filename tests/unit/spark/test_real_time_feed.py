@@ -54,16 +54,19 @@ PLAN = Plan("Count", "real-time:q", PARTITIONS, ("k",), ("part", "off"), None, 0
 READER = OutputReader.of(output_schema(Count).serialize().to_pybytes(), ())
 
 #: What may happen: rows are read, and applied up to so many parts of them; time passes; an epoch ends; an attempt dies,
-#: or lingers while another one begins; a lingering attempt goes on; or Spark dies before it commits the ended epoch.
+#: or lingers while another one begins; a lingering attempt goes on.
 ACTIONS = st.one_of(
     st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.none()),
     st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.integers(0, PARTITIONS)),
     st.tuples(st.just("visit"), st.none() | st.integers(0, PARTITIONS)),
-    st.tuples(st.sampled_from(["die", "linger", "mark"])),
+    st.tuples(st.sampled_from(["die", "linger"])),
     st.tuples(st.just("end"), st.none()),
     st.tuples(st.just("end"), st.integers(0, PARTITIONS)),
     st.tuples(st.just("stray"), st.integers(0, SOURCES - 1), st.integers(1, 4)),
 )
+#: Spark dies before it commits an epoch that has ended. The epoch may then get more rows.
+#: docs/correctness.md says which loss of them is not found.
+MARK = st.tuples(st.just("mark"))
 
 
 class Killed(Exception):
@@ -181,7 +184,7 @@ class World:
 
 
 @settings(max_examples=sized(1200))
-@given(st.lists(ACTIONS, min_size=12, max_size=40))
+@given(st.lists(ACTIONS | MARK, min_size=12, max_size=40))
 def test_each_row_is_applied_once_and_given_once(actions: list[tuple[Any, ...]]) -> None:
     world = World()
     for each in actions:
