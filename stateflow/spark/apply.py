@@ -74,7 +74,7 @@ from stateflow.spark.session import (
     master_of,
     tell_briefly,
 )
-from stateflow.spark.stage_recorder import record_queries
+from stateflow.spark.stage_recorder import record_once
 from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, PIECE_BYTES, OperatorTask, with_side_columns
 from stateflow.spark.whole import complete_batches, refuse_batches, watch_connect
 from stateflow.types import OperatorSpec
@@ -442,7 +442,7 @@ def apply_operator(
         check_initial_keys(initial_state, df, key, operator_name)
         _load(initial_state, task, spark_schema)
     if state_manager is not None:
-        record_queries(df.sparkSession, state_manager)
+        record_once(df.sparkSession, state_manager)
     given = with_report_column(spark_schema) if task.observed else spark_schema
     applied: Any = task
     if real_time:

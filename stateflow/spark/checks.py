@@ -73,7 +73,10 @@ KAFKA = ("topic", "partition", "offset")
 #: must have the required value
 _AT_LEAST, _AT_MOST = "spark.python.udf.pipelined.queueDepth", "spark.sql.execution.pandas.udf.buffer.size"
 #: beginnings of the names of plan nodes that spread or reorder the rows of one source partition
-_SPREADING = ("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")
+_SPREADING = (
+    *("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Distinct", "Union"),
+    *("GlobalLimit", "FlatMapGroups", "TransformWithState"),
+)
 #: name of a node in the text of a plan, in which characters that draw the tree precede the node of a line
 _SHOWN_NODE = re.compile(r"^[^A-Za-z\n]*([A-Za-z]+)", re.MULTILINE)
 #: prefix of the names of columns that are added to the input

@@ -18,6 +18,7 @@ the next step for each task on such an executor, see :class:`Departures`:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -40,6 +41,7 @@ import pyarrow as pa
 from stateflow.client import Cluster
 from stateflow.client.packing import comes_along, pack
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.durable import write_durably
 from stateflow.errors import AlreadyThere, BadCertificate, InvalidArgument, StateflowError, Unavailable
 from stateflow.local.process import Process
 from stateflow.node.workers import nobody_in
@@ -151,8 +153,8 @@ class ReplicaTask:
             attempt: number of the attempt, unique in the application; None for the first attempt.
         """
         file = folder / _NAME
-        if not file.exists():
-            file.write_text(f"{base_of(self.group)}-{number}" + ("" if attempt is None else f"-{attempt}"))
+        if not file.exists() or not file.stat().st_size:
+            write_durably(file, f"{base_of(self.group)}-{number}" + ("" if attempt is None else f"-{attempt}"))
         return file.read_text()
 
     def _enrolled(self, folder: Path, name: str) -> Mapping[str, str]:
@@ -223,6 +225,8 @@ WHY = "its executor is decommissioned, and its replica owns no partitions"
 AGAIN_S = 5.0
 #: seconds to wait for all replicas, long enough for executors and their Python to start
 START_S = 180.0
+#: seconds to wait for the job of replicas and the other threads to end
+END_S = 60.0
 #: most jobs that may end while the driver waits for replicas
 ATTEMPTS = 3
 #: Lowest good value of ``spark.task.maxFailures``. Spark counts the failures of a task until the task succeeds, but a
@@ -429,17 +433,20 @@ class SparkCluster:
         insecure: bool,
     ) -> None:
         self._spark, self._replicas, self._standbys = spark, replicas, standbys
+        self._host, self._insecure = _driver_host(spark), insecure
         self._temporary = directory is None
         self._directory = directory or Path(tempfile.mkdtemp(prefix="stateflow-spark-"))
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._host, self._insecure = _driver_host(spark), insecure
         group = uuid.uuid4().hex[:6]
         self._group = f"stateflow-{group}"
         self._ended: list[str] = []
         self._stopping = threading.Event()
+        self._jobs: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
         self._credentials: Credentials | None = None
         self._controller: Process | None = None
+        # otherwise a program that does not stop its cluster would leave the keys of the authority on disk
+        atexit.register(self._end, os.getpid())
         try:
             if tls:
                 self._credentials = Credentials(self._directory / "certificates", self._host, base_of(group), replicas)
@@ -470,7 +477,8 @@ class SparkCluster:
     def _begin(self) -> None:
         from pyspark import InheritableThread
 
-        self._threads.append(InheritableThread(target=self._run, name="stateflow replicas", daemon=True))
+        self._jobs = InheritableThread(target=self._run, name="stateflow replicas", daemon=True)
+        self._threads.append(self._jobs)
         if self._credentials is not None:
             self._threads.append(threading.Thread(target=self._renew, name="stateflow certificates", daemon=True))
         context, base = self._spark.sparkContext, base_of(self._task.group)
@@ -489,6 +497,9 @@ class SparkCluster:
                 rows.mapInArrow(task, "id long").write.format("noop").mode("overwrite").save()
             except Exception as error:  # noqa: BLE001 - one task has failed too often, or Spark has stopped
                 self._ended.append(str(error).strip().splitlines()[0])
+            if not self._stopping.is_set() and _is_stopped(context):
+                log.warning("replicas of job group %s ended with Spark", self._group)
+                return
             if not self._stopping.wait(AGAIN_S):
                 why = self._ended[-1] if self._ended else "its job ended"
                 log.warning("restarting all replicas of job group %s: %s", self._group, why)
@@ -517,6 +528,8 @@ class SparkCluster:
         """
         deadline = SYSTEM_CLOCK.monotonic() + timeout_s
         while SYSTEM_CLOCK.monotonic() < deadline and len(self._ended) < ATTEMPTS:
+            if self._jobs is None or not self._jobs.is_alive():  # Spark was stopped
+                break
             with contextlib.suppress(Unavailable):
                 if sum(bool(each.alive) for each in self.cluster.status().replicas) >= self._replicas:
                     return self
@@ -558,19 +571,32 @@ class SparkCluster:
         finally:
             self._end()
 
-    def _end(self) -> None:
+    def _end(self, pid: int | None = None) -> None:
+        """Ends the threads, the controller and what they use.
+
+        Args:
+            pid: process that may end them; None: any. A forked process that exits must not end its parent's cluster.
+        """
+        if pid is not None and pid != os.getpid():
+            return
+        atexit.unregister(self._end)
         self._stopping.set()
-        with contextlib.suppress(Exception):  # Spark may have been stopped, and the tasks with it
-            self._spark.sparkContext.cancelJobGroup(self._group)
+        until = SYSTEM_CLOCK.monotonic() + END_S
+        self._cancel()
         for thread in self._threads:
-            if thread.is_alive():
-                thread.join(60)
+            while thread.is_alive() and SYSTEM_CLOCK.monotonic() < until:
+                thread.join(_LOOK_S)
+                self._cancel()  # Spark ignores a cancellation that comes before the job
         if self._controller is not None:
             self._controller.stop()
         if self._credentials is not None:
             self._credentials.end()
         if self._temporary:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(Exception):  # Spark may have been stopped, and the tasks with it
+            self._spark.sparkContext.cancelJobGroup(self._group)
 
     def __enter__(self) -> SparkCluster:
         return self
@@ -686,5 +712,23 @@ def slots_of(spark: SparkContext) -> int:
 
 
 def _driver_host(spark: SparkSession) -> str:
-    """Returns the IP address at which executors reach the driver."""
-    return socket.gethostbyname(spark.conf.get("spark.driver.host") or "localhost")
+    """Returns the IP address at which executors reach the driver. Raises InvalidArgument if it has no IPv4 address."""
+    host = spark.conf.get("spark.driver.host") or "localhost"
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise InvalidArgument(
+            f"spark.driver.host={host} has no IPv4 address: {error.strerror}",
+            remedy="set spark.driver.host to an IPv4 address of the driver, or to a name that has one",
+        ) from None
+
+
+def _is_stopped(context: SparkContext) -> bool:
+    """Tells whether Spark was stopped, by this program or by itself."""
+    from py4j.protocol import Py4JError
+
+    java = context._jsc
+    try:
+        return java is None or bool(java.sc().isStopped())
+    except (Py4JError, OSError):  # the JVM has ended
+        return True

@@ -54,13 +54,15 @@ from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.security.plain import use_token
 from stateflow.spark.metrics import with_report
-from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, span
+from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, run_of, span
 
 T = TypeVar("T")
 #: partition → output, see :mod:`stateflow.operator.output`
 Outputs: TypeAlias = dict[int, bytes]
-#: most visits in one epoch
+#: numbers of the batches of an epoch without rows: those of visits, and at the end those of marks
 _VISITS_MAX = 1 << 20
+#: numbers for marks. Each attempt that reaches the epoch's end marks it with another one.
+_MARKS_MAX = 1 << 10
 #: longest delay until an advanced watermark is sent, in seconds
 TELL_EVERY_S = 0.1
 #: longest delay of processing-time timers, in seconds
@@ -184,8 +186,9 @@ class Feed(_Source):
 class Visits(_Source):
     """Sends batches without rows to all partitions, for timers, for watermarks, and to mark the end of an epoch.
 
-    A partition with an epoch's mark contains all of the epoch's rows. If an older copy replaced a newer copy of a
-    partition, the mark is missing.
+    A partition with an epoch's newest mark contains all of the epoch's rows. If an older copy replaced a newer copy of
+    a partition, the mark is missing. An epoch may run again after it was marked, and then has more rows, so each
+    attempt makes another mark.
     """
 
     def __init__(
@@ -194,6 +197,7 @@ class Visits(_Source):
         super().__init__(operator, source, partitions, session, epoch * _VISITS_MAX - 1, bytes_max)
         self._everywhere = BatchRows.visit(range(partitions))
         self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
+        self._mark = self._last + 1 - _MARKS_MAX  # of the first attempt that ends
 
     def open(self) -> FeedSteps[list[Outputs]]:
         """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
@@ -203,24 +207,36 @@ class Visits(_Source):
 
     @property
     def marked(self) -> int:
-        """Batch number of the previous epoch's mark, or -1 in the first epoch."""
-        return self._settled
+        """Least number of a mark of the previous epoch; negative in the first epoch."""
+        return self._settled + 1 - _MARKS_MAX
+
+    @property
+    def ran(self) -> bool:
+        """Tells whether a partition shows that the task ran before this epoch, by a batch of the previous epoch, or by
+        a mark of the epoch before that.
+
+        A batch of this epoch, which an earlier attempt sent, shows nothing.
+        """
+        oldest = max(0, self.marked - _VISITS_MAX)
+        return any(oldest <= batch <= self._settled for batch in self._history.contained)
 
     @property
     def unmarked(self) -> list[int]:
-        """Partitions without the previous epoch's mark."""
-        return [number for number, batch in enumerate(self._history.contained) if batch < self._settled]
+        """Partitions without the newest mark of the previous epoch."""
+        contained = self._history.contained
+        newest = max((batch for batch in contained if batch <= self._settled), default=-1)
+        return [number for number, batch in enumerate(contained) if batch < max(newest, self.marked)]
 
     def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Visits all partitions, and returns their outputs.
 
-        Does nothing once an attempt has begun to mark the epoch's end, because the mark uses the epoch's last number.
+        Does nothing once an attempt has begun to mark the epoch's end, because no numbers before its mark are left.
         """
-        if self._number > self._last:
+        if self._number > self._mark:
             return []
-        if self._number == self._last:
+        if self._number == self._mark:
             raise InvalidArgument(
-                f"an epoch reached the limit of {_VISITS_MAX} visits for its timers",
+                f"an epoch reached the limit of {_VISITS_MAX - _MARKS_MAX} visits for its timers",
                 remedy="shorten epochs with trigger(realTime=)",
             )
         outputs = yield from self._sent(self._everywhere, self._number, watermark_us)
@@ -228,9 +244,13 @@ class Visits(_Source):
         return [outputs]
 
     def end(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
-        """Sends the mark to the partitions that no earlier attempt has marked, and returns their outputs."""
-        left = [number for number, batch in enumerate(self._history.contained) if batch < self._last]
-        return [(yield from self._sent(BatchRows.visit(left), self._last, watermark_us))] if left else []
+        """Sends this attempt's mark to all partitions, and returns their outputs.
+
+        If no number is left for the mark, sends the last one to the partitions that lack it.
+        """
+        number = min(max(self._number, self._mark), self._last)
+        left = [partition for partition, batch in enumerate(self._history.contained) if batch < number]
+        return [(yield from self._sent(BatchRows.visit(left), number, watermark_us))] if left else []
 
 
 def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:
@@ -284,8 +304,12 @@ class Plan:
             name: the values that identify the source partition.
         """
         text = "/".join(map(str, name))
-        if len(text) > _TEXT_MAX or not text.isprintable():
-            text = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        # "/" separates values, so only one value may contain it; integers never do
+        split = len([each for each in name if not isinstance(each, int)]) > 1 and text.count("/") >= len(name)
+        if split or None in name:  # other values may have the same text
+            text = _digest(repr(name))
+        elif len(text) > _TEXT_MAX or not text.isprintable():
+            text = _digest(text)
         return f"{self.prefix}:rows:{text}"
 
     @property
@@ -337,7 +361,7 @@ class Epoch:
 
     def _check_lost(self) -> EpochSteps[None]:
         marked, unmarked = self._visits.marked, self._visits.unmarked
-        if len(unmarked) == self._plan.partitions and self._task:  # the task may not have existed in the epoch before
+        if unmarked and self._task and not self._visits.ran:  # the task may not have existed in the epoch before
             first: Mapping[int, Position] = yield Of(f"{self._plan.times}0", Look())
             unmarked = [number for number in unmarked if number not in first or first[number].batch < marked]
         if unmarked:
@@ -376,14 +400,18 @@ class Epoch:
         column = self._plan.position[-1]
         found = table[column]
         if not pa.types.is_integer(found.type) or found.null_count:
-            raise InvalidArgument(
-                f"the column {column!r} does not hold offsets: its type is {found.type}, {found.null_count} of "
-                f"{len(found)} rows are null",
-                remedy="name the columns of source partition and offset with position=",
-                operator=self._plan.operator,
-            )
+            raise self._no_offsets(f"its type is {found.type}, {found.null_count} of {len(found)} rows are null")
         offsets: np.ndarray[Any, Any] = found.to_numpy().astype(np.int64)
+        if (least := int(offsets.min())) < 0:  # below every batch number, so a partition would count them as contained
+            raise self._no_offsets(f"its least value is {least}")
         return offsets
+
+    def _no_offsets(self, why: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"the column {self._plan.position[-1]!r} does not hold offsets: {why}",
+            remedy="name the columns of source partition and offset with position=; offsets are integers from 0 on",
+            operator=self._plan.operator,
+        )
 
     def _fed(
         self, name: tuple[Any, ...], offsets: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], rows: pa.Table
@@ -426,7 +454,8 @@ class Epoch:
         """
         watermark_us = None if self._newest_us is None else self._newest_us - self._plan.lateness_us
         for source, promised_us in watermarks_us.items():
-            if source.startswith(self._plan.times):
+            number = source.removeprefix(self._plan.times)
+            if number != source and number.isdecimal():  # another use's source= may begin in the same way
                 watermark_us = _later(promised_us, watermark_us)
         yield from self._verify()
         outputs = yield from _of(self._time_source, self._visits.end(watermark_us))
@@ -436,6 +465,10 @@ class Epoch:
     def _verify(self) -> EpochSteps[None]:
         for name, feed in self._feeds.items():
             yield from _of(self._plan.rows_of(name), feed.verify())
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _of(source: str, steps: FeedSteps[T]) -> EpochSteps[T]:
@@ -510,7 +543,7 @@ class RealTimeTask:
         self.check_slot(task)
         plan, router = self._plan(query), self.base.router()
         self._refuse_micro_batches(query, router)
-        run = context.getLocalProperty("spark.jobGroup.id") or ""
+        run = run_of(context.getLocalProperty("spark.jobGroup.id"))
         batch = Batch(plan.times, int(number), attempt=Attempt(run=run, use=self.base.run))
         work = Work(self.base, query, batch, task, SYSTEM_CLOCK)
         epoch = Epoch(plan, int(number), task, Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16]))

@@ -20,6 +20,7 @@ import hashlib
 import logging
 import re
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 TEXT_MAX = 255
 #: most stages that are kept in memory while the ledger is unavailable
 WAITING_MAX = 10_000
+#: session → ledgers in which :func:`record_once` has its queries recorded
+_RECORDED: weakref.WeakKeyDictionary[SparkSession, weakref.WeakSet[StateManager]] = weakref.WeakKeyDictionary()
 #: plan nodes that pass on all rows of their child
 _HANDED_ON = frozenset({"Project", "SubqueryAlias", "EventTimeWatermark", "View"})
 
@@ -246,6 +249,17 @@ def record_queries(
     if is_connect(spark):
         _heard_at_exit(spark, listener)
     return listener
+
+
+def record_once(spark: SparkSession, manager: StateManager) -> None:
+    """Records the session's queries as :func:`record_queries` does, unless an earlier call of this function does.
+
+    A program that starts its query again and again applies the operator each time. Spark never drops a listener.
+    """
+    managers = _RECORDED.setdefault(spark, weakref.WeakSet())
+    if manager not in managers:
+        record_queries(spark, manager)
+        managers.add(manager)
 
 
 def _heard_at_exit(spark: SparkSession, listener: StreamingQueryListener) -> None:

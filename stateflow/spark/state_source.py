@@ -13,6 +13,7 @@ it reads a description of the readable states or of the partitions.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -295,7 +296,10 @@ class StateReader(DataSourceReader):
         return filters
 
     def _want_keys(self, keys: tuple[Any, ...]) -> None:
-        keys = tuple(key for key in keys if key is not None)
+        if not any(isinstance(key, dict) for key in keys):
+            # nothing is stored under null, NaN or infinity, and 0.0 and -0.0 are one key
+            finite = (key for key in keys if not isinstance(key, float) or math.isfinite(key))
+            keys = tuple(dict.fromkeys(key for key in finite if key is not None))
         self.keys = keys if self.keys is None else tuple(key for key in self.keys if key in keys)
 
     def _want_partitions(self, numbers: set[int]) -> None:
@@ -408,7 +412,7 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.R
         was = before.pop(entry, None)
         if was is None:
             rows.append(now | {"change": "insert", "before": None})
-        elif was["value"] != now["value"]:
+        elif repr(was["value"]) != repr(now["value"]):  # NaN equals NaN, and 0.0 does not equal -0.0
             rows.append(now | {"change": "update", "before": was["value"]})
     rows += [was | {"change": "delete", "before": was["value"], "value": None} for was in before.values()]
     found: list[pa.RecordBatch] = pa.Table.from_pylist(rows, schema).to_batches()

@@ -11,6 +11,7 @@ at first use and kept.
 from __future__ import annotations
 
 import gc
+import re
 import shlex
 import sys
 import uuid
@@ -56,6 +57,8 @@ _OFFSET_BYTES = 4
 PARTITION_COLUMN = "__stateflow_partition"
 #: column with a hash of each row, by which Spark puts the rows of a batch DataFrame in the same order for each attempt
 HASH_COLUMN = "__stateflow_hash"
+#: id of a run of a streaming query
+_RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 OUTPUT_ROWS = 10_000
 #: most bytes of rows that a task applies as one batch; Arrow limits a column of texts to this size
 WHOLE_BYTES_MAX = (1 << 31) - 1
@@ -247,10 +250,12 @@ class OperatorTask:
         task = context.partitionId()
         if task >= self.tasks:
             raise self._merged()
-        query = context.getLocalProperty("sql.streaming.queryId")
+        # A batch DataFrame that is not made within a micro-batch is applied once, also if micro-batches evaluate it: a
+        # stream may be joined with it.
+        query = context.getLocalProperty("sql.streaming.queryId") if self.piece_bytes is None else None
         batch = self._batch(query, context.getLocalProperty("streaming.sql.batchId"))
         attempt = Attempt(
-            run=context.getLocalProperty("spark.jobGroup.id") or "" if query is not None else "",
+            run=run_of(context.getLocalProperty("spark.jobGroup.id")) if query is not None else "",
             use=self.run,
             task=str(context.taskAttemptId()),
             call=uuid.uuid4().hex,
@@ -542,6 +547,15 @@ def no_query(operator: str) -> InvalidArgument:
         remedy="start it as pyspark.InheritableThread(target=…, session=batch.sparkSession)",
         operator=operator,
     )
+
+
+def run_of(group: str | None) -> str:
+    """Returns the run of a streaming query by the job group of its tasks, which Spark names after the run.
+
+    Returns an empty text if a function in ``foreachBatch`` has set a job group of its own. A later run may have the
+    same group, and a batch that it repeats would count as one of another application of the operator.
+    """
+    return group if group is not None and _RUN.fullmatch(group) else ""
 
 
 def record_batches(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:

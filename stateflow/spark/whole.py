@@ -18,7 +18,7 @@ from stateflow.router import Asked, Router
 from stateflow.spark.metrics import TALLY
 from stateflow.spark.rewind import ran_in_micro_batches, take_out_left
 from stateflow.spark.session import REAL_TIME, analyzed_plan, is_here, require
-from stateflow.spark.task import OperatorTask, no_query
+from stateflow.spark.task import OperatorTask, no_query, run_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -167,7 +167,7 @@ def _check_apart(tasks: list[OperatorTask]) -> None:
     """
     uses: dict[tuple[str, str, str | None], str] = {}
     for task in tasks:
-        if uses.setdefault((task.controller, task.operator, task.source), task.run) != task.run:
+        if uses.setdefault((task.controller, task.operator, task.source or None), task.run) != task.run:
             raise OperatorUsedTwice(
                 "the operator is applied twice in one query, with the same source=",
                 remedy="pass a different source= to each apply_operator",
@@ -303,11 +303,14 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
     """
     function(batch, number)
     context = batch.sparkSession.sparkContext
-    query, run = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id")
+    query = context.getLocalProperty("sql.streaming.queryId")
+    run = run_of(context.getLocalProperty("spark.jobGroup.id"))
     if query is None:
         raise no_query(tasks[0].operator)
     unread = [
-        task for task in tasks if not TALLY.is_whole(query, run, number, task.operator, task.source, task.partitions)
+        task
+        for task in tasks
+        if not run or not TALLY.is_whole(query, run, number, task.operator, task.source, task.partitions)
     ]
     # a task with outputs that were not read to the end has done its work, but has reported nothing
     if all(_contained(task, query, number) for task in unread):

@@ -227,6 +227,42 @@ def test_rows_of_kafka_are_identified_by_topic_partition_and_offset() -> None:
         check_real_time(live("k topic partition offset"), ("partition", "offset"))
 
 
+class Node:
+    """A node of a plan, or what leads to it."""
+
+    def __init__(self, name: str, *children: Node) -> None:
+        self._name, self._children = name, children
+        self._jdf = self
+
+    def nodeName(self) -> str:
+        return self._name
+
+    def size(self) -> int:
+        return len(self._children)
+
+    def apply(self, number: int) -> Node:
+        return self._children[number]
+
+    def analyzed(self) -> Node:
+        return self
+
+    queryExecution = children = analyzed
+
+
+@pytest.mark.parametrize(
+    ("name", "spreads"),
+    [
+        *((name, False) for name in ("Project", "Filter", "SubqueryAlias", "EventTimeWatermark", "Generate")),
+        *((name, True) for name in ("RepartitionById", "Deduplicate", "DeduplicateWithinWatermark", "Union")),
+        *((name, True) for name in ("Distinct", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState")),
+        *((name, True) for name in ("TransformWithState", "TransformWithStateInPySpark", "GlobalLimit")),
+    ],
+)
+def test_what_spreads_the_rows_of_a_source_partition(name: str, spreads: bool) -> None:
+    frame: Any = Node("Project", Node(name, Node("StreamingRelationV2")))
+    assert checks._shuffle_in(frame) == (name if spreads else None)
+
+
 @needs(REAL_TIME)
 @pytest.mark.usefixtures("unshuffled")
 @pytest.mark.parametrize(

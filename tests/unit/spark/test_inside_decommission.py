@@ -77,3 +77,10 @@ def test_names(tmp_path: Path) -> None:
     assert task.name(first, 1, None) == f"{BASE}-1"
     assert task.name(first, 1, 9) == f"{BASE}-1", "with its directory it is who it was"
     assert task.name(second, 1, 9) == f"{BASE}-1-9"
+
+
+def test_a_name_that_a_full_disk_kept_from_being_written_is_chosen_again(tmp_path: Path) -> None:
+    task = ReplicaTask("h:1", "app", "abc123", "", insecure=False)
+    (tmp_path / "REPLICA").write_text("")
+    assert task.name(tmp_path, 1, 9) == f"{BASE}-1-9"
+    assert task.name(tmp_path, 1, 12) == f"{BASE}-1-9"

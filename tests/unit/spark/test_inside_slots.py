@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.spark import inside, start_cluster
 
 #: the class itself: the tests below replace it
 CLUSTER = inside.SparkCluster
+#: seconds after which a job that nobody cancels ends by itself, so that no thread stays
+ENDED_S = 90
 
 
 class Spark:
@@ -37,6 +40,9 @@ class Spark:
         return self
 
     resourceProfileManager = defaultResourceProfile = getConf = sc
+
+    def isStopped(self) -> bool:
+        return False
 
     def maxNumConcurrentTasks(self, profile: object) -> int:
         return self._slots.pop(0) if len(self._slots) > 1 else self._slots[0]
@@ -110,14 +116,22 @@ def test_second_attempts_of_replicas_are_warned_of(
     assert len(started) == 1
 
 
+def unstarted(spark: Spark) -> inside.SparkCluster:
+    """A cluster whose parts have not started."""
+    cluster = object.__new__(CLUSTER)
+    cluster._stopping, cluster._ended, cluster._replicas, cluster._group = Event(), [], 2, "stateflow-abc123"
+    cluster._task = inside.ReplicaTask("h:1", "app", "abc123", "", insecure=True)
+    cluster._spark, cluster._threads = spark, []  # type: ignore[assignment]
+    cluster._controller, cluster._credentials, cluster._temporary = None, None, False
+    return cluster
+
+
 def test_when_a_job_of_replicas_has_ended_another_one_follows_with_other_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One task that fails too often ends all replicas; on an executor without their data the next ones are others."""
     tasks: list[inside.ReplicaTask] = []
-    cluster = object.__new__(CLUSTER)
-    cluster._stopping, cluster._ended, cluster._replicas, cluster._group = Event(), [], 2, "stateflow-abc123"
-    cluster._task = inside.ReplicaTask("h:1", "app", "abc123", "", insecure=True)
+    cluster = unstarted(Spark("yarn", 4))
 
     class Job(Spark):
         """A session whose jobs end as soon as they have begun; the cluster is stopped during the third."""
@@ -150,6 +164,109 @@ def test_when_a_job_of_replicas_has_ended_another_one_follows_with_other_names(
     assert [each.again for each in tasks] == [False, True, True]
     assert cluster._ended == ["Task 1 in stage 0.0 failed 4 times"] * 3
     assert tasks[1].name(tmp_path, 1, 17) == "spark-abc123-1-17"
+
+
+def test_a_job_that_begins_while_the_cluster_stops_is_cancelled_too() -> None:
+    """Spark ignores a cancellation that comes before the job: the replicas would run on for ever."""
+    begun, cancelled = Event(), Event()
+
+    class Job(Spark):
+        """A session whose job begins once a first cancellation has found nothing."""
+
+        def cancelJobGroup(self, group: str) -> None:
+            (cancelled if begun.is_set() else begun).set()
+
+    def run() -> None:
+        begun.wait()
+        cancelled.wait(ENDED_S)
+
+    cluster = unstarted(Job("yarn", 4))
+    cluster._threads.append(Thread(target=run, daemon=True))
+    cluster._threads[0].start()
+    cluster.stop()
+    assert cancelled.is_set()
+    assert not cluster._threads[0].is_alive()
+
+
+def test_no_job_of_replicas_follows_when_spark_was_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    jobs: list[object] = []
+    cluster = unstarted(Spark("yarn", 4))
+
+    class Job(Spark):
+        """A session that somebody stops during its first job."""
+
+        def setJobGroup(self, *_: object, **__: object) -> None: ...
+
+        def range(self, *_: int) -> Job:
+            return self
+
+        mapInArrow = range
+
+        @property
+        def write(self) -> Any:
+            jobs.append(self)
+            if len(jobs) == 3:
+                cluster._stopping.set()
+            self._jsc = None  # type: ignore[assignment]
+            raise RuntimeError("cannot call methods on a stopped SparkContext")
+
+    cluster._spark = Job("yarn", 4)  # type: ignore[assignment]
+    with pytest.MonkeyPatch.context() as its:
+        its.setattr(inside, "AGAIN_S", 0.0)
+        cluster._run()
+    assert len(jobs) == 1
+    cluster._jobs = Thread()  # which has ended
+    with pytest.raises(Unavailable, match="not all 2 replicas came up: cannot call methods on a stopped"):
+        cluster.wait()
+    assert [each.message for each in caplog.records] == ["replicas of job group stateflow-abc123 ended with Spark"]
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_what_a_program_does_not_stop_ends_with_it(
+    stopped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The directory of a cluster that nobody stopped, with the keys of its authority, is removed when Python ends."""
+    registered: list[tuple[Any, ...]] = []
+    ended: list[str] = []
+
+    class Controller:
+        def start(self) -> None: ...
+
+        def wait_ready(self) -> str:
+            return "127.0.0.1:1"
+
+        def stop(self) -> None:
+            ended.append("controller")
+
+    class Atexit:
+        def register(self, *call: Any) -> None:
+            registered.append(call)
+
+        def unregister(self, function: Any) -> None:
+            registered[:] = [call for call in registered if call[0] != function]
+
+    monkeypatch.setattr(inside, "atexit", Atexit(), raising=False)
+    monkeypatch.setattr(CLUSTER, "_process", lambda _: Controller())
+    monkeypatch.setattr(CLUSTER, "_begin", lambda _: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spark = Spark("yarn", 4, spark_driver_host="127.0.0.1")
+    spark.applicationId = "app"  # type: ignore[attr-defined]
+    cluster = CLUSTER(spark, 2, 0, "", None, False, True)  # type: ignore[arg-type]
+    (directory,) = tmp_path.iterdir()
+    if stopped:
+        cluster.stop()
+    for call, *arguments in [*registered]:
+        call(*arguments)
+    assert ended == ["controller"]
+    assert not directory.exists()
+    assert not registered
+
+
+def test_an_address_of_the_driver_that_replicas_cannot_use_is_named(started: list[Any]) -> None:
+    said = r"spark.driver.host=\[::1\] has no IPv4 address: .*: set spark.driver.host"
+    with pytest.raises(InvalidArgument, match=said):
+        start_cluster(Spark("local[4,10]", 4, spark_driver_host="[::1]"), 1)  # type: ignore[arg-type]
+    assert not started
 
 
 @pytest.mark.parametrize(("master", "failures"), [("yarn", "1"), ("local[4]", "4")])

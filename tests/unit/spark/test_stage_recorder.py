@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stateflow.spark import stage_recorder
-from stateflow.spark.stage_recorder import _Recorder, batch_state_id
+from stateflow.spark.stage_recorder import _Recorder, batch_state_id, record_once
 
 
 class Manager:
@@ -89,3 +89,24 @@ def test_what_a_killed_run_has_committed_is_found_by_the_next(monkeypatch: pytes
     query.started("two")
     query.terminated("two")
     assert query.sinks() == {"query/q/0": "FileSink", "query/q/1": None}
+
+
+class Session:
+    """A session, as far as listening to its queries looks at it."""
+
+    def __init__(self) -> None:
+        self.streams = self
+        self.listeners: list[Any] = []
+
+    def addListener(self, listener: Any) -> None:
+        self.listeners.append(listener)
+
+
+def test_a_query_that_is_started_again_for_ever_is_listened_to_once() -> None:
+    """Each restart of a query applies its operator again, with the same ledger."""
+    one, other, manager = Session(), Session(), Manager()
+    for session in (one, one, other, one):
+        record_once(session, manager)  # type: ignore[arg-type]
+    assert [len(each.listeners) for each in (one, other)] == [1, 1]
+    record_once(one, Manager())  # type: ignore[arg-type]
+    assert len(one.listeners) == 2

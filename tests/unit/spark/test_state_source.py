@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, Not
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, NotAllowed
@@ -18,7 +21,7 @@ from stateflow.security.authority import Authority, write_private
 from stateflow.security.certificates import PREFIX, certificate_of, decoded_token
 from stateflow.security.plain import own_token, use_token
 from stateflow.security.roles import RULES, Identity, Role, check_call, check_request
-from stateflow.spark import register_state
+from stateflow.spark import register_state, state_source
 from stateflow.spark.credentials import Credentials
 from stateflow.spark.session import PUSH_DOWN
 from stateflow.spark.state_source import Portion, StateOptions, StateReader
@@ -98,6 +101,61 @@ def test_a_checkpoint_is_read_without_a_token(token: str, worker: Any) -> None:
     reader = source.reader(None)
     assert reader.token == ""
     assert not contains(cloudpickle.dumps((source, reader)), token), "Spark sends both of them to executors"
+
+
+# -- Filters that Spark passes on --------------------------------------------------------------------------------------
+
+
+def pushed(*filters: Filter) -> StateReader:
+    reader = StateReader(StateOptions.of(WHERE | {"state": "n"}), None, "")
+    assert reader.pushFilters([*filters]) == [*filters], "Spark applies them again"
+    return reader
+
+
+def test_keys_that_nothing_is_stored_under_are_not_asked_for() -> None:
+    """Partitions and replicas refuse such keys, but to Spark they are values like others."""
+    for key in (math.nan, math.inf, -math.inf, None):
+        assert pushed(EqualTo(("key",), key)).keys == ()
+        assert pushed(In(("key",), (1.5, key))).keys == (1.5,)
+
+
+def test_keys_that_are_stored_as_one_are_read_once() -> None:
+    assert pushed(In(("key",), (0.0, 1.5, -0.0))).keys == (0.0, 1.5)
+    assert pushed(In(("key",), (1, 2)), EqualTo(("key",), 2)).keys == (2,)
+    assert pushed(EqualTo(("key",), {"a": 1})).keys == ({"a": 1},), "a key of several columns"
+
+
+def test_only_filters_that_all_rows_must_pass_limit_what_is_read() -> None:
+    others = [Not(EqualTo(("key",), 1)), EqualNullSafe(("key",), 1), EqualTo(("key", "a"), 1), EqualTo(("value",), 1)]
+    assert pushed(*others).keys is None
+    reader = pushed(EqualTo(("partition",), 1), In(("partition",), (1, 2, None)))
+    assert (reader.keys, reader.numbers) == (None, {1})
+
+
+# -- Changes between two savepoints ------------------------------------------------------------------------------------
+
+
+def test_a_value_that_stayed_as_it_was_has_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is the same value in both savepoints, and 0.0 and -0.0 are two."""
+    savepoints = {"old": [1.5, math.nan, 0.0, 2.5], "new": [1.5, math.nan, -0.0, 3.5]}
+
+    def pages(options: StateOptions, *_: object) -> Iterator[bytes]:
+        values = savepoints[options.savepoint]
+        columns = {"key": ["a", "b", "c", "d"], "value": values, "partition": [0] * len(values)}
+        table = pa.table(columns)
+        with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
+            stream.write_table(table)
+        yield sink.getvalue().to_pybytes()
+
+    monkeypatch.setattr(state_source, "_pages", pages)
+    where = {"operator": "Tally", "state": "n", "checkpoint": "store", "savepoint": "new", "since": "old"}
+    names = {"key": pa.string(), "change": pa.string(), "before": pa.float64(), "value": pa.float64()}
+    found = state_source._changes(StateOptions.of(where), 0, pa.schema(names))
+    rows = [row for batch in found for row in batch.to_pylist()]
+    assert [(row["key"], row["change"], row["before"], str(row["value"])) for row in rows] == [
+        ("c", "update", 0.0, "-0.0"),
+        ("d", "update", 2.5, "3.5"),
+    ]
 
 
 # -- A driver that is an administrator of a cluster inside Spark ------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -92,6 +93,68 @@ def test_an_operator_that_is_slow_is_waited_for_and_nothing_piles_up(
     for number, (asked_for, allocated) in enumerate(replicas.seen):
         assert asked_for <= 5 * (number + 1) + 1
         assert allocated <= 2 * PIECE_BYTES, "the piece, and what is being read"
+
+
+class Context:
+    """Spark's context of a task. Its thread evaluates micro-batch 7 of a query."""
+
+    def partitionId(self) -> int:
+        return 0
+
+    def taskAttemptId(self) -> int:
+        return 3
+
+    group = "2b0c6f3e-0d0e-4a37-8f5c-5a9d1e4b7c60"
+
+    def getLocalProperty(self, name: str) -> str | None:
+        said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7", "spark.jobGroup.id": self.group}
+        return said.get(name)
+
+
+def test_a_batch_frame_that_micro_batches_evaluate_is_applied_as_its_own_run(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may be joined with a batch DataFrame of an operator: each micro-batch evaluates it, none applies it."""
+    delivered: list[Batch] = []
+
+    class Noting(Replicas):
+        def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
+            delivered.append(batch)
+            return super().deliver(batch, rows, after)
+
+    source = Input()
+    replicas = Noting(source)
+    monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
+    monkeypatch.setattr(tasks, "ended", lambda: True)
+    monkeypatch.setattr("pyspark.TaskContext.get", Context)
+    for _ in task(iter(source)):
+        pass
+    assert [(each.source, each.number) for each in delivered] == [("batch:s", number) for number in range(12)]
+    assert {each.attempt.run for each in delivered} == {""}
+
+
+@pytest.mark.parametrize(("group", "run"), [(Context.group, Context.group), ("load of the day", "")])
+def test_a_job_group_of_a_function_in_foreach_batch_is_no_run(
+    group: str, run: str, task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run may have the group, too, and repeats the batch with another application of the operator."""
+    delivered: list[Batch] = []
+
+    class Noting(Replicas):
+        def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
+            delivered.append(batch)
+            return Delivery(dict.fromkeys(rows, b""), 0, 0, 0)
+
+    source = Input()
+    replicas = Noting(source)
+    monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
+    monkeypatch.setattr(OperatorTask, "_ask", lambda *_: None)
+    monkeypatch.setattr(tasks, "ended", lambda: True)
+    monkeypatch.setattr(Context, "group", group)
+    monkeypatch.setattr("pyspark.TaskContext.get", Context)
+    for _ in replace(task, piece_bytes=None)(iter(source)):
+        pass
+    assert [(each.source, each.number, each.attempt.run) for each in delivered] == [("query:q:s", 7, run)]
 
 
 def test_what_spark_broke_off_is_sent_as_far_as_it_makes_whole_pieces(

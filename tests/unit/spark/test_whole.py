@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_both_kinds_are_found_and_a_static_frames_operator_is_no_concern() -> No
     assert whole._tasks_of(frame(static, micro)) == [micro]
     assert whole._NAMED.search(static.__name__.encode())
     assert whole._NAMED.search(micro.__name__.encode())
+
+
+def test_an_empty_source_is_none() -> None:
+    """Both uses would send as one source."""
+    one, other = (replace(applied(), source=source) for source in (None, ""))
+    assert one.real_time_source("q") == other.real_time_source("q")
+    with pytest.raises(OperatorUsedTwice):
+        whole._check_apart([one, other])
 
 
 def writer(trigger: str | None, *tasks: OperatorTask) -> Any:
