@@ -29,6 +29,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Dialect,
     Index,
@@ -426,6 +427,23 @@ def _compile_now_us(element: now_us, compiler: Any, **_: Any) -> str:
 
 
 # -- Tables ----------------------------------------------------------------------------------------------------------
+class same_text(FunctionElement[bool]):  # noqa: N801 - named as the comparison that it is
+    """Compares two texts byte by byte. Needed for columns of type ``long_text``, because MySQL and SQL Server compare
+    those by a collation for which ``a`` and ``A`` are equal."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(same_text)
+def _compile_same_text(element: same_text, compiler: Any, **options: Any) -> str:
+    one, other = (compiler.process(each, **options) for each in element.clauses)
+    return {
+        "mysql": f"CAST({one} AS BINARY) = CAST({other} AS BINARY)",
+        "mssql": f"{one} COLLATE Latin1_General_BIN2 = {other}",
+    }.get(compiler.dialect.name, f"{one} = {other}")
+
+
 
 #: revision of a fresh ledger's schema, which this program reads and writes
 REVISION = "0004"
