@@ -416,7 +416,8 @@ class now_us(FunctionElement[int]):  # noqa: N801 - named as the SQL function th
 _NOW_US = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
     "postgresql": "CAST(extract(epoch FROM statement_timestamp()) * 1000000 AS BIGINT)",
-    "mysql": "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)",
+    # not NOW(): local time, in which an hour occurs twice when summer time ends
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
     "mssql": "DATEDIFF_BIG(microsecond, '1970-01-01', SYSUTCDATETIME())",
 }
 
@@ -426,7 +427,6 @@ def _compile_now_us(element: now_us, compiler: Any, **_: Any) -> str:
     return _NOW_US[compiler.dialect.name]
 
 
-# -- Tables ----------------------------------------------------------------------------------------------------------
 class same_text(FunctionElement[bool]):  # noqa: N801 - named as the comparison that it is
     """Compares two texts byte by byte. Needed for columns of type ``long_text``, because MySQL and SQL Server compare
     those by a collation for which ``a`` and ``A`` are equal."""
@@ -444,6 +444,7 @@ def _compile_same_text(element: same_text, compiler: Any, **options: Any) -> str
     }.get(compiler.dialect.name, f"{one} = {other}")
 
 
+# -- Tables ----------------------------------------------------------------------------------------------------------
 
 #: revision of a fresh ledger's schema, which this program reads and writes
 REVISION = "0004"

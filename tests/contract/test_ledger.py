@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import event
-from sqlalchemy.dialects import mssql
+from sqlalchemy import event, select
+from sqlalchemy.dialects import mssql, mysql
 from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from stateflow.clock import ManualClock
 from stateflow.ledger import App, Entry, Holder, Ledger
 from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003_keys, v0004_bundles
-from stateflow.ledger.records import HOLD, METADATA, ItemId
+from stateflow.ledger.records import HOLD, METADATA, ItemId, now_us
 from tests.contract.databases import fresh_database
 from tests.contract.ledger_bundles_suite import BundlesContract
 from tests.contract.ledger_keeping_suite import KeepingContract
@@ -84,6 +84,17 @@ class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract, 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
         plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).mappings().all()
         return [str(dict(row)) for row in plan if row["type"] == "ALL" and str(row["table"]).startswith("ledger_")]
+
+
+def test_the_clock_of_mysql_does_not_follow_local_time() -> None:
+    """Leases end by UTC, because an hour of local time occurs twice when summer time ends.
+
+    In the first of these hours UNIX_TIMESTAMP(NOW()) is an hour ahead on servers whose time zone has summer time. Such
+    a zone cannot be set here: the servers under test have no tables of time zones.
+    """
+    sql = str(select(now_us()).compile(dialect=mysql.dialect()))  # type: ignore[no-untyped-call]
+    assert "UTC_TIMESTAMP(6)" in sql
+    assert "NOW(" not in sql
 
 
 # -- SQL Server and Azure SQL: compiled, not run ----------------------------------------------------------------
