@@ -359,6 +359,8 @@ def _create(url: URL, busy_timeout_s: float) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     connect: dict[str, Any] = {"timeout" if name == "mssql" else "connect_timeout": CONNECT_TIMEOUT_S}
+    if name == "postgresql":  # texts of a database without an encoding (SQL_ASCII) would come as bytes
+        connect["client_encoding"] = "utf8"
     if name == "mysql":  # a value that does not fit is refused, never cut
         connect["init_command"] = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
     return create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=connect)

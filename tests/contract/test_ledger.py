@@ -97,6 +97,17 @@ def test_the_clock_of_mysql_does_not_follow_local_time() -> None:
     assert "NOW(" not in sql
 
 
+def test_a_postgresql_database_without_an_encoding_keeps_every_text(tmp_path: Path) -> None:
+    with fresh_database("postgresql", tmp_path, "ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'") as url:
+        with Ledger(url, author="Zoë") as ledger:
+            ledger.process_new_item("größe", App("müller"), lambda _: {"x": "ü€"})
+        with Ledger(url, create=False) as again:
+            item = again.item("größe")
+            assert item is not None
+            assert (item.records[-1].payload, item.records[-1].author) == ({"x": "ü€"}, "Zoë")
+            assert again.verify() == []
+
+
 # -- SQL Server and Azure SQL: compiled, not run ----------------------------------------------------------------
 
 
