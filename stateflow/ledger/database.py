@@ -129,10 +129,18 @@ class Database:
     # -- transactions -------------------------------------------------------------------------------------
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Connects for reading. Raises Unavailable."""
+    def reading(self, *, one_moment: bool = False) -> Iterator[Connection]:
+        """Connects for reading. Raises Unavailable.
+
+        Args:
+            one_moment: all statements read the database as of the first one; SQLite always does so, and SQL Server
+                never. Otherwise, each sees what was committed before it.
+        """
+        engine = self.engine
+        if one_moment and self.dialect in ("postgresql", "mysql"):
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
         try:
-            with self.engine.connect() as connection:
+            with engine.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise self._said(error, "read", "check its database") from self.cause(error)

@@ -553,8 +553,9 @@ class Ledger:
         return resolved
 
     def verify(self) -> list[Fault]:
-        """Returns every fault of the ledger: of records, of payloads, and of projections. Writes nothing."""
-        with self.database.reading() as connection:
+        """Returns every fault of the ledger: of records, of payloads, and of projections. Writes nothing, and holds up
+        no writer."""
+        with self.database.reading(one_moment=True) as connection:
             return list(verify(connection))
 
     def rebuild(self) -> int:

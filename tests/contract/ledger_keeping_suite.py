@@ -25,7 +25,7 @@ from stateflow.errors import (
     LedgerTooNew,
     LedgerTooOld,
 )
-from stateflow.ledger import App, Board, Entry, Ledger, RecordState, StateManager
+from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState, StateManager
 from stateflow.ledger.database import Database, migrate
 from stateflow.ledger.records import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
 from tests.contract.ledger_support import PATIENCE_S, A, done, sound
@@ -190,6 +190,19 @@ class KeepingContract:
                 done(fresh, two)
                 with after_statement(fresh, number, archive):
                     assert [record.state for record in fresh.records(two)] == states
+
+    def test_a_ledger_that_is_written_while_it_is_verified_has_no_faults(self, fresh: Ledger, fresh_url: str) -> None:
+        with Ledger(fresh_url) as other:
+            for number in range(8):
+                lock = fresh.put(f"item-{number}", A, "PROCESSING", fresh.put(f"item-{number}", A, "NEW"))
+
+                def write(lock: Record = lock) -> None:
+                    other.put(lock.item_id, A, "PROCESSED", lock)
+                    done(other, f"new-{lock.item_id}")
+
+                with after_statement(fresh, number, write):
+                    assert fresh.verify() == [], f"written after statement {number}"
+        sound(fresh)
 
     @pytest.mark.thorough
     def test_archive_of_many(self, fresh: Ledger) -> None:
