@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
@@ -532,33 +533,39 @@ class SiteCache:
         self._bytes_max = bytes_max
 
     def get(self, digest: str, target: Path) -> bool:
-        """Copies verified content to ``target``, a new file. Returns False if the cache lacks it."""
+        """Copies verified content to ``target``, a new file. Returns False if the cache lacks it, or cannot be read.
+        Raises OSError if ``target`` cannot be written."""
         place = self._place(digest)
         try:
-            found = hashed_copy(place, target)
-        except FileNotFoundError:
+            cached = place.open("rb", buffering=0)
+        except OSError:  # absent, or not for this user
             return False
+        with cached:
+            found = _hashed_copy(cached, target)
         if found != digest:
             target.unlink()
-            place.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                place.unlink(missing_ok=True)
             return False
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.utime(place)
         return True
 
     def put(self, digest: str, source: Path) -> None:
         """Stores a copy of a file whose content has this digest. A failure, such as a full disk, is ignored."""
-        place = self._place(digest)
-        if place.exists() or source.stat().st_size > self._bytes_max:
-            return
         temporary = self._directory / f"new-{uuid.uuid4().hex}"
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, temporary)
-            temporary.replace(place)
+        with contextlib.suppress(OSError):
+            place = self._place(digest)
+            if place.exists() or source.stat().st_size > self._bytes_max:
+                return
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, temporary)
+                temporary.replace(place)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                return
             self._shrink()
-        except OSError:
-            temporary.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
         files = []
@@ -578,12 +585,19 @@ class SiteCache:
         return self._directory / digest[:2] / digest
 
 
-def hashed_copy(source: Path, target: Path) -> str:
-    """Copies a file and returns the xxh3_128 of what was copied, hexadecimal. Raises FileNotFoundError."""
+def _hashed_copy(source: FileIO, target: Path) -> str:
+    """Copies a file and returns the xxh3_128 of what was copied, hexadecimal; empty if the source cannot be read.
+    Raises OSError if the target cannot be written."""
     hasher = xxhash.xxh3_128()
-    with source.open("rb", buffering=0) as read, target.open("wb", buffering=0) as write:
-        while data := read.read(CHUNK_BYTES):
+    with target.open("wb", buffering=0) as out:
+        while True:
+            try:
+                data = source.read(CHUNK_BYTES)
+            except OSError:
+                return ""
+            if not data:
+                break
             hasher.update(data)
-            write.write(data)
+            out.write(data)
     digest: str = hasher.hexdigest()
     return digest

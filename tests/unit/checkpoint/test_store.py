@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
-from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention
+from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention, SiteCache
 from stateflow.checkpoint.backend import LocalBackend, Objects, Throttle
 from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark, blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
@@ -247,6 +250,40 @@ def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch
         backend.upload("blobs/ab/abcd", path, lambda _: None)
     assert backend.read("blobs/ab/abcd") == b"whole"
     assert [stored.name for stored in backend.list("")] == ["blobs/ab/abcd"]
+
+
+def test_a_cache_of_another_user_is_read_and_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(str(tmp_path / "checkpoints"), cache=SiteCache(tmp_path / "cache", 1 << 20))
+    manifest = saved(store, small(tmp_path, a="aaaa"))
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refused)
+    store.restore(manifest, tmp_path / "cached")
+    [cached] = (tmp_path / "cache").glob("*/*")
+    cached.unlink()
+    cached.mkdir()  # cannot be read, as a file without rights or on a failing disk
+    store.restore(manifest, tmp_path / "fetched")
+    assert content_of(tmp_path / "cached") == content_of(tmp_path / "fetched") == {"a": b"aaaa"}
+
+
+def test_a_cache_on_a_file_system_that_became_read_only_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(str(tmp_path / "checkpoints"), cache=SiteCache(tmp_path / "cache", 1 << 20))
+    unlink = Path.unlink
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        if tmp_path / "cache" in path.parents:  # Linux refuses this before it looks for the file
+            raise OSError(errno.EROFS, "Read-only file system")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(shutil, "copyfile", lambda _, to: read_only(to))
+    monkeypatch.setattr(Path, "unlink", read_only)
+    manifest = saved(store, small(tmp_path, a="aaaa"))
+    store.restore(manifest, tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == {"a": b"aaaa"}
 
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
