@@ -194,6 +194,14 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
+def write_whole(file: BinaryIO, data: bytes) -> None:
+    """Writes all of ``data``. When a disk becomes full, an unbuffered file stores only the beginning of the data, and
+    only the next write raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
@@ -252,7 +260,7 @@ class FsspecBackend:
 
     def download(self, name: str, file: BinaryIO, expected: int) -> None:
         for data in self.chunks(name):
-            file.write(data)
+            write_whole(file, data)
             if file.tell() > expected:
                 return
 
@@ -598,6 +606,6 @@ def _hashed_copy(source: FileIO, target: Path) -> str:
             if not data:
                 break
             hasher.update(data)
-            out.write(data)
+            write_whole(out, data)
     digest: str = hasher.hexdigest()
     return digest

@@ -41,6 +41,7 @@ from stateflow.checkpoint.backend import (
     Throttle,
     open_backend,
     place_of,
+    write_whole,
 )
 from stateflow.checkpoint.catalog import (
     BLOBS,
@@ -154,7 +155,7 @@ class Fetching:
                 if size > file.size:  # wrong content, of any length
                     break
                 try:
-                    out.write(data)
+                    write_whole(out, data)
                 except OSError as error:
                     raise no_room(error, path.parent) from error
         with written(path):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 import threading
 from collections.abc import Iterator
@@ -250,6 +251,31 @@ def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch
         backend.upload("blobs/ab/abcd", path, lambda _: None)
     assert backend.read("blobs/ab/abcd") == b"whole"
     assert [stored.name for stored in backend.list("")] == ["blobs/ab/abcd"]
+
+
+@contextlib.contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """Lets no file grow beyond ``size`` bytes: a write that crosses it stores only a part, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("way", ["plain", "fsspec", "zstd", "cache"])
+def test_a_file_that_is_cut_off_by_a_full_disk_is_no_checkpoint(tmp_path: Path, way: str) -> None:
+    """A write to a disk that becomes full stores the beginning of its data, without an error."""
+    content = "0" * 100_000
+    cache = SiteCache(tmp_path / "cache", 1 << 20) if way == "cache" else None
+    url = f"memory://{tmp_path.name}-full" if way == "fsspec" else str(tmp_path / "checkpoints")
+    store = CheckpointStore(url, codec=Codec("zstd" if way == "zstd" else "none"), cache=cache)
+    manifest = saved(store, small(tmp_path, a=content))
+    with files_end_at(60_000), pytest.raises(Unavailable, match="cannot write to the local disk"):
+        store.restore(manifest, tmp_path / "restored")
+    store.restore(manifest, tmp_path / "again")
+    assert content_of(tmp_path / "again") == {"a": content.encode()}
 
 
 def test_a_cache_of_another_user_is_read_and_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
