@@ -340,6 +340,12 @@ class Objects:
     def create(self, name: str, data: bytes) -> None:
         self._call(self._timeout_s, self._backend.create, name, data)
 
+    def create_own(self, name: str, data: bytes) -> None:
+        """Creates an object under a name that no other process uses. If it exists, an earlier attempt has made it:
+        clients of object stores repeat a call whose answer was lost."""
+        with contextlib.suppress(FileExistsError):
+            self.create(name, data)
+
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
         sent = 0
 
@@ -389,7 +395,7 @@ class Objects:
     def now_us(self) -> int:
         """Returns the time of the clock that dates the store's objects, µs. It may differ from this machine's clock."""
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
-        self.create(probe, b"now")
+        self.create_own(probe, b"now")
         try:
             made = self.stat(probe)
         finally:

@@ -444,7 +444,7 @@ class Lease:
     def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
         self._objects = objects
         self._name = f"{INTENTS}/{uuid.uuid4().hex}.json"
-        objects.create(self._name, json.dumps(sorted(set(digests))).encode())
+        objects.create_own(self._name, json.dumps(sorted(set(digests))).encode())
 
     def stands(self) -> bool:
         """Returns whether the lease still exists. False: a collection considered the process dead, and removed the

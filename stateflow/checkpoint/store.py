@@ -291,7 +291,7 @@ class CheckpointStore:
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         try:
             self.check(first_use=True)
-            self.objects.create(probe, b"")
+            self.objects.create_own(probe, b"")
             self.objects.delete(probe)
         except (Unavailable, FileNotFoundError) as error:
             cause = error.__cause__ if isinstance(error, Unavailable) else error

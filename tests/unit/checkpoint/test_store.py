@@ -24,7 +24,7 @@ from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retent
 from stateflow.checkpoint.backend import LocalBackend, Objects, Throttle
 from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark, blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
-from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep, whose_turn
+from stateflow.checkpoint.collecting import collect, is_dead, to_drop, to_sweep, whose_turn
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointNewer,
@@ -37,7 +37,7 @@ from stateflow.errors import (
 from stateflow.partition.change_feed import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
 from stateflow.types import PartitionId
-from tests.contract.backends import P, Torn, content_of, manifest_of, small
+from tests.contract.backends import P, Torn, Wrapper, content_of, manifest_of, small
 
 COUNT = 20_000
 
@@ -251,6 +251,28 @@ def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch
         backend.upload("blobs/ab/abcd", path, lambda _: None)
     assert backend.read("blobs/ab/abcd") == b"whole"
     assert [stored.name for stored in backend.list("")] == ["blobs/ab/abcd"]
+
+
+class Repeating(Wrapper):
+    """A store whose answers to ``create`` are lost. Its client repeats the call, which finds the object."""
+
+    def after(self, operation: str, name: str) -> None:
+        if operation == "create":
+            raise FileExistsError(name)
+
+
+def test_an_object_that_a_client_creates_twice_is_its_own(tmp_path: Path) -> None:
+    store = CheckpointStore("far", backend=Repeating(LocalBackend(tmp_path / "far")))
+    store.check_writable()
+    for sequence in (1, 2, 3):
+        directory = small(tmp_path, a=f"state {sequence}")
+        manifest = store.save(manifest_of(directory, 1, sequence), directory, savepoint=f"s{sequence}").manifest
+    store.delete_savepoint("s1")
+    report = collect(store, Retention(1))
+    assert (report.checkpoints_dropped, report.blobs_deleted) == (2, 1)
+    store.restore(manifest, tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == {"a": b"state 3"}
+    assert [path for folder in ("intents", "condemned", "tmp") for path in (tmp_path / "far" / folder).iterdir()] == []
 
 
 @contextlib.contextmanager
