@@ -141,12 +141,12 @@ class LocalBackend:
 
     def _temporary(self) -> Path:
         folder = self.root / self.TEMPORARY
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
         return folder / uuid.uuid4().hex
 
     def _link(self, temporary: Path, name: str) -> None:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         target.hardlink_to(temporary)
         _sync_folder(target.parent)
 
@@ -204,6 +204,15 @@ def write_whole(file: BinaryIO, data: bytes) -> None:
 
 def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
+
+
+def _make_folder(path: Path) -> None:
+    """Creates a folder and its parents. The entry of each in its parent survives power loss, too: otherwise what is
+    synced inside could be lost with its folder."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:

@@ -253,6 +253,22 @@ def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch
     assert [stored.name for stored in backend.list("")] == ["blobs/ab/abcd"]
 
 
+@pytest.mark.parametrize("operation", ["create", "upload"])
+def test_the_folders_of_an_object_survive_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Every new folder on the way to an object has its entry synced, in its parent."""
+    synced: list[Path] = []
+    monkeypatch.setattr("stateflow.checkpoint.backend._sync_folder", synced.append)
+    (tmp_path / "content").write_bytes(b"")
+    store = LocalBackend(tmp_path / "new" / "store")
+    if operation == "create":
+        store.create("manifests/Op/object", b"")
+    else:
+        store.upload("manifests/Op/object", tmp_path / "content", lambda _: None)
+    assert {*store.root.parents[:2], store.root, store.root / "manifests", store.root / "manifests/Op"} <= {*synced}
+
+
 class Repeating(Wrapper):
     """A store whose answers to ``create`` are lost. Its client repeats the call, which finds the object."""
 
