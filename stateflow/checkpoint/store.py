@@ -54,6 +54,7 @@ from stateflow.checkpoint.catalog import (
     another,
     blob_name,
     folder_of,
+    incomplete,
     make_marker,
     manifest_name,
     missing,
@@ -122,9 +123,18 @@ class Fetching:
         except CheckpointCorrupt as error:
             raise _corrupt(manifest, file, "cannot be decoded") from error
         if found != (file.size, file.digest):
+            self._check_whole(file, found[0])
             raise _corrupt(manifest, file, "does not match its size and digest")
         if self._cache is not None:
             self._cache.put(file.digest, path)
+
+    def _check_whole(self, file: ManifestFile, read: int) -> None:
+        """Checks that a plain blob of which too little was read is really too short. Raises Unavailable if the store
+        has all of it: an older checkpoint must not be taken because of one incomplete answer."""
+        if read < file.size and self._codec.is_plain(file.blob):
+            stored = self._objects.stat(f"{BLOBS}/{file.blob}")
+            if stored is not None and stored.size == file.size:
+                raise incomplete(file.blob, read, file.size, self._objects.url)
 
     def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
         """Copies a plain blob; returns size and digest of the copy.

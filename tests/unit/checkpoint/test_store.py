@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import xxhash
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention, SiteCache
-from stateflow.checkpoint.backend import LocalBackend, Objects, Throttle
+from stateflow.checkpoint.backend import Backend, LocalBackend, Objects, Throttle
 from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark, blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
 from stateflow.checkpoint.collecting import collect, is_dead, to_drop, to_sweep, whose_turn
@@ -267,6 +267,41 @@ def test_the_folders_of_an_object_survive_a_loss_of_power(
     else:
         store.upload("manifests/Op/object", tmp_path / "content", lambda _: None)
     assert {*store.root.parents[:2], store.root, store.root / "manifests", store.root / "manifests/Op"} <= {*synced}
+
+
+class Incomplete(Wrapper):
+    """A store that answers the first read of an object in this folder with a few bytes, and no error."""
+
+    def __init__(self, inner: Backend, folder: str) -> None:
+        super().__init__(inner)
+        self._folder, self._left = folder, 1
+
+    def _cut(self, name: str) -> bool:
+        cut = self._left > 0 and name.startswith(self._folder)
+        self._left -= cut
+        return cut
+
+    def read(self, name: str) -> bytes:
+        return self.inner.read(name)[: 5 if self._cut(name) else None]
+
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
+        self.inner.download(name, file, expected)
+        if self._cut(name):
+            file.truncate(2)
+
+
+@pytest.mark.parametrize("folder", ["manifests", "blobs"])
+def test_an_incomplete_answer_does_not_make_a_checkpoint_damaged(tmp_path: Path, folder: str) -> None:
+    """A restore must not fall back to an older checkpoint because of it."""
+    kept = LocalBackend(tmp_path / "far")
+    saved(CheckpointStore("far", backend=kept), small(tmp_path, a="older"), 1, 1)
+    newest = saved(CheckpointStore("far", backend=kept), small(tmp_path, a="newer"), 1, 2)
+    store = CheckpointStore("far", backend=Incomplete(kept, folder))
+    with pytest.raises(Unavailable, match=r"returned [25] of the [0-9]+ bytes"):
+        store.restore(next(store.newest(P)), tmp_path / "first")
+    assert next(store.newest(P)) == newest
+    store.restore(newest, tmp_path / "second")
+    assert content_of(tmp_path / "second") == {"a": b"newer"}
 
 
 class Repeating(Wrapper):
