@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import logging
 import random  # noqa: TID251 - a type only
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -99,6 +100,10 @@ _TOO_LARGE = {"postgresql": frozenset({"22003"}), "mysql": frozenset({1264, 1690
 }
 ATTEMPTS_MAX = 8
 CONNECT_TIMEOUT_S = 10
+#: time after which a connection is given up whose server's machine acknowledges nothing: it has lost its power, or a
+#: firewall forgot the connection. The system's default is 15 minutes to two hours. A busy server is waited for.
+SILENCE_S = 30.0
+KEEPALIVE_S = 10
 BACKOFF_MAX_S = 1.0
 
 
@@ -368,10 +373,28 @@ def _create(url: URL, busy_timeout_s: float) -> Engine:
         return engine
     connect: dict[str, Any] = {"timeout" if name == "mssql" else "connect_timeout": CONNECT_TIMEOUT_S}
     if name == "postgresql":  # texts of a database without an encoding (SQL_ASCII) would come as bytes
-        connect["client_encoding"] = "utf8"
+        connect |= {"client_encoding": "utf8", "tcp_user_timeout": round(SILENCE_S * 1000)}
+        connect |= {"keepalives_idle": KEEPALIVE_S, "keepalives_interval": KEEPALIVE_S}
     if name == "mysql":  # a value that does not fit is refused, never cut
         connect["init_command"] = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
-    return create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=connect)
+    engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=connect)
+    if name == "mysql":
+        event.listen(engine, "connect", _end_silence)
+    return engine
+
+
+def _end_silence(connection: Any, _: Any) -> None:
+    """Lets the system end a connection to MySQL whose server's machine is silent, as libpq's parameters do."""
+    link = getattr(connection, "_sock", None)
+    if link is None or link.family == socket.AF_UNIX:
+        return
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S),
+        ("TCP_USER_TIMEOUT", round(SILENCE_S * 1000)),
+    ):
+        if hasattr(socket, name):  # each system has some of them
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

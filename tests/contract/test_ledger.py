@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -95,6 +97,21 @@ def test_the_clock_of_mysql_does_not_follow_local_time() -> None:
     sql = str(select(now_us()).compile(dialect=mysql.dialect()))  # type: ignore[no-untyped-call]
     assert "UTC_TIMESTAMP(6)" in sql
     assert "NOW(" not in sql
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_connection_to_a_silent_machine_ends(kind: str, tmp_path: Path) -> None:
+    """The system gives up a connection whose other end acknowledges nothing, in half a minute instead of hours.
+
+    Without that a controller whose server failed over would wait on the old connection.
+    """
+    with fresh_database(kind, tmp_path) as url, Ledger(url) as ledger, ledger.database.reading() as connection:
+        driver = connection.connection.driver_connection
+        number = driver.fileno() if kind == "postgresql" else driver._sock.fileno()  # type: ignore[union-attr]
+        with socket.socket(fileno=os.dup(number)) as link:
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL
+            assert [link.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [30_000, 10, 10]
 
 
 def test_a_postgresql_database_without_an_encoding_keeps_every_text(tmp_path: Path) -> None:
