@@ -123,18 +123,16 @@ class Fetching:
         except CheckpointCorrupt as error:
             raise _corrupt(manifest, file, "cannot be decoded") from error
         if found != (file.size, file.digest):
-            self._check_whole(file, found[0])
             raise _corrupt(manifest, file, "does not match its size and digest")
         if self._cache is not None:
             self._cache.put(file.digest, path)
 
     def _check_whole(self, file: ManifestFile, read: int) -> None:
-        """Checks that a plain blob of which too little was read is really too short. Raises Unavailable if the store
-        has all of it: an older checkpoint must not be taken because of one incomplete answer."""
-        if read < file.size and self._codec.is_plain(file.blob):
-            stored = self._objects.stat(f"{BLOBS}/{file.blob}")
-            if stored is not None and stored.size == file.size:
-                raise incomplete(file.blob, read, file.size, self._objects.url)
+        """Checks that a blob of which too little was read is really too short. Raises Unavailable if the store has more
+        of it: an older checkpoint must not be taken because of one incomplete answer."""
+        stored = self._objects.stat(f"{BLOBS}/{file.blob}")
+        if stored is not None and read < stored.size:
+            raise incomplete(file.blob, read, stored.size, self._objects.url)
 
     def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
         """Copies a plain blob; returns size and digest of the copy.
@@ -154,20 +152,35 @@ class Fetching:
             while count := copied.readinto(piece):
                 hasher.update(piece[:count])
                 size += count
+        if size < file.size:
+            self._check_whole(file, size)
         return size, hasher.hexdigest()
 
     def _decode(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
-        hasher, size = xxhash.xxh3_128(), 0
+        hasher, size, read = xxhash.xxh3_128(), 0, 0
+
+        def encoded() -> Iterator[bytes]:
+            nonlocal read
+            for data in self._objects.chunks(f"{BLOBS}/{file.blob}"):
+                read += len(data)
+                yield data
+
         with _opened(path) as out:
-            for data in self._codec.decode(self._objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
-                hasher.update(data)
-                size += len(data)
-                if size > file.size:  # wrong content, of any length
-                    break
-                try:
-                    write_whole(out, data)
-                except OSError as error:
-                    raise no_room(error, path.parent) from error
+            try:
+                for data in self._codec.decode(encoded(), file.blob):
+                    hasher.update(data)
+                    size += len(data)
+                    if size > file.size:  # wrong content, of any length
+                        break
+                    try:
+                        write_whole(out, data)
+                    except OSError as error:
+                        raise no_room(error, path.parent) from error
+            except CheckpointCorrupt:
+                self._check_whole(file, read)
+                raise
+        if size < file.size:
+            self._check_whole(file, read)
         with written(path):
             return size, hasher.hexdigest()
 
