@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
@@ -140,12 +141,12 @@ class LocalBackend:
 
     def _temporary(self) -> Path:
         folder = self.root / self.TEMPORARY
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
         return folder / uuid.uuid4().hex
 
     def _link(self, temporary: Path, name: str) -> None:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         target.hardlink_to(temporary)
         _sync_folder(target.parent)
 
@@ -193,8 +194,25 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
+def write_whole(file: BinaryIO, data: bytes) -> None:
+    """Writes all of ``data``. When a disk becomes full, an unbuffered file stores only the beginning of the data, and
+    only the next write raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
+
+
+def _make_folder(path: Path) -> None:
+    """Creates a folder and its parents. The entry of each in its parent survives power loss, too: otherwise what is
+    synced inside could be lost with its folder."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:
@@ -251,7 +269,7 @@ class FsspecBackend:
 
     def download(self, name: str, file: BinaryIO, expected: int) -> None:
         for data in self.chunks(name):
-            file.write(data)
+            write_whole(file, data)
             if file.tell() > expected:
                 return
 
@@ -331,6 +349,12 @@ class Objects:
     def create(self, name: str, data: bytes) -> None:
         self._call(self._timeout_s, self._backend.create, name, data)
 
+    def create_own(self, name: str, data: bytes) -> None:
+        """Creates an object under a name that no other process uses. If it exists, an earlier attempt has made it:
+        clients of object stores repeat a call whose answer was lost."""
+        with contextlib.suppress(FileExistsError):
+            self.create(name, data)
+
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
         sent = 0
 
@@ -380,7 +404,7 @@ class Objects:
     def now_us(self) -> int:
         """Returns the time of the clock that dates the store's objects, µs. It may differ from this machine's clock."""
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
-        self.create(probe, b"now")
+        self.create_own(probe, b"now")
         try:
             made = self.stat(probe)
         finally:
@@ -532,33 +556,39 @@ class SiteCache:
         self._bytes_max = bytes_max
 
     def get(self, digest: str, target: Path) -> bool:
-        """Copies verified content to ``target``, a new file. Returns False if the cache lacks it."""
+        """Copies verified content to ``target``, a new file. Returns False if the cache lacks it, or cannot be read.
+        Raises OSError if ``target`` cannot be written."""
         place = self._place(digest)
         try:
-            found = hashed_copy(place, target)
-        except FileNotFoundError:
+            cached = place.open("rb", buffering=0)
+        except OSError:  # absent, or not for this user
             return False
+        with cached:
+            found = _hashed_copy(cached, target)
         if found != digest:
             target.unlink()
-            place.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                place.unlink(missing_ok=True)
             return False
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.utime(place)
         return True
 
     def put(self, digest: str, source: Path) -> None:
         """Stores a copy of a file whose content has this digest. A failure, such as a full disk, is ignored."""
-        place = self._place(digest)
-        if place.exists() or source.stat().st_size > self._bytes_max:
-            return
         temporary = self._directory / f"new-{uuid.uuid4().hex}"
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, temporary)
-            temporary.replace(place)
+        with contextlib.suppress(OSError):
+            place = self._place(digest)
+            if place.exists() or source.stat().st_size > self._bytes_max:
+                return
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, temporary)
+                temporary.replace(place)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                return
             self._shrink()
-        except OSError:
-            temporary.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
         files = []
@@ -578,12 +608,19 @@ class SiteCache:
         return self._directory / digest[:2] / digest
 
 
-def hashed_copy(source: Path, target: Path) -> str:
-    """Copies a file and returns the xxh3_128 of what was copied, hexadecimal. Raises FileNotFoundError."""
+def _hashed_copy(source: FileIO, target: Path) -> str:
+    """Copies a file and returns the xxh3_128 of what was copied, hexadecimal; empty if the source cannot be read.
+    Raises OSError if the target cannot be written."""
     hasher = xxhash.xxh3_128()
-    with source.open("rb", buffering=0) as read, target.open("wb", buffering=0) as write:
-        while data := read.read(CHUNK_BYTES):
+    with target.open("wb", buffering=0) as out:
+        while True:
+            try:
+                data = source.read(CHUNK_BYTES)
+            except OSError:
+                return ""
+            if not data:
+                break
             hasher.update(data)
-            write.write(data)
+            write_whole(out, data)
     digest: str = hasher.hexdigest()
     return digest

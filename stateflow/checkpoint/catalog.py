@@ -376,7 +376,8 @@ class Catalog:
     def read(self, found: Found) -> Manifest:
         """Reads a manifest and checks that its content matches its name.
 
-        Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted since it was listed.
+        Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted since it was listed;
+        Unavailable for an incomplete answer, because the manifest itself may be whole.
         """
         if found.size > MANIFEST_BYTES_MAX:
             raise CheckpointCorrupt(
@@ -384,7 +385,10 @@ class Catalog:
                 remedy=ANOTHER,
                 place=found.name,
             )
-        manifest = Manifest.decode(self._codec.unseal(self._objects.read(found.name), found.name), found.name)
+        data = self._objects.read(found.name)
+        if found.size and len(data) < found.size:
+            raise incomplete(found.name, len(data), found.size, self._objects.url)
+        manifest = Manifest.decode(self._codec.unseal(data, found.name), found.name)
         if manifest.id != found.partition or (not found.savepoint and manifest.order != found.order):
             raise CheckpointCorrupt(
                 f"the manifest does not match its name: it is {manifest.id}, epoch and sequence {manifest.order}",
@@ -427,6 +431,14 @@ class Catalog:
         return found
 
 
+def incomplete(name: str, read: int, size: int, url: str) -> Unavailable:
+    return Unavailable(
+        f"the checkpoint store returned {read} of the {size} bytes of {name}",
+        remedy="try again; if it happens again, check the store and what is between",
+        url=url,
+    )
+
+
 def folder_of(partition: PartitionId) -> str:
     return f"{MANIFESTS}/{partition.operator}/p{partition.partition:05d}"
 
@@ -444,7 +456,7 @@ class Lease:
     def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
         self._objects = objects
         self._name = f"{INTENTS}/{uuid.uuid4().hex}.json"
-        objects.create(self._name, json.dumps(sorted(set(digests))).encode())
+        objects.create_own(self._name, json.dumps(sorted(set(digests))).encode())
 
     def stands(self) -> bool:
         """Returns whether the lease still exists. False: a collection considered the process dead, and removed the

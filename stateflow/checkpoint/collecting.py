@@ -203,7 +203,7 @@ class Collector:
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
         mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
         if condemned and not report.dry_run:
-            self._objects.create(mark, json.dumps(sorted(condemned)).encode())
+            self._objects.create_own(mark, json.dumps(sorted(condemned)).encode())
         deleting = False
         try:
             leases = self._catalog.marks(INTENTS)

@@ -41,6 +41,7 @@ from stateflow.checkpoint.backend import (
     Throttle,
     open_backend,
     place_of,
+    write_whole,
 )
 from stateflow.checkpoint.catalog import (
     BLOBS,
@@ -53,6 +54,7 @@ from stateflow.checkpoint.catalog import (
     another,
     blob_name,
     folder_of,
+    incomplete,
     make_marker,
     manifest_name,
     missing,
@@ -125,6 +127,13 @@ class Fetching:
         if self._cache is not None:
             self._cache.put(file.digest, path)
 
+    def _check_whole(self, file: ManifestFile, read: int) -> None:
+        """Checks that a blob of which too little was read is really too short. Raises Unavailable if the store has more
+        of it: an older checkpoint must not be taken because of one incomplete answer."""
+        stored = self._objects.stat(f"{BLOBS}/{file.blob}")
+        if stored is not None and read < stored.size:
+            raise incomplete(file.blob, read, stored.size, self._objects.url)
+
     def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
         """Copies a plain blob; returns size and digest of the copy.
 
@@ -143,20 +152,35 @@ class Fetching:
             while count := copied.readinto(piece):
                 hasher.update(piece[:count])
                 size += count
+        if size < file.size:
+            self._check_whole(file, size)
         return size, hasher.hexdigest()
 
     def _decode(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
-        hasher, size = xxhash.xxh3_128(), 0
+        hasher, size, read = xxhash.xxh3_128(), 0, 0
+
+        def encoded() -> Iterator[bytes]:
+            nonlocal read
+            for data in self._objects.chunks(f"{BLOBS}/{file.blob}"):
+                read += len(data)
+                yield data
+
         with _opened(path) as out:
-            for data in self._codec.decode(self._objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
-                hasher.update(data)
-                size += len(data)
-                if size > file.size:  # wrong content, of any length
-                    break
-                try:
-                    out.write(data)
-                except OSError as error:
-                    raise no_room(error, path.parent) from error
+            try:
+                for data in self._codec.decode(encoded(), file.blob):
+                    hasher.update(data)
+                    size += len(data)
+                    if size > file.size:  # wrong content, of any length
+                        break
+                    try:
+                        write_whole(out, data)
+                    except OSError as error:
+                        raise no_room(error, path.parent) from error
+            except CheckpointCorrupt:
+                self._check_whole(file, read)
+                raise
+        if size < file.size:
+            self._check_whole(file, read)
         with written(path):
             return size, hasher.hexdigest()
 
@@ -290,7 +314,7 @@ class CheckpointStore:
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         try:
             self.check(first_use=True)
-            self.objects.create(probe, b"")
+            self.objects.create_own(probe, b"")
             self.objects.delete(probe)
         except (Unavailable, FileNotFoundError) as error:
             cause = error.__cause__ if isinstance(error, Unavailable) else error

@@ -224,6 +224,9 @@ class Board:
         waiting = found.pop(EntityStatus.WAITING, [])
         stopped = [each for several in found.values() for each in several]  # under way, failed or cancelled
         items = {item.item_id: item for item in self.ledger.items(each["item_id"] for each in stopped)}
+        # read again, as in _seen: the rows above may be older than the items
+        rows = {each["item_id"]: each for status in found for each in self.entities(bid, status)}
+        stopped = [rows[item_id] for item_id in items if item_id in rows]
         waits = {"status": EntityStatus.WAITING.value}
         again = [_Seen(items[each["item_id"]], each).to(RecordState.RESOLVED, waits) for each in stopped]
         to = BatchStatus.GENERATE_IID if plan.relist else BatchStatus.IN_PROGRESS

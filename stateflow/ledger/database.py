@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import logging
 import random  # noqa: TID251 - a type only
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -99,6 +100,10 @@ _TOO_LARGE = {"postgresql": frozenset({"22003"}), "mysql": frozenset({1264, 1690
 }
 ATTEMPTS_MAX = 8
 CONNECT_TIMEOUT_S = 10
+#: time after which a connection is given up whose server's machine acknowledges nothing: it has lost its power, or a
+#: firewall forgot the connection. The system's default is 15 minutes to two hours. A busy server is waited for.
+SILENCE_S = 30.0
+KEEPALIVE_S = 10
 BACKOFF_MAX_S = 1.0
 
 
@@ -129,10 +134,18 @@ class Database:
     # -- transactions -------------------------------------------------------------------------------------
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Connects for reading. Raises Unavailable."""
+    def reading(self, *, one_moment: bool = False) -> Iterator[Connection]:
+        """Connects for reading. Raises Unavailable.
+
+        Args:
+            one_moment: all statements read the database as of the first one; SQLite always does so, and SQL Server
+                never. Otherwise, each sees what was committed before it.
+        """
+        engine = self.engine
+        if one_moment and self.dialect in ("postgresql", "mysql"):
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
         try:
-            with self.engine.connect() as connection:
+            with engine.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise self._said(error, "read", "check its database") from self.cause(error)
@@ -359,9 +372,29 @@ def _create(url: URL, busy_timeout_s: float) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     connect: dict[str, Any] = {"timeout" if name == "mssql" else "connect_timeout": CONNECT_TIMEOUT_S}
+    if name == "postgresql":  # texts of a database without an encoding (SQL_ASCII) would come as bytes
+        connect |= {"client_encoding": "utf8", "tcp_user_timeout": round(SILENCE_S * 1000)}
+        connect |= {"keepalives_idle": KEEPALIVE_S, "keepalives_interval": KEEPALIVE_S}
     if name == "mysql":  # a value that does not fit is refused, never cut
         connect["init_command"] = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
-    return create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=connect)
+    engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=connect)
+    if name == "mysql":
+        event.listen(engine, "connect", _end_silence)
+    return engine
+
+
+def _end_silence(connection: Any, _: Any) -> None:
+    """Lets the system end a connection to MySQL whose server's machine is silent, as libpq's parameters do."""
+    link = getattr(connection, "_sock", None)
+    if link is None or link.family == socket.AF_UNIX:
+        return
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S),
+        ("TCP_USER_TIMEOUT", round(SILENCE_S * 1000)),
+    ):
+        if hasattr(socket, name):  # each system has some of them
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

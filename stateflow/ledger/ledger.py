@@ -38,7 +38,6 @@ from stateflow.ledger import database, rules, statements
 from stateflow.ledger import records as payloads
 from stateflow.ledger.database import Database, Holder, LeaderLease, prepare
 from stateflow.ledger.records import (
-    ARCHIVE,
     RECORD,
     SCHEMA,
     App,
@@ -69,11 +68,11 @@ SELF = App("stateflow.ledger")
 # -- Items from their rows -------------------------------------------------------------------------------------------
 
 
-def item_of(item_id: str, rows: list[tuple[Any, bool]], schemas: Mapping[str, Mapping[str, Any]]) -> Item:
+def item_of(item_id: str, rows: list[Any], schemas: Mapping[str, Mapping[str, Any]]) -> Item:
     """Builds an item from its rows, and checks it."""
-    records = tuple(statements.record_of(row, strict=False) for row, _ in rows)
+    records = tuple(statements.record_of(row, strict=False) for row in rows)
     faults = [*faults_of(item_id, records)]
-    for row, _ in rows:
+    for row in rows:
         faults += payload_faults(row, schemas)
     return Item(
         item_id,
@@ -81,7 +80,7 @@ def item_of(item_id: str, rows: list[tuple[Any, bool]], schemas: Mapping[str, Ma
         rules.state_of(records),
         rules.blocking(records),
         tuple(faults),
-        any(archived for _, archived in rows),
+        any(row.archived for row in rows),
         Kind.of(records[0].payload_schema),
     )
 
@@ -369,17 +368,15 @@ class Ledger:
         with self.database.reading() as connection:
             schemas: dict[str, Mapping[str, Any]] = {}
             for some in statements.chunks(filter(rules.is_item_id, ids)):  # no item has an invalid id
-                rows: list[tuple[Any, bool]] = []
-                for table, archived in ((RECORD, False), (ARCHIVE, True)):
-                    query = select(table).where(table.c.item_id.in_(some)).order_by(table.c.item_id, table.c.seq)
-                    rows += [(row, archived) for row in connection.execute(query)]
-                for name in {row.payload_schema for row, _ in rows} - schemas.keys() - {None}:
+                rows = sorted(
+                    connection.execute(statements.records_of(some)), key=lambda row: (str(row.item_id), row.seq)
+                )
+                for name in {row.payload_schema for row in rows} - schemas.keys() - {None}:
                     schema = statements.load_schema(connection, name)
                     schemas |= {} if schema is None else {name: schema}
-                rows.sort(key=lambda each: (each[0].item_id, each[0].seq))
                 found += [
                     item_of(item_id, list(group), schemas)
-                    for item_id, group in groupby(rows, lambda each: str(each[0].item_id))
+                    for item_id, group in groupby(rows, lambda row: str(row.item_id))
                 ]
         return found
 
@@ -407,15 +404,14 @@ class Ledger:
             after = rows[-1].record_id
 
     def _records_of(self, item_id: str, after: int) -> Iterator[Record]:
-        for put_away in (True, False):
-            seq = -1
-            while True:
-                with self.database.reading() as connection:
-                    rows = connection.execute(statements.page_of_item(item_id, seq, archived=put_away)).all()
-                yield from (statements.record_of(row) for row in rows if row.record_id > after)
-                if len(rows) < statements.PAGE:
-                    break
-                seq = rows[-1].seq
+        seq = -1
+        while True:
+            with self.database.reading() as connection:
+                rows = connection.execute(statements.page_of_item(item_id, seq)).all()
+            yield from (statements.record_of(row) for row in rows if row.record_id > after)
+            if len(rows) < statements.PAGE:
+                return
+            seq = rows[-1].seq
 
     def newest(self, count: int) -> list[Record]:
         """Returns the last ``count`` records, oldest first. Ids may have gaps, because some writers gave up."""
@@ -557,8 +553,9 @@ class Ledger:
         return resolved
 
     def verify(self) -> list[Fault]:
-        """Returns every fault of the ledger: of records, of payloads, and of projections. Writes nothing."""
-        with self.database.reading() as connection:
+        """Returns every fault of the ledger: of records, of payloads, and of projections. Writes nothing, and holds up
+        no writer."""
+        with self.database.reading(one_moment=True) as connection:
             return list(verify(connection))
 
     def rebuild(self) -> int:

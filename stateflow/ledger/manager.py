@@ -42,7 +42,7 @@ from stateflow.errors import IllegalRecord, InvalidArgument, Locked
 from stateflow.ledger import rules
 from stateflow.ledger.board import check_names
 from stateflow.ledger.ledger import Ledger, error_payload
-from stateflow.ledger.records import STAGE, App, Entry, Kind, Record, RecordState
+from stateflow.ledger.records import STAGE, App, Entry, Kind, Record, RecordState, same_text
 from stateflow.ledger.rules import Action, Status
 from stateflow.ledger.statements import newest_first, unchanged
 from stateflow.types import shown
@@ -139,7 +139,9 @@ class StateManager:
                 return None
             conditions.append(or_(STAGE.c.source_entity == entity, STAGE.c.sink_entity == entity))
         if entity_filter is not None:
-            conditions.append(or_(STAGE.c.source_filter == entity_filter, STAGE.c.sink_filter == entity_filter))
+            conditions.append(
+                or_(same_text(STAGE.c.source_filter, entity_filter), same_text(STAGE.c.sink_filter, entity_filter))
+            )
         row = self._first(newest(*conditions))
         return None if row is None else rules.stage_answer(row)
 
@@ -264,7 +266,7 @@ def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:
             (row.get("source_name"), STAGE.c.sink_name),
             (row.get("source_filter"), STAGE.c.sink_filter),
         ):
-            pushed += [] if mine is None else [or_(theirs.is_(None), theirs == mine)]
+            pushed += [] if mine is None else [or_(theirs.is_(None), same_text(theirs, mine))]
         queries.append(newest(*pushed))
     same = {name: STAGE.c[name] == row[name] for name in ("job_id", "run_id") if row.get(name)}
     queries += [newest(*same.values())] if len(same) == 2 else []

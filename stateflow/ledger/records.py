@@ -29,6 +29,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Dialect,
     Index,
@@ -415,7 +416,8 @@ class now_us(FunctionElement[int]):  # noqa: N801 - named as the SQL function th
 _NOW_US = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
     "postgresql": "CAST(extract(epoch FROM statement_timestamp()) * 1000000 AS BIGINT)",
-    "mysql": "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)",
+    # not NOW(): local time, in which an hour occurs twice when summer time ends
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
     "mssql": "DATEDIFF_BIG(microsecond, '1970-01-01', SYSUTCDATETIME())",
 }
 
@@ -423,6 +425,23 @@ _NOW_US = {
 @compiles(now_us)
 def _compile_now_us(element: now_us, compiler: Any, **_: Any) -> str:
     return _NOW_US[compiler.dialect.name]
+
+
+class same_text(FunctionElement[bool]):  # noqa: N801 - named as the comparison that it is
+    """Compares two texts byte by byte. Needed for columns of type ``long_text``, because MySQL and SQL Server compare
+    those by a collation for which ``a`` and ``A`` are equal."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(same_text)
+def _compile_same_text(element: same_text, compiler: Any, **options: Any) -> str:
+    one, other = (compiler.process(each, **options) for each in element.clauses)
+    return {
+        "mysql": f"CAST({one} AS BINARY) = CAST({other} AS BINARY)",
+        "mssql": f"{one} COLLATE Latin1_General_BIN2 = {other}",
+    }.get(compiler.dialect.name, f"{one} = {other}")
 
 
 # -- Tables ----------------------------------------------------------------------------------------------------------

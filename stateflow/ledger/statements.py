@@ -26,6 +26,7 @@ from typing import Any
 from sqlalchemy import (
     Column,
     ColumnElement,
+    CompoundSelect,
     Connection,
     Row,
     Select,
@@ -173,6 +174,16 @@ def load_records(connection: Connection, record_ids: Iterable[int]) -> dict[int,
     return found
 
 
+def records_of(ids: list[str]) -> CompoundSelect[Any]:
+    """Selects the records of items, with ``archived`` (0 or 1). One statement reads both tables, so that an item which
+    is archived meanwhile is found once."""
+    parts = [
+        select(table, literal(archived).label("archived")).where(table.c.item_id.in_(ids))
+        for table, archived in ((RECORD, 0), (ARCHIVE, 1))
+    ]
+    return union_all(*parts)
+
+
 def page_of_records(after: int, *, archived: bool) -> Select[Any]:
     """Selects a page of records, in the order of their ids. One statement reads the archive, too, so that a record that
     moves there is never missed."""
@@ -180,15 +191,22 @@ def page_of_records(after: int, *, archived: bool) -> Select[Any]:
     def some(table: Any) -> Select[Any]:
         return select(table).where(table.c.record_id > after).order_by(table.c.record_id).limit(PAGE)
 
-    if not archived:
-        return some(RECORD)
+    return _of_both(some, "record_id") if archived else some(RECORD)
+
+
+def page_of_item(item_id: str, after: int) -> Select[Any]:
+    """Selects a page of an item's records, archived or not, in their order, as ``page_of_records`` does."""
+    return _of_both(
+        lambda table: (
+            select(table).where(table.c.item_id == item_id, table.c.seq > after).order_by(table.c.seq).limit(PAGE)
+        ),
+        "seq",
+    )
+
+
+def _of_both(some: Callable[[Any], Select[Any]], order: str) -> Select[Any]:
     both = union_all(select(some(RECORD).subquery()), select(some(ARCHIVE).subquery())).subquery()
-    return select(both).order_by(both.c.record_id).limit(PAGE)
-
-
-def page_of_item(item_id: str, after: int, *, archived: bool) -> Select[Any]:
-    table = ARCHIVE if archived else RECORD
-    return select(table).where(table.c.item_id == item_id, table.c.seq > after).order_by(table.c.seq).limit(PAGE)
+    return select(both).order_by(both.c[order]).limit(PAGE)
 
 
 def load_schema(connection: Connection, name: str) -> Mapping[str, Any] | None:

@@ -16,8 +16,11 @@ _DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
 
 
 @contextmanager
-def fresh_database(kind: str, directory: Path) -> Iterator[str]:
+def fresh_database(kind: str, directory: Path, options: str = "") -> Iterator[str]:
     """Yields the SQLAlchemy URL of an empty database, and drops the database afterwards.
+
+    Args:
+        options: of the statement that creates the database on a server.
 
     Skips the test if the environment names no server of this kind.
     """
@@ -32,7 +35,7 @@ def fresh_database(kind: str, directory: Path) -> Iterator[str]:
     admin = create_engine(server.set(drivername=_DRIVERS[kind]), isolation_level="AUTOCOMMIT")
     try:
         with admin.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
+            connection.execute(text(f"CREATE DATABASE {name} {options}"))
         try:
             yield server.set(database=name).render_as_string(hide_password=False)
         finally:

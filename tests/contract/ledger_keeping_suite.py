@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, ClassVar
@@ -22,7 +25,7 @@ from stateflow.errors import (
     LedgerTooNew,
     LedgerTooOld,
 )
-from stateflow.ledger import App, Board, Entry, Ledger, RecordState, StateManager
+from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState, StateManager
 from stateflow.ledger.database import Database, migrate
 from stateflow.ledger.records import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
 from tests.contract.ledger_support import PATIENCE_S, A, done, sound
@@ -30,6 +33,23 @@ from tests.contract.ledger_support import PATIENCE_S, A, done, sound
 V2_RECORD = {"item_id": "ü/1", "app_name": "a", "app_version": "1", "author": "me", "timestamp_us": 5, "run_id": "r"}
 V2_BATCH = {"item_id": "b", "payload": '{"set": {"name": "n", "status": "NEW"}}', "payload_schema": "stateflow.batch"}
 V2_ITEM = {"item_id": "ü/1", "kind": "item", "state": "PROCESSING", "created_us": 5, "updated_us": 5, "archived": 0}
+
+
+@contextmanager
+def after_statement(ledger: Ledger, number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Calls ``act`` once, after that many more statements of a ledger were executed; not at all if there are fewer."""
+    left = [act]
+    executed = itertools.count()
+
+    def count(*_: Any) -> None:
+        if next(executed) >= number and left:
+            left.pop()()
+
+    event.listen(ledger.database.engine, "after_cursor_execute", count)
+    try:
+        yield
+    finally:
+        event.remove(ledger.database.engine, "after_cursor_execute", count)
 
 
 class KeepingContract:
@@ -152,6 +172,36 @@ class KeepingContract:
                 fresh.put("done", A, state)
         with pytest.raises(InvalidArgument, match="with a time zone"):
             fresh.archive(datetime(2026, 1, 1))
+        sound(fresh)
+
+    def test_an_item_that_is_archived_while_it_is_read_is_read_once(self, fresh: Ledger, fresh_url: str) -> None:
+        states = ["NEW", "PROCESSING", "PROCESSED"]
+        with Ledger(fresh_url) as other:
+
+            def archive() -> None:
+                other.archive(timedelta(seconds=-PATIENCE_S))
+
+            for number in range(2):  # SQLite's BEGIN is a statement, too
+                one, two = f"one-{number}", f"two-{number}"
+                done(fresh, one)
+                with after_statement(fresh, number, archive):
+                    [item] = fresh.items([one])
+                assert ([record.state for record in item.records], item.faults) == (states, ())
+                done(fresh, two)
+                with after_statement(fresh, number, archive):
+                    assert [record.state for record in fresh.records(two)] == states
+
+    def test_a_ledger_that_is_written_while_it_is_verified_has_no_faults(self, fresh: Ledger, fresh_url: str) -> None:
+        with Ledger(fresh_url) as other:
+            for number in range(8):
+                lock = fresh.put(f"item-{number}", A, "PROCESSING", fresh.put(f"item-{number}", A, "NEW"))
+
+                def write(lock: Record = lock) -> None:
+                    other.put(lock.item_id, A, "PROCESSED", lock)
+                    done(other, f"new-{lock.item_id}")
+
+                with after_statement(fresh, number, write):
+                    assert fresh.verify() == [], f"written after statement {number}"
         sound(fresh)
 
     @pytest.mark.thorough

@@ -80,6 +80,7 @@ class ViewsContract:
         assert current("j", "a") == two["state_id"]
         assert current("j", "a", "x=1") == one["state_id"]
         assert current("j", "a", "x=3") is None
+        assert current("j", "a", "X=1") is current("j", "a", "x=1 ") is None, "as on every other database"
 
     def test_last_records_and_history_leave_failures_out(self, fresh: Ledger) -> None:
         manager = StateManager(fresh)
@@ -135,6 +136,9 @@ class ViewsContract:
             assert preceding() == attic["correlation_id_out"], "the newest that pushed it"
             assert preceding(source_name="lake") == filtered["correlation_id_out"]
             assert preceding(source_name="lake", source_filter="m=1") == first["correlation_id_out"]
+            other = again.insert_state(job_id="x", sink_name="LAKE", sink_entity="clean", sink_filter="M=2", **done)
+            assert preceding(source_name="lake", source_filter="m=2") == filtered["correlation_id_out"]
+            assert preceding(source_name="LAKE") == other["correlation_id_out"]
         assert fresh.verify() == []
 
     def test_the_original_calls(self, fresh: Ledger) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -10,14 +12,14 @@ from typing import Any
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import event
-from sqlalchemy.dialects import mssql
+from sqlalchemy import event, select
+from sqlalchemy.dialects import mssql, mysql
 from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from stateflow.clock import ManualClock
 from stateflow.ledger import App, Entry, Holder, Ledger
 from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003_keys, v0004_bundles
-from stateflow.ledger.records import HOLD, METADATA, ItemId
+from stateflow.ledger.records import HOLD, METADATA, ItemId, now_us
 from tests.contract.databases import fresh_database
 from tests.contract.ledger_bundles_suite import BundlesContract
 from tests.contract.ledger_keeping_suite import KeepingContract
@@ -84,6 +86,43 @@ class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract, 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
         plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).mappings().all()
         return [str(dict(row)) for row in plan if row["type"] == "ALL" and str(row["table"]).startswith("ledger_")]
+
+
+def test_the_clock_of_mysql_does_not_follow_local_time() -> None:
+    """Leases end by UTC, because an hour of local time occurs twice when summer time ends.
+
+    In the first of these hours UNIX_TIMESTAMP(NOW()) is an hour ahead on servers whose time zone has summer time. Such
+    a zone cannot be set here: the servers under test have no tables of time zones.
+    """
+    sql = str(select(now_us()).compile(dialect=mysql.dialect()))  # type: ignore[no-untyped-call]
+    assert "UTC_TIMESTAMP(6)" in sql
+    assert "NOW(" not in sql
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_connection_to_a_silent_machine_ends(kind: str, tmp_path: Path) -> None:
+    """The system gives up a connection whose other end acknowledges nothing, in half a minute instead of hours.
+
+    Without that a controller whose server failed over would wait on the old connection.
+    """
+    with fresh_database(kind, tmp_path) as url, Ledger(url) as ledger, ledger.database.reading() as connection:
+        driver = connection.connection.driver_connection
+        number = driver.fileno() if kind == "postgresql" else driver._sock.fileno()  # type: ignore[union-attr]
+        with socket.socket(fileno=os.dup(number)) as link:
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL
+            assert [link.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [30_000, 10, 10]
+
+
+def test_a_postgresql_database_without_an_encoding_keeps_every_text(tmp_path: Path) -> None:
+    with fresh_database("postgresql", tmp_path, "ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'") as url:
+        with Ledger(url, author="Zoë") as ledger:
+            ledger.process_new_item("größe", App("müller"), lambda _: {"x": "ü€"})
+        with Ledger(url, create=False) as again:
+            item = again.item("größe")
+            assert item is not None
+            assert (item.records[-1].payload, item.records[-1].author) == ({"x": "ü€"}, "Zoë")
+            assert again.verify() == []
 
 
 # -- SQL Server and Azure SQL: compiled, not run ----------------------------------------------------------------

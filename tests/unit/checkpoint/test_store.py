@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import xxhash
@@ -16,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
-from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention
-from stateflow.checkpoint.backend import LocalBackend, Objects, Throttle
+from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention, SiteCache
+from stateflow.checkpoint.backend import Backend, LocalBackend, Objects, Throttle
 from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark, blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
-from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep, whose_turn
+from stateflow.checkpoint.collecting import collect, is_dead, to_drop, to_sweep, whose_turn
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointNewer,
@@ -33,7 +37,7 @@ from stateflow.errors import (
 from stateflow.partition.change_feed import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
 from stateflow.types import PartitionId
-from tests.contract.backends import P, Torn, content_of, manifest_of, small
+from tests.contract.backends import P, Torn, Wrapper, content_of, manifest_of, small
 
 COUNT = 20_000
 
@@ -247,6 +251,143 @@ def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch
         backend.upload("blobs/ab/abcd", path, lambda _: None)
     assert backend.read("blobs/ab/abcd") == b"whole"
     assert [stored.name for stored in backend.list("")] == ["blobs/ab/abcd"]
+
+
+@pytest.mark.parametrize("operation", ["create", "upload"])
+def test_the_folders_of_an_object_survive_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Every new folder on the way to an object has its entry synced, in its parent."""
+    synced: list[Path] = []
+    monkeypatch.setattr("stateflow.checkpoint.backend._sync_folder", synced.append)
+    (tmp_path / "content").write_bytes(b"")
+    store = LocalBackend(tmp_path / "new" / "store")
+    if operation == "create":
+        store.create("manifests/Op/object", b"")
+    else:
+        store.upload("manifests/Op/object", tmp_path / "content", lambda _: None)
+    assert {*store.root.parents[:2], store.root, store.root / "manifests", store.root / "manifests/Op"} <= {*synced}
+
+
+class Incomplete(Wrapper):
+    """A store that answers the first read of an object in this folder with a few bytes, and no error."""
+
+    def __init__(self, inner: Backend, folder: str) -> None:
+        super().__init__(inner)
+        self._folder, self._left = folder, 1
+
+    def _cut(self, name: str) -> bool:
+        cut = self._left > 0 and name.startswith(self._folder)
+        self._left -= cut
+        return cut
+
+    def read(self, name: str) -> bytes:
+        return self.inner.read(name)[: 5 if self._cut(name) else None]
+
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
+        self.inner.download(name, file, expected)
+        if self._cut(name):
+            file.truncate(5)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        whole = b"".join(self.inner.chunks(name))
+        yield whole[: -5 if self._cut(name) else None]
+
+
+@pytest.mark.parametrize("codec", [Codec(), Codec("zstd"), Codec(key=bytes(32)), Codec("zstd", bytes(32))])
+@pytest.mark.parametrize("folder", ["manifests", "blobs"])
+def test_an_incomplete_answer_does_not_make_a_checkpoint_damaged(tmp_path: Path, folder: str, codec: Codec) -> None:
+    """A restore must not fall back to an older checkpoint because of it."""
+    kept = LocalBackend(tmp_path / "far")
+    saved(CheckpointStore("far", backend=kept, codec=codec), small(tmp_path, a="the older"), 1, 1)
+    newest = saved(CheckpointStore("far", backend=kept, codec=codec), small(tmp_path, a="the newer"), 1, 2)
+    store = CheckpointStore("far", backend=Incomplete(kept, folder), codec=codec)
+    with pytest.raises(Unavailable, match=r"returned [0-9]+ of the [0-9]+ bytes"):
+        store.restore(next(store.newest(P)), tmp_path / "first")
+    assert next(store.newest(P)) == newest
+    store.restore(newest, tmp_path / "second")
+    assert content_of(tmp_path / "second") == {"a": b"the newer"}
+
+
+class Repeating(Wrapper):
+    """A store whose answers to ``create`` are lost. Its client repeats the call, which finds the object."""
+
+    def after(self, operation: str, name: str) -> None:
+        if operation == "create":
+            raise FileExistsError(name)
+
+
+def test_an_object_that_a_client_creates_twice_is_its_own(tmp_path: Path) -> None:
+    store = CheckpointStore("far", backend=Repeating(LocalBackend(tmp_path / "far")))
+    store.check_writable()
+    for sequence in (1, 2, 3):
+        directory = small(tmp_path, a=f"state {sequence}")
+        manifest = store.save(manifest_of(directory, 1, sequence), directory, savepoint=f"s{sequence}").manifest
+    store.delete_savepoint("s1")
+    report = collect(store, Retention(1))
+    assert (report.checkpoints_dropped, report.blobs_deleted) == (2, 1)
+    store.restore(manifest, tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == {"a": b"state 3"}
+    assert [path for folder in ("intents", "condemned", "tmp") for path in (tmp_path / "far" / folder).iterdir()] == []
+
+
+@contextlib.contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """Lets no file grow beyond ``size`` bytes: a write that crosses it stores only a part, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("way", ["plain", "fsspec", "zstd", "cache"])
+def test_a_file_that_is_cut_off_by_a_full_disk_is_no_checkpoint(tmp_path: Path, way: str) -> None:
+    """A write to a disk that becomes full stores the beginning of its data, without an error."""
+    content = "0" * 100_000
+    cache = SiteCache(tmp_path / "cache", 1 << 20) if way == "cache" else None
+    url = f"memory://{tmp_path.name}-full" if way == "fsspec" else str(tmp_path / "checkpoints")
+    store = CheckpointStore(url, codec=Codec("zstd" if way == "zstd" else "none"), cache=cache)
+    manifest = saved(store, small(tmp_path, a=content))
+    with files_end_at(60_000), pytest.raises(Unavailable, match="cannot write to the local disk"):
+        store.restore(manifest, tmp_path / "restored")
+    store.restore(manifest, tmp_path / "again")
+    assert content_of(tmp_path / "again") == {"a": content.encode()}
+
+
+def test_a_cache_of_another_user_is_read_and_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(str(tmp_path / "checkpoints"), cache=SiteCache(tmp_path / "cache", 1 << 20))
+    manifest = saved(store, small(tmp_path, a="aaaa"))
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refused)
+    store.restore(manifest, tmp_path / "cached")
+    [cached] = (tmp_path / "cache").glob("*/*")
+    cached.unlink()
+    cached.mkdir()  # cannot be read, as a file without rights or on a failing disk
+    store.restore(manifest, tmp_path / "fetched")
+    assert content_of(tmp_path / "cached") == content_of(tmp_path / "fetched") == {"a": b"aaaa"}
+
+
+def test_a_cache_on_a_file_system_that_became_read_only_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(str(tmp_path / "checkpoints"), cache=SiteCache(tmp_path / "cache", 1 << 20))
+    unlink = Path.unlink
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        if tmp_path / "cache" in path.parents:  # Linux refuses this before it looks for the file
+            raise OSError(errno.EROFS, "Read-only file system")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(shutil, "copyfile", lambda _, to: read_only(to))
+    monkeypatch.setattr(Path, "unlink", read_only)
+    manifest = saved(store, small(tmp_path, a="aaaa"))
+    store.restore(manifest, tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == {"a": b"aaaa"}
 
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
