@@ -66,7 +66,7 @@ class Context:
     """
 
     __slots__ = (
-        *("_figures", "_frozen", "_metrics", "_side", "_states", "_timers", "_unheard"),
+        *("_ended", "_figures", "_frozen", "_metrics", "_side", "_states", "_timers", "_unheard"),
         *("key", "logger", "partition", "timestamp", "watermark"),
     )
 
@@ -89,6 +89,7 @@ class Context:
         self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # tag → function that copies rows that might change later
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
+        self._ended: list[Namespace] = []  # windows of the current timer that still have states
         self._unheard = ""  # name of the timer method that the operator lacks; empty: it has the method
 
     @property
@@ -180,6 +181,11 @@ class Context:
     def clear_state(self, namespace: Namespace) -> None:
         """Empties every state of the current key in a namespace. Open sessions of a session helper stay open."""
         self._keyed().clear_namespace(self._current(), namespace, None if namespace else is_of_sessions)
+
+    def _clear_ended(self) -> None:
+        """Empties the windows that the current timer ended in a loop that did not continue after them."""
+        for namespace in self._ended:
+            self.clear_state(namespace)
 
     def _keyed(self) -> KeyedState:
         if self._states is None:

@@ -417,7 +417,7 @@ class Windows(ABC):
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
         """Yields the window that a timer ends, or nothing if the timer is not one of this helper.
 
-        The window's states are cleared when the caller's loop continues.
+        The window's states are cleared when the caller's loop continues or, if it does not, when ``on_timer`` is done.
         """
 
     def _open(self, end_us: int, ctx: Context) -> bool:
@@ -468,8 +468,10 @@ class _Aligned(Windows):
         if bounds is not None:
             start_us, end_us = bounds
             window = self._window(start_us, end_us, ctx)
+            ctx._ended.append(window.namespace)
             yield window
             ctx.clear_state(window.namespace)
+            ctx._ended.remove(window.namespace)
 
     def _window(self, start_us: int, end_us: int, ctx: Context) -> Window:
         return Window(start_us, end_us, Namespace.window(start_us, end_us, self.name), ctx)
@@ -572,8 +574,10 @@ class SessionWindows(Windows):
         if numbers is not None:
             (id_,) = numbers
             window = self._session(id_, ctx.state(self._tag).pop(id_), ctx)
+            ctx._ended.append(window.namespace)
             yield window
             ctx.clear_state(window.namespace)
+            ctx._ended.remove(window.namespace)
 
     def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
         # the namespace does not contain the bounds, because they change
