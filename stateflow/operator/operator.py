@@ -132,7 +132,8 @@ class Context:
             at: one time for all keys, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
                 with a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument for an unknown domain, an invalid time, and an operator without ``on_timers``; NullKey.
+        Raises InvalidArgument for an unknown domain, an invalid time, and an operator without ``on_timers``; NullKey;
+        EncodeError for keys that are not of the key columns.
         """
         named = check_timer_name(name)
         self._check_heard()
