@@ -218,11 +218,25 @@ class Listening:
     metrics: Mapping[str, str] = field(default_factory=dict)
 
 
-def heard(line: str | bytes) -> Listening | StateflowError | None:
-    """Parses a line that a process wrote. Returns the address at which the process listens, or the error for which it
-    does not listen; None if the line contains neither."""
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """The line of JSON that a node writes while it cannot be ready, because its first worker dies at every start. The
+    node goes on starting that worker, and writes a :class:`Listening` when it is ready.
+
+    ``deaths``: number of the worker's deaths in a row. ``fault``: error that says why.
+    """
+
+    deaths: int
+    fault: StateflowError
+
+
+def heard(line: str | bytes) -> Listening | NotReady | StateflowError | None:
+    """Parses a line that a process wrote. Returns the address at which the process listens, why it does not listen yet,
+    or the error for which it does not listen; None if the line contains none of these."""
     with contextlib.suppress(*MALFORMED):
         said = json.loads(line)
+        if "failing" in said:
+            return NotReady(int(said["deaths"]), from_wire(said["failing"]))
         if "error" in said:
             return from_wire(said["error"])
         metrics = {str(name): str(address) for name, address in said.get("metrics", {}).items()}

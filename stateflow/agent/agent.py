@@ -53,6 +53,7 @@ from stateflow.fleet import (
     Directory,
     Launcher,
     Listening,
+    NotReady,
     Spawned,
     Started,
     heard,
@@ -442,7 +443,9 @@ class Agent:
         if isinstance(said, Listening):
             tell(partial(self._ready, name, said))
         # children of the process may keep the pipe open after its end
-        more = partial(_hear_more, popen.stdout, lambda said: tell(partial(self._serves, name, process, said)))
+        elif isinstance(said, NotReady):
+            tell(partial(self._hears, name, process, said))
+        more = partial(_hear_more, popen.stdout, lambda said: tell(partial(self._hears, name, process, said)))
         threading.Thread(target=more, daemon=True).start()
         status = popen.wait()
         if popen.stdin is not None:
@@ -450,8 +453,16 @@ class Agent:
                 popen.stdin.close()
         tell(partial(self._died, name, status, unlimited or (said if isinstance(said, StateflowError) else None)))
 
-    def _serves(self, name: str, process: Started, said: Listening) -> None:
-        if self._processes.get(name) is process:  # otherwise it has ended, and may have been started again
+    def _hears(self, name: str, process: Started, said: Listening | NotReady) -> None:
+        if self._processes.get(name) is not process:  # it has ended, and may have been started again
+            return
+        if isinstance(said, NotReady):
+            self._convergence.fails(name, said.fault, said.deaths)
+            log.warning("replica %s is not ready: %s", name, said.fault, extra={"replica": name})
+            self._told.set()
+        elif self._convergence.is_starting(name):
+            self._ready(name, said)
+        else:
             self._convergence.serves(name, said.metrics)
 
     def _ready(self, name: str, said: Listening) -> None:
@@ -534,12 +545,13 @@ def _claim(directory: Path) -> Closable:
         ) from error
 
 
-def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
-    """Reads the rest of a process's output, and passes each line that names addresses to ``told``. Runs in a thread."""
+def _hear_more(pipe: IO[str], told: Callable[[Listening | NotReady], None]) -> None:
+    """Reads the rest of a process's output, and passes each line that names addresses, or says why there are none, to
+    ``told``. Runs in a thread."""
     with pipe:
         for line in pipe:
             said = heard(line)
-            if isinstance(said, Listening):
+            if isinstance(said, Listening | NotReady):
                 told(said)
 
 

@@ -147,6 +147,19 @@ class Convergence:
             child.state = State.RUNNING
         child.ready_at, child.address = now, address
 
+    def fails(self, name: str, fault: StateflowError, deaths: int) -> None:
+        """Records why a replica that is starting is not ready. Its process goes on trying.
+
+        Args:
+            deaths: number of failures in a row within the process.
+        """
+        child = self._children[name]
+        if child.state is State.STARTING:
+            child.deaths, child.fault = max(child.deaths, deaths), fault
+
+    def is_starting(self, name: str) -> bool:
+        return self._children[name].state is State.STARTING
+
     def serves(self, name: str, pages: Mapping[str, str]) -> None:
         """Records where a replica's workers serve metrics. ``pages``: worker → host:port."""
         self._children[name].pages = dict(pages)

@@ -327,7 +327,7 @@ def _follow(begun: Spawning, as_json: bool) -> None:
                 said[name] = line
                 errors.print(line, highlight=False)
             child = replicas.get(name)
-            if child is not None and child.deaths >= 5 and child.fault is not None:
+            if child is not None and child.state != "RUNNING" and child.deaths >= 5 and child.fault is not None:
                 raise child.fault
     if as_json:
         emit({"replicas": [child.to_dict() for child in begun.replicas.values()]})

@@ -39,7 +39,7 @@ from stateflow.cli.output import (
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.code.loading import INSIDE, check_outside
 from stateflow.errors import InvalidArgument, StateflowError
-from stateflow.fleet import Listening
+from stateflow.fleet import Listening, NotReady
 from stateflow.node.workers import Node, Workers, claim_node, directory_of, left_behind
 from stateflow.partition.registry import Lease
 from stateflow.partition.replica import ReplicaNode
@@ -353,9 +353,12 @@ async def _run_workers(
     def ready(listening: Listening) -> None:
         say_ready(listening, f"node {name} of {count} worker{'s' if count > 1 else ''}", as_json)
 
+    def failing(said: NotReady) -> None:
+        say_failing(said, name, as_json)
+
     stop = stop_on_signal(stop_with_parent, settings.stop_timeout_s + 10)
     node = Node(name, data_dir, controller, listen, advertise, metrics, arguments, settings.stop_timeout_s)
-    await Workers(node, count).run(stop, ready)
+    await Workers(node, count).run(stop, ready, failing)
 
 
 class _Stop(asyncio.Event):
@@ -449,6 +452,15 @@ def say_ready(listening: Listening, what: str, as_json: bool) -> None:
             console.print(Text.assemble(f"{what} listens on ", (address, "bold"), " (Ctrl-C ends it)"))
     except OSError as error:
         log.warning("%s listens on %s, but cannot write that to stdout: %s", what, address, error.strerror)
+
+
+def say_failing(said: NotReady, name: str, as_json: bool) -> None:
+    """Says to the process that started this one why the node is not ready. The log says it, too."""
+    if as_json:
+        try:
+            emit({"failing": said.fault.to_wire(), "deaths": said.deaths})
+        except OSError as error:
+            log.warning("node %s is not ready, but cannot write that to stdout: %s", name, error.strerror)
 
 
 @app.command()

@@ -172,7 +172,7 @@ class Spawning:
         """
         for replicas in self.progress():
             for child in replicas.values():
-                if child.deaths >= deaths_max and child.fault is not None:
+                if child.state != "RUNNING" and child.deaths >= deaths_max and child.fault is not None:
                     raise child.fault
         return self.names
 

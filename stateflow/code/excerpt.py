@@ -27,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import PosixPath, PurePosixPath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -70,7 +71,7 @@ class Writer:
         kind = type(value)
         if value is None or kind in (bool, int, str, bytes):
             return repr(value)
-        if (write := _KINDS.get((kind.__module__, kind.__qualname__))) is not None:
+        if (write := _KINDS.get(kind, _KINDS.get((kind.__module__, kind.__qualname__)))) is not None:
             return write(self, value)
         if kind.__module__ == "numpy" and hasattr(value, "dtype"):
             return self._numpy(value)
@@ -168,7 +169,8 @@ def _tuple(writer: Writer, value: tuple[Any, ...]) -> str:
 
 
 _Write = Callable[[Writer, Any], str]
-_KINDS: dict[tuple[str, str], _Write] = {
+#: a class whose module has other names in other versions of Python is a key itself, others are keys by their names
+_KINDS: dict[type | tuple[str, str], _Write] = {
     ("builtins", "float"): _float,
     ("builtins", "complex"): lambda w, v: f"complex({_float(w, v.real)}, {_float(w, v.imag)})",
     ("builtins", "bytearray"): lambda _, v: repr(v),
@@ -193,8 +195,8 @@ _KINDS: dict[tuple[str, str], _Write] = {
     ("datetime", "timezone"): _timezone,
     ("zoneinfo", "ZoneInfo"): _zone,
     ("uuid", "UUID"): lambda w, v: w.call("uuid:UUID", str(v)),
-    ("pathlib", "PosixPath"): lambda w, v: w.call("pathlib:Path", str(v)),
-    ("pathlib", "PurePosixPath"): lambda w, v: w.call("pathlib:PurePosixPath", str(v)),
+    PosixPath: lambda w, v: w.call("pathlib:Path", str(v)),
+    PurePosixPath: lambda w, v: w.call("pathlib:PurePosixPath", str(v)),
     ("argparse", "Namespace"): _named("argparse:Namespace"),
     ("types", "SimpleNamespace"): _named("types:SimpleNamespace"),
 }

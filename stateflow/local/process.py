@@ -40,7 +40,7 @@ from typing import IO
 
 from stateflow.agent.processes import LocalLauncher, Processes
 from stateflow.errors import InvalidArgument, Unavailable
-from stateflow.fleet import Command, Launcher, Listening, Started, heard
+from stateflow.fleet import Command, Launcher, Listening, NotReady, Started, heard
 from stateflow.fleet import Process as Child
 
 #: prefixes of variables that are read only after the fork; any other variable may affect the imports before the fork
@@ -390,7 +390,7 @@ class Process:
             return self.address
         self.stop()
         if said is not None:
-            raise said
+            raise said.fault if isinstance(said, NotReady) else said
         raise Unavailable(f"{self.name} did not start: {self._tail()}", remedy="read its log", log=self._log)
 
     def _tail(self) -> str:

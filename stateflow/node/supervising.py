@@ -95,6 +95,10 @@ class Supervision:
     def dies_at_every_start(self, number: int) -> bool:
         return self._workers[number].deaths >= HOPELESS
 
+    def deaths(self, number: int) -> int:
+        """Returns the number of a worker's deaths since it was well."""
+        return self._workers[number].deaths
+
     def is_hopeless(self) -> bool:
         """Tells whether no wanted worker is running and each of them dies at every start."""
         wanted = [worker for number, worker in self._workers.items() if number < self.wanted]

@@ -34,7 +34,7 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
-from stateflow.fleet import Listening, heard
+from stateflow.fleet import Listening, NotReady, heard
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.partition.environment import claim
 from stateflow.rpc.clients import ReplicaClient
@@ -197,16 +197,21 @@ class Workers:
         self._errors: dict[int, StateflowError] = {}  # error with which a worker ended last
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._tried: set[int] = set()
+        self._failing: NotReady | None = None  # not passed on yet
         self._lock: TextIO | None = None  # each worker holds it, too
         self._changed = asyncio.Event()
         self._said: dict[str, str] = {}
 
-    async def run(self, stop: asyncio.Event, ready: Callable[[Listening], None]) -> None:
+    async def run(
+        self, stop: asyncio.Event, ready: Callable[[Listening], None], failing: Callable[[NotReady], None]
+    ) -> None:
         """Runs the workers until ``stop``. Callers have claimed the node.
 
         Args:
             ready: called with the first worker's address when that worker is ready and the start of every other worker
                 was attempted, and again when addresses of metrics have changed.
+            failing: called after each death of the first worker at its start, from the ``HOPELESS``-th in a row on, as
+                long as ``ready`` was not called.
 
         Raises DataDirLocked if workers of a former node do not end, and Unavailable if every worker dies at every
         start.
@@ -231,6 +236,9 @@ class Workers:
                 if said != pages and 0 in self._addresses and self._tried.issuperset(self._numbers):
                     said = pages
                     ready(Listening(self._addresses[0], pages))
+                if said is None and self._failing is not None:
+                    failing(self._failing)
+                self._failing = None
                 changed = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait([changed, stopping], timeout=0.25, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
@@ -286,9 +294,20 @@ class Workers:
         if self._supervision.dies_at_every_start(number):
             why = self._errors.get(number, "see its log lines above")
             log.error("worker %s fails at every start (status %d), restarting in %.0f s: %s", name, status, pause, why)
+            if number == 0:  # without its address, the node is never ready
+                self._failing = self._failed(status)
         else:
             log.warning("worker %s ended (status %d), restarting in %.1f s", name, status, pause)
         self._changed.set()
+
+    def _failed(self, status: int) -> NotReady:
+        deaths, error = self._supervision.deaths(0), self._errors.get(0)
+        why = "" if error is None else f": {error}"
+        fault = Unavailable(
+            f"the first worker of {self._node.name} has died at {deaths} starts in a row (status {status}){why}",
+            remedy="remove the cause, see the node's log; the node goes on starting it, and its other workers serve",
+        )
+        return NotReady(deaths, fault)
 
     async def _run_process(self, number: int) -> int:
         listen = self._addresses.get(number) or behind(self._node.listen, number)
@@ -317,7 +336,7 @@ class Workers:
             self._supervision.ready(number, self._clock.monotonic())
             self._tried.add(number)
             self._changed.set()
-        elif said is not None:
+        elif isinstance(said, StateflowError):
             self._errors[number] = said
             if isinstance(said, PortInUse):  # the ports that it had before are in use: it may get others
                 self._addresses.pop(number, None)

@@ -270,7 +270,10 @@ class OperatorInstance:
             self._ctx.key = timer.key
             try:
                 self._call("on_timer", self.operator.on_timer, timer, outputs)
+                if self._ctx._ended:
+                    self._call("on_timer", lambda _, ctx: ctx._clear_ended(), timer, outputs)
             finally:
+                self._ctx._ended.clear()
                 self._ctx.key = None
                 self.state.unbind(self.operator)
 

@@ -66,7 +66,7 @@ class Context:
     """
 
     __slots__ = (
-        *("_figures", "_frozen", "_metrics", "_side", "_states", "_timers", "_unheard"),
+        *("_ended", "_figures", "_frozen", "_metrics", "_side", "_states", "_timers", "_unheard"),
         *("key", "logger", "partition", "timestamp", "watermark"),
     )
 
@@ -89,6 +89,7 @@ class Context:
         self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # tag → function that copies rows that might change later
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
+        self._ended: list[Namespace] = []  # windows of the current timer that still have states
         self._unheard = ""  # name of the timer method that the operator lacks; empty: it has the method
 
     @property
@@ -131,7 +132,8 @@ class Context:
             at: one time for all keys, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
                 with a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument for an unknown domain, an invalid time, and an operator without ``on_timers``; NullKey.
+        Raises InvalidArgument for an unknown domain, an invalid time, and an operator without ``on_timers``; NullKey;
+        EncodeError for keys that are not of the key columns.
         """
         named = check_timer_name(name)
         self._check_heard()
@@ -180,6 +182,11 @@ class Context:
     def clear_state(self, namespace: Namespace) -> None:
         """Empties every state of the current key in a namespace. Open sessions of a session helper stay open."""
         self._keyed().clear_namespace(self._current(), namespace, None if namespace else is_of_sessions)
+
+    def _clear_ended(self) -> None:
+        """Empties the windows that the current timer ended in a loop that did not continue after them."""
+        for namespace in self._ended:
+            self.clear_state(namespace)
 
     def _keyed(self) -> KeyedState:
         if self._states is None:

@@ -43,9 +43,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pyarrow as pa
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, InvalidArgument, NullKey
+from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.state import Declaration, Namespace
 from stateflow.state import map as state_map
+from stateflow.state.arrays import plain_keys
 from stateflow.state.cells import decode_row_key, encode_row_key, read_varint, varint
 from stateflow.state.encoding import micros_of
 from stateflow.storage import PartitionStore
@@ -176,10 +177,14 @@ _Identity = tuple[Domain, bytes, str]
 
 
 class Timers:
-    """The timers of a partition, as they are stored, with the pending changes of a batch. Not thread-safe."""
+    """The timers of a partition, as they are stored, with the pending changes of a batch. Not thread-safe.
 
-    def __init__(self, store: PartitionStore) -> None:
-        self._store = store
+    Args:
+        names: names of the key columns, see :func:`.plain_keys`.
+    """
+
+    def __init__(self, store: PartitionStore, names: Sequence[str] = ()) -> None:
+        self._store, self._names = store, names
         self._pending: dict[_Identity, int | None] = {}  # µs, or None: deleted or fired
         self._soon: list[tuple[int, bytes, str]] = []  # heap of timers still to fire while due() runs
         self._until: tuple[Domain, int] | None = None
@@ -207,16 +212,17 @@ class Timers:
             at: one time for all keys, or an Arrow array with a time for each key, of timestamps with a time zone or of
                 microseconds since 1970.
 
-        Raises InvalidArgument for an unknown domain or an invalid time, and NullKey.
+        Raises InvalidArgument for an unknown domain or an invalid time, NullKey, and EncodeError for keys that are not
+        of the key columns.
         """
-        plain = keys_of(keys)
+        plain = plain_keys(keys, self._names)
         times = _times(at, len(plain)) if isinstance(at, pa.Array | pa.ChunkedArray) else [at] * len(plain)
         for key, moment in zip(plain, times, strict=True):
             self.set(key, name, moment, domain)
 
     def delete_many(self, keys: pa.Array, name: str, domain: str) -> None:
         """Deletes the timer of that name of each key, see :meth:`delete`."""
-        for key in keys_of(keys):
+        for key in plain_keys(keys, self._names):
             self.delete(key, name, domain)
 
     def delete(self, key: Hashable, name: str, domain: str) -> None:
@@ -309,14 +315,6 @@ class Timers:
         """Drops the pending changes, so that timers that fired in the batch fire again in the next batch."""
         self._pending.clear()
         self._next_us.clear()
-
-
-def keys_of(keys: pa.Array) -> list[Any]:
-    """Returns keys in the form that a row operator uses. Raises NullKey."""
-    if keys.null_count:
-        raise NullKey("a key is null", remedy="filter out such rows before the operator")
-    plain: list[Any] = keys.to_pylist()
-    return [tuple(row.values()) for row in plain] if pa.types.is_struct(keys.type) else plain
 
 
 def _times(at: pa.Array, length: int) -> list[int]:
@@ -417,7 +415,7 @@ class Windows(ABC):
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
         """Yields the window that a timer ends, or nothing if the timer is not one of this helper.
 
-        The window's states are cleared when the caller's loop continues.
+        The window's states are cleared when the caller's loop continues or, if it does not, when ``on_timer`` is done.
         """
 
     def _open(self, end_us: int, ctx: Context) -> bool:
@@ -468,8 +466,10 @@ class _Aligned(Windows):
         if bounds is not None:
             start_us, end_us = bounds
             window = self._window(start_us, end_us, ctx)
+            ctx._ended.append(window.namespace)
             yield window
             ctx.clear_state(window.namespace)
+            ctx._ended.remove(window.namespace)
 
     def _window(self, start_us: int, end_us: int, ctx: Context) -> Window:
         return Window(start_us, end_us, Namespace.window(start_us, end_us, self.name), ctx)
@@ -572,8 +572,10 @@ class SessionWindows(Windows):
         if numbers is not None:
             (id_,) = numbers
             window = self._session(id_, ctx.state(self._tag).pop(id_), ctx)
+            ctx._ended.append(window.namespace)
             yield window
             ctx.clear_state(window.namespace)
+            ctx._ended.remove(window.namespace)
 
     def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
         # the namespace does not contain the bounds, because they change

@@ -267,7 +267,9 @@ class PartitionProcessor:
         self.epoch = epoch
         self._clock = clock
         self._store = store
-        kind = ColumnStates if issubclass(operator, BatchOperator) else KeyedState
+        #: names of the key columns
+        self.key = key_columns(operator)
+        kind = partial(ColumnStates, key=self.key) if issubclass(operator, BatchOperator) else KeyedState
         self.state: KeyedState | ColumnStates = kind(
             partition.operator,
             declarations_of(operator),
@@ -277,8 +279,6 @@ class PartitionProcessor:
             max_value_bytes=max_value_bytes,
             belongs=None if partitions is None else partial(check_belongs, partition.partition, partitions),
         )
-        #: names of the key columns
-        self.key = key_columns(operator)
         self._reader: RowReader | None = None  # last reader whose key types were checked against the stored keys
         self._sources = Sources(partition, store, retention)
         self._committer = Committer(partition, store, epoch, log, on_commit)
@@ -286,7 +286,7 @@ class PartitionProcessor:
         self.latest_us = 0
         #: time that the operator took for the last batch
         self.operator_us = 0
-        self._timers = Timers(store)
+        self._timers = Timers(store, self.key)
         self._watermark_us = read_watermark(store)
         self._instance = OperatorInstance(
             operator, partition, self.state, self._timers, self._watermark_us, figures or OwnFigures()

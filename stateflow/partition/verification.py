@@ -23,6 +23,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import merge
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from stateflow.errors import (
 )
 from stateflow.metrics.own import OwnFigures
 from stateflow.operator.instance import OperatorInstance
-from stateflow.operator.operator import BatchOperator, Operator
+from stateflow.operator.operator import BatchOperator, Operator, key_columns
 from stateflow.operator.timers import Timers
 from stateflow.partition import layout
 from stateflow.partition.checkpoints import DIGEST_SHARE, NOT_STATE
@@ -353,9 +354,10 @@ def try_out(
 def _instance(
     cls: type[Operator], partition: PartitionId, store: PartitionStore, watermark_us: int | None
 ) -> Iterator[OperatorInstance]:
-    kind = ColumnStates if issubclass(cls, BatchOperator) else KeyedState
+    key = key_columns(cls)
+    kind = partial(ColumnStates, key=key) if issubclass(cls, BatchOperator) else KeyedState
     states = kind(partition.operator, declarations_of(cls), store)
-    instance = OperatorInstance(cls, partition, states, Timers(store), watermark_us, OwnFigures())
+    instance = OperatorInstance(cls, partition, states, Timers(store, key), watermark_us, OwnFigures())
     try:
         instance.open()
         yield instance

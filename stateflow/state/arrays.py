@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -585,11 +585,43 @@ class _IntIndex:
         self._sorted, self._waiting = self._sorted.joined(self._waiting).moved(places), _NO_KEYS
 
 
-class KeyIndex:
-    """The index of each key, which the columns of one partition share."""
+def plain_keys(keys: pa.Array, names: Sequence[str] = (), operator: str | None = None) -> list[Any]:
+    """Returns keys in the form that a row operator uses, which for several key columns is a tuple.
 
-    def __init__(self, operator: str, belongs: Callable[[Hashable], None] | None = None) -> None:
-        self._operator = operator
+    Args:
+        names: names of the key columns; empty: those of the fields, in their order.
+
+    Raises NullKey, and EncodeError for keys that are not of these columns.
+    """
+    if keys.null_count:
+        raise NullKey("a key is null", remedy="filter out such rows before the operator", operator=operator)
+    is_struct = pa.types.is_struct(keys.type)
+    fields = [field.name for field in keys.type] if is_struct else []
+    if names and sorted(fields) != (sorted(names) if len(names) > 1 else []):
+        wanted = f"a struct of the key columns {', '.join(names)}" if len(names) > 1 else f"the key column {names[0]}"
+        raise EncodeError(
+            f"keys of Arrow type {keys.type} are not {wanted}",
+            remedy="pass the column" if len(names) == 1 else "pass a struct array whose fields have these names",
+            operator=operator,
+        )
+    if not is_struct:
+        plain: list[Any] = keys.to_pylist()
+        return plain
+    columns = keys.flatten()
+    return list(zip(*(columns[fields.index(name)].to_pylist() for name in names or fields), strict=True))
+
+
+class KeyIndex:
+    """The index of each key, which the columns of one partition share.
+
+    Args:
+        names: names of the key columns, see :func:`plain_keys`.
+    """
+
+    def __init__(
+        self, operator: str, belongs: Callable[[Hashable], None] | None = None, names: Sequence[str] = ()
+    ) -> None:
+        self._operator, self._names = operator, names
         self._belongs = belongs
         self._known: dict[type, dict[Any, int]] = {}
         self._ints = _IntIndex()
@@ -600,12 +632,14 @@ class KeyIndex:
         self.rows: list[bytes] = []
 
     def of(self, keys: pa.Array) -> Array:
-        """Returns the index of each key; an unknown key gets a new one. Raises NullKey, and EncodeError for NaN."""
+        """Returns the index of each key; an unknown key gets a new one. Raises NullKey, and EncodeError for NaN and
+        keys that are not of the key columns."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
-        if keys.null_count:
-            raise NullKey("a key is null", remedy="filter out such rows before the operator", operator=self._operator)
-        indices = self._of_ints(_as_int64(keys)) if pa.types.is_integer(keys.type) else self._of_objects(keys)
+        if pa.types.is_integer(keys.type) and not keys.null_count and len(self._names) < 2:
+            indices = self._of_ints(_as_int64(keys))
+        else:
+            indices = self._of_objects(plain_keys(keys, self._names, self._operator))
         if len(self.rows) > len(self._touched):
             self._touched = grown(self._touched, len(self.rows))
         self._touched[indices] = self._batch
@@ -627,10 +661,7 @@ class KeyIndex:
             indices[rest] = first + numbers
         return indices
 
-    def _of_objects(self, keys: pa.Array) -> Array:
-        plain: list[Any] = keys.to_pylist()
-        if pa.types.is_struct(keys.type):
-            plain = [tuple(row.values()) for row in plain]
+    def _of_objects(self, plain: list[Any]) -> Array:
         kind = type(plain[0]) if plain else object
         places = plain if kind in _PLAIN else [encode_row_key(key) for key in plain]
         known = self._known.setdefault(kind if kind in _PLAIN else object, {})

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowError
+from stateflow.errors import DeclarationError, EncodeError, StateflowError
 from stateflow.state import coders
 from stateflow.state.arrays import (
     Array,
@@ -30,6 +30,7 @@ from stateflow.state.arrays import (
     grown,
     is_converted,
     layout_of,
+    plain_keys,
     taken,
     typed_of,
 )
@@ -61,22 +62,21 @@ class KeyObjects:
     """Looks up the tracked objects of keys.
 
     The keys of an array are looked up only once if the same array object is passed to several calls of a batch.
+
+    Args:
+        names: names of the key columns, see :func:`.plain_keys`.
     """
 
-    def __init__(self, operator: str, state: KeyedState) -> None:
-        self._operator, self._state = operator, state
+    def __init__(self, operator: str, state: KeyedState, names: Sequence[str] = ()) -> None:
+        self._operator, self._state, self._names = operator, state, names
         self._last: tuple[pa.Array, list[dict[str, Any]]] | None = None
 
     def of(self, keys: Any) -> list[dict[str, Any]]:
-        """Returns the tracked objects of each key, by attribute. Raises NullKey, and EncodeError for NaN."""
+        """Returns the tracked objects of each key, by attribute. Raises NullKey, and EncodeError for NaN and keys that
+        are not of the key columns."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
-        array = whole(keys)
-        if array.null_count:
-            raise NullKey("a key is null", remedy="filter out such rows before the operator", operator=self._operator)
-        plain: list[Any] = array.to_pylist()
-        if pa.types.is_struct(array.type):
-            plain = [tuple(row.values()) for row in plain]
+        plain = plain_keys(whole(keys), self._names, self._operator)
         found, bundle_of = self._state.bundles(plain), self._state.bundle_of
         bundles = [bundle_of(key) if bundle is None else bundle for key, bundle in zip(plain, found, strict=True)]
         self._last = keys, bundles
@@ -477,6 +477,10 @@ def is_plain(declaration: Declaration) -> bool:
 class ColumnStates:
     """The states of a batch operator; the counterpart of KeyedState, which holds those of a row operator.
 
+    Args:
+        key: names of the key columns. Keys of several columns are structs with these fields, in any order; empty: the
+            order of the fields is that of the columns.
+
     Example: ``states = ColumnStates("Total", declarations_of(Total), store)``
     """
 
@@ -490,8 +494,9 @@ class ColumnStates:
         cache: CachePool | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
         belongs: Callable[[Hashable], None] | None = None,
+        key: Sequence[str] = (),
     ) -> None:
-        self._index = KeyIndex(operator, belongs)
+        self._index = KeyIndex(operator, belongs, key)
         plain = {name: each for name, each in declarations.items() if is_plain(each)}
         others = {name: each for name, each in declarations.items() if name not in plain}
         self.columns = {
@@ -507,7 +512,7 @@ class ColumnStates:
             max_value_bytes=max_value_bytes,
             belongs=belongs,
         )
-        self._objects = KeyObjects(operator, self._tracked)
+        self._objects = KeyObjects(operator, self._tracked, key)
         self.tracked = tracked_columns(operator, others, self._objects)
         self._keyed = KeyedState(operator, declarations, reader, max_value_bytes=max_value_bytes)
         self._cached_keys = cached_keys

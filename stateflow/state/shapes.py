@@ -378,6 +378,8 @@ def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape:
         return _ANYTHING
     classes = frozenset[type]().union(*[shape.classes for shape in shapes if shape.classes])
     others = [shape for shape in shapes if shape is not _NOTHING]
+    # an IntEnum and numpy's ints fit float and Decimal, too, but stay whole numbers where int is declared
+    shapes.sort(key=lambda shape: shape in (_LEAVES[float], _LEAVES[Decimal]))
 
     def lower(value: Any) -> Any:
         if value.__class__ in classes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Protocol, TypeVar, cast, get_args
 
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, DecodeError, EncodeError, NullKey, UnsupportedKeyType
@@ -409,6 +409,11 @@ STANDALONE_VALUES: Final = _AnyValue()
 STANDALONE: Final = StateSpec("", "", STANDALONE_VALUES)
 
 
+def _a(value: object) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 # -- TrackedValue ----------------------------------------------------------------------------------------------------
 
 
@@ -505,6 +510,21 @@ class TrackedValue(Unpicklable, Generic[T]):
             raise RuntimeError("state of an operator is marked clean when its batch is committed")
         self._stored = fingerprint(self._now)
         self._implicit = False
+
+    def __bool__(self) -> NoReturn:
+        """Refuses with TypeError what would be true for every object, whatever its value."""
+        raise TypeError(f"{self._called()} is neither true nor false: test its .value")
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether both are the same object. Raises TypeError if ``other`` is no tracked value or counter."""
+        if isinstance(other, TrackedValue):
+            return self is other
+        raise TypeError(f"{self._called()} is compared with {_a(other)}: compare its .value")
+
+    __hash__ = object.__hash__
+
+    def _called(self) -> str:
+        return f"the state {self._spec.name!r}" if self._spec.name else f"a {type(self).__name__}"
 
     def __repr__(self) -> str:
         return f"TrackedValue({self.value!r})"

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import deepcopy
 from reprlib import recursive_repr
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from stateflow.state.collection import Collection
@@ -218,6 +219,10 @@ class _Keys(KeysView[K]):
     __slots__ = ()
     _mapping: TrackedMap[K, Any]
 
+    @property
+    def mapping(self) -> MappingProxyType[K, Any]:
+        return MappingProxyType(self._mapping)
+
     def __reversed__(self) -> Iterator[K]:
         return reversed(self._mapping)
 
@@ -228,6 +233,10 @@ class _Keys(KeysView[K]):
 class _Values(ValuesView[V]):
     __slots__ = ()
     _mapping: TrackedMap[Any, V]
+
+    @property
+    def mapping(self) -> MappingProxyType[Any, V]:
+        return MappingProxyType(self._mapping)
 
     def __iter__(self) -> Iterator[V]:
         keys = iter(self._mapping)
@@ -244,6 +253,10 @@ class _Values(ValuesView[V]):
 class _Items(ItemsView[K, V]):
     __slots__ = ()
     _mapping: TrackedMap[K, V]
+
+    @property
+    def mapping(self) -> MappingProxyType[K, V]:
+        return MappingProxyType(self._mapping)
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
         return _pairs(self._mapping, iter(self._mapping))

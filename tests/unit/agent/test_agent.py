@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import logging
 import os
 import threading
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +21,7 @@ from stateflow.agent import agent as module
 from stateflow.agent import converging
 from stateflow.agent.agent import Agent, Config
 from stateflow.agent.processes import LocalLauncher, Rlimits, Store
-from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm
+from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm, Unavailable
 from stateflow.fleet import Command as LaunchCommand
 from stateflow.fleet import DesiredState, Spawned, Started
 from stateflow.partition.control import Command
@@ -250,6 +251,36 @@ def test_a_replica_whose_former_process_hangs_is_waited_for_and_said_once(
     asyncio.run(run())
     (line,) = [record.message for record in caplog.records if "waits" in record.message]
     assert line == f"replica a waits until its former process has ended (process {os.getpid()}); kill it if it hangs"
+
+
+def test_a_node_that_is_not_ready_yet_says_why(tmp_path: Path) -> None:
+    """A node whose first worker dies at every start runs on. Its agent shows why it is not ready, until it is."""
+
+    async def run() -> None:
+        launcher, (reads, writes) = Recording(), os.pipe()
+        agent = Agent(config(tmp_path), Rlimits(), launcher)
+        process = Quiet(1)
+        process.stdout = cast(Any, os.fdopen(reads))
+        launcher.start = lambda spec: Started(spec, process)  # type: ignore[method-assign]
+        fault = Unavailable("the first worker of a has died at 5 starts in a row", remedy="remove the cause")
+        agent._convergence.want([Spawned("a", "a")])
+        task = asyncio.create_task(agent._converge())
+        for deaths in (5, 6):
+            os.write(writes, json.dumps({"failing": fault.to_wire(), "deaths": deaths}).encode() + b"\n")
+            await until(lambda deaths=deaths: [each.deaths for each in agent._convergence.children()] == [deaths], task)
+            (child,) = agent._convergence.children()
+            assert (child.state, str(child.fault), child.address) == ("STARTING", str(fault), "")
+        os.write(writes, b'{"address": "127.0.0.1:7", "metrics": {"a": "127.0.0.1:8"}}\n')
+        await until(lambda: states(agent) == {"a": "RUNNING"}, task)
+        (child,) = agent._convergence.children()
+        assert child.address.endswith(":7")
+        assert agent._convergence.pages() == {"a": "127.0.0.1:8"}
+        os.close(writes)
+        task.cancel()
+        await agent._end_all()
+        agent._claimed.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60.0))
 
 
 def test_a_replica_that_cannot_be_begun_for_any_reason_costs_itself_alone(tmp_path: Path) -> None:

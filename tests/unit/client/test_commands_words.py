@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from datetime import UTC
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow.client.commands import (
+    Spawning,
     call_off,
     entries_under,
     keys_meant,
@@ -22,6 +24,8 @@ from stateflow.client.commands import (
     would_redistribute,
 )
 from stateflow.errors import EncodeError, InvalidArgument, UnknownPartition, UnsupportedKeyType
+from stateflow.fleet import Spawned
+from stateflow.reports import ChildReport
 from stateflow.state import encode_row_key
 from stateflow.types import MoveOptions
 
@@ -186,3 +190,19 @@ def test_a_batch_of_the_controller_is_called_off_there(cluster: Any, batch: str,
 @pytest.mark.parametrize("batch", ["4b1f", "sweep", "sweep/", "mine/7"])
 def test_others_are_of_whoever_works_by_the_board(batch: str) -> None:
     assert runner_of(batch) == ("", batch)
+
+
+def test_a_replica_that_runs_at_last_is_not_refused_for_its_former_deaths() -> None:
+    spawned = Spawned("a-0", "a")
+    report = ChildReport("a-0", "running", "WAITS", spawned.generation, spawned.generation, deaths=5, address="host:1")
+    report = replace(report, fault=InvalidArgument("the data directory cannot be used", remedy="choose another one"))
+    reports = [[report], [replace(report, state="RUNNING")]]
+    client: Any = SimpleNamespace(
+        agents=lambda: [SimpleNamespace(replicas=reports[0])],
+        status=lambda: SimpleNamespace(replicas=[SimpleNamespace(name="a-0", alive=True, address="host:1")]),
+    )
+    begun = Spawning(client, [spawned])
+    with pytest.raises(InvalidArgument, match="the data directory cannot be used"):
+        begun.wait()
+    del reports[0]  # the cause is removed
+    assert begun.wait() == ["a-0"]

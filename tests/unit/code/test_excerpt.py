@@ -10,7 +10,7 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from types import GenericAlias, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -254,6 +254,18 @@ def test_data_that_can_be_written(value: object) -> None:
     if isinstance(value, np.ndarray):
         assert got.dtype == value.dtype
         assert got.flags.writeable
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])  # the second one in Python 3.13
+@pytest.mark.parametrize("made", [Path, PurePosixPath])
+def test_a_path_is_written_whatever_its_module_is_called(
+    module: str, made: type[PurePath], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made("/x")
+    monkeypatch.setattr(type(path), "__module__", module)
+    live = {"VALUE": path, "Op": type("Op", (), {})}
+    text = excerpt(["VALUE = make()\nclass Op:\n    def f(self):\n        return VALUE"], "Op", live)
+    assert run(text)["VALUE"] == path
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 
 from stateflow.clock import Clock
 from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
+from stateflow.fleet import Listening, NotReady
 from stateflow.node import supervising, workers
 from stateflow.node.workers import Node, Workers, claim_node, claim_workers, nobody_in
 from stateflow.reports import PartitionReport
@@ -96,9 +97,43 @@ def test_a_node_without_a_worker_that_starts_ends_and_says_why(
 
     monkeypatch.setattr(some, "_run_process", dies)
     with pytest.raises(Unavailable, match="no worker of n starts: invalid_argument: the data directory cannot be used"):
-        asyncio.run(some.run(asyncio.Event(), lambda _: pytest.fail("none listens")))
+        asyncio.run(some.run(asyncio.Event(), lambda _: pytest.fail("none listens"), lambda _: None))
     assert "worker n~1 cannot start: invalid_argument: the data" in caplog.text, "who said what"
     assert "worker n~1 fails at every start (status 1)" in caplog.text
+
+
+def test_a_node_whose_first_worker_does_not_start_says_why_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's address is that of its first worker. While there is none, the node says why, after each death."""
+    some = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 2)
+    monkeypatch.setattr(supervising, "BACKOFF_S", 0.001)
+    said: list[Listening | NotReady] = []
+    stop = asyncio.Event()
+
+    async def lives(number: int) -> int:
+        if number == 0 and len(said) < 2:
+            error = InvalidArgument("the data directory cannot be used", remedy="choose a writable directory")
+            some._hear(0, json.dumps({"error": error.to_wire()}).encode())
+            return 1
+        some._hear(number, json.dumps({"address": f"host:{number}"}).encode())
+        await stop.wait()
+        return 0
+
+    def ready(listening: Listening) -> None:
+        said.append(listening)
+        stop.set()
+
+    monkeypatch.setattr(some, "_run_process", lives)
+    asyncio.run(asyncio.wait_for(some.run(stop, ready, said.append), 60.0))
+    first, second, last = said
+    assert isinstance(first, NotReady)
+    assert isinstance(second, NotReady)
+    assert (first.deaths, second.deaths, last) == (supervising.HOPELESS, supervising.HOPELESS + 1, Listening("host:0"))
+    assert str(first.fault).startswith(
+        "unavailable: the first worker of n has died at 5 starts in a row (status 1): "
+        "invalid_argument: the data directory cannot be used"
+    )
 
 
 def test_of_a_removal_that_is_cut_short_no_worker_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +163,7 @@ def test_of_a_removal_that_is_cut_short_no_worker_is_left(tmp_path: Path, monkey
         stop = asyncio.Event()
         again = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 1)
         monkeypatch.setattr(again, "_begin", lambda number: stop.set())
-        await again.run(stop, lambda _: None)
+        await again.run(stop, lambda _: None, lambda _: None)
 
     asyncio.run(starts())
     assert [path.name for path in (tmp_path / "workers").iterdir()] == ["LOCK"]

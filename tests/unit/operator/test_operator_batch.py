@@ -390,6 +390,64 @@ def test_several_key_columns() -> None:
         assert harness.advance_watermark(5) == [{"a": "x", "b": 1, "n": 2}, {"a": "y", "b": 1, "n": 1}]
 
 
+class Cells(BatchOperator):
+    """Two key columns of one type, which the operator names in an order of its own."""
+
+    key = ("a", "b")
+    output = "a long, b long, n long"
+    names: tuple[str, ...] = ("b", "a")
+    into = "n"
+    n: Any = state.value(int)
+    seen: Any = state.set(int)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        arrays = [batch[{"a": "a", "b": "b"}.get(name, "a")] for name in self.names]
+        keys: Any = arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, names=self.names)
+        if self.into == "n":
+            self.n.put_many(keys, batch["v"])
+        elif self.into == "seen":
+            self.seen.add_many(keys, batch["v"])
+        else:
+            ctx.set_timers(keys, 5)
+            ctx.set_timers(keys, 5, name="other")
+            ctx.delete_timers(keys, name="other")
+
+    def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.Table:
+        a, b = timers.keys.flatten()
+        return pa.table({"a": a, "b": b, "n": pa.array([1] * len(a))})
+
+
+@pytest.mark.parametrize("into", ["n", "seen", "timers"])
+def test_keys_of_several_columns_go_by_name(into: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cells, "into", into)
+    with OperatorHarness(Cells, partitions=1) as harness:
+        harness.send([{"a": 1, "b": 2, "v": 7}])
+        there, swapped = harness.state(1, 2), harness.state(2, 1)
+        fired = harness.advance_watermark(5)
+        assert (there.n.value, swapped.n.value) == (7 if into == "n" else None, None)
+        assert (list(there.seen), list(swapped.seen)) == ([7] if into == "seen" else [], [])
+        assert fired == ([{"a": 1, "b": 2, "n": 1}] if into == "timers" else [])
+
+
+@pytest.mark.parametrize("into", ["n", "seen", "timers"])
+@pytest.mark.parametrize("names", [("a",), ("x", "y"), ("a", "c"), ("a", "b", "c"), ("a", "a")])
+def test_keys_that_are_not_of_the_key_columns_are_refused(
+    names: tuple[str, ...], into: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cells, "into", into)
+    monkeypatch.setattr(Cells, "names", names)
+    with OperatorHarness(Cells, partitions=1) as harness, pytest.raises(EncodeError, match="of the key columns a, b"):
+        harness.send([{"a": 1, "b": 2, "v": 7}])
+
+
+@pytest.mark.parametrize("into", ["n", "seen", "timers"])
+def test_a_struct_is_no_key_of_one_column(into: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cells, "into", into)
+    monkeypatch.setattr(Cells, "key", "a")
+    with OperatorHarness(Cells, partitions=1) as harness, pytest.raises(EncodeError, match="not the key column a"):
+        harness.send([{"a": 1, "b": 2, "v": 7}])
+
+
 def test_first_state_by_column() -> None:
     first = [{"k": "a", "by_dest": {"IAH": 4}, "ever": ["IAH", "ATL"], "lately": 2, "rows": 4}, {"k": "b"}]
     with OperatorHarness(Routes, partitions=2, initial_state=first) as harness:

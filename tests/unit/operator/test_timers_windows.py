@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +21,10 @@ from stateflow import (
     Window,
     state,
 )
-from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.errors import DeclarationError, InvalidArgument, OperatorFailed
 from stateflow.operator.operator import describe
+from stateflow.state import Declaration
+from stateflow.state.cells import CELL
 from stateflow.testing import OperatorHarness
 from tests.sizes import sized
 
@@ -323,3 +325,61 @@ def test_an_operator_that_clears_its_states_leaves_sessions_open(restored: bool)
     assert harness.state("a").total.value == 0
     assert harness.advance_watermark(T0 + 2 * MINUTE) == [{"k": "a", "n": 2}]
     harness.close()
+
+
+class Left(Operator):
+    """Leaves the loop over a window that has ended, as ``how`` says."""
+
+    key, event_time = "k", "at"
+    output = "k string, n long"
+    how = ""
+    hourly: Any = TumblingWindows(MINUTE)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        for window in self.hourly.of(ctx):
+            window.state(COUNT).add()
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        match type(self).how:
+            case "next":
+                yield ctx.key, next(self.hourly.ended(timer, ctx)).state(COUNT).value
+            case "close":
+                self.kept = self.hourly.ended(timer, ctx)
+                window = next(self.kept)
+                self.kept.close()
+                yield ctx.key, window.state(COUNT).value
+        if type(self).how in ("next", "close"):
+            return
+        for window in self.hourly.ended(timer, ctx):
+            n = window.state(COUNT).value
+            if type(self).how == "raise":
+                raise ValueError("not now")
+            yield ctx.key, n
+            if type(self).how == "return":
+                return
+            break
+
+
+class LeftSessions(Left):
+    hourly = SessionWindows(MINUTE, merge)
+
+
+def cells(h: OperatorHarness) -> list[bytes]:
+    return [entry for entry, _ in h._stores[0].scan(CELL + cast(Declaration, COUNT).tag)]
+
+
+@pytest.mark.parametrize("how", ["break", "return", "next", "close"])
+@pytest.mark.parametrize("cls", [Left, LeftSessions])
+def test_a_loop_that_is_left_keeps_nothing_of_the_window(
+    cls: type[Left], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Left, "how", "raise")
+    with OperatorHarness(cls, partitions=1) as h:
+        h.send([{"k": "a", "at": T0}, {"k": "b", "at": T0}])
+        assert len(cells(h)) == 2
+        with pytest.raises(OperatorFailed, match="not now"):
+            h.advance_watermark(T0 + 2 * MINUTE)
+        assert len(cells(h)) == 2, "the error rolled everything back"
+        monkeypatch.setattr(Left, "how", how)
+        assert h.advance_watermark(T0 + 2 * MINUTE) == [{"k": "a", "n": 1}, {"k": "b", "n": 1}]
+        assert cells(h) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -384,6 +385,11 @@ def test_views() -> None:
     assert tracked.keys() & {"a"} == {"a"}
     assert ("a", 1) in tracked.items()
     assert list(reversed(tracked.items())) == [("b", 2), ("a", 1)]
+    for view in (tracked.keys(), tracked.values(), tracked.items()):
+        assert type(view.mapping) is MappingProxyType
+        assert view.mapping == tracked
+        with pytest.raises(TypeError):
+            view.mapping["c"] = 3  # type: ignore[index]
     assert TrackedMap.fromkeys("ab", 0) == {"a": 0, "b": 0}
     assert TrackedMap([("a", 1)], b=2) == {"a": 1, "b": 2}
 

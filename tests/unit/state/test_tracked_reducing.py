@@ -6,7 +6,7 @@ import pytest
 
 from stateflow import state
 from stateflow.errors import DeclarationError, EncodeError
-from stateflow.state import TrackedCounter, TrackedReducing
+from stateflow.state import TrackedCounter, TrackedReducing, TrackedValue
 from tests.unit.state.bench import Bench
 
 
@@ -86,3 +86,42 @@ def test_declarations() -> None:
     assert (Op.top.kind, Op.n.kind) == ("reducing", "counter")  # type: ignore[attr-defined]
     with pytest.raises(DeclarationError):
         state.reducing(int, 5)  # type: ignore[arg-type]
+
+
+# --- a state is not its value ---------------------------------------------------------------------------
+
+
+class Forgetful:
+    value = state.value(int, default=0)
+    mutable = state.value(list[int], default=[])
+    expiring = state.value(int, default=0, ttl=60)
+    top = state.reducing(float, max)
+    n = state.counter()
+
+
+@pytest.mark.parametrize("name", ["value", "mutable", "expiring", "top", "n"])
+def test_a_state_whose_value_is_meant_is_refused(name: str) -> None:
+    bench = Bench(Forgetful)
+    tracked = getattr(bench.op, name)
+    with pytest.raises(TypeError, match=f"^the state '{name}' is neither true nor false: test its .value$"):
+        bool(tracked)
+    for other, called in ((0, "an int"), (None, "None"), ([], "a list"), ("x", "a str")):
+        for compare in (operator.eq, operator.ne):
+            with pytest.raises(TypeError, match=f"^the state '{name}' is compared with {called}: compare its .value$"):
+                compare(tracked, other)
+            with pytest.raises(TypeError, match=r"compare its \.value"):
+                compare(other, tracked)
+    assert not bench.commit()
+
+
+def test_states_are_equal_if_they_are_the_same() -> None:
+    op = Bench(Forgetful).op
+    assert op.n == op.n
+    assert op.n != op.value
+    assert op.value in [op.top, op.value]
+    assert {op.n: 1, op.value: 2}[op.n] == 1
+    assert TrackedValue(1) != TrackedValue(1)
+    with pytest.raises(TypeError, match=r"^a TrackedCounter is compared with an int: compare its \.value$"):
+        assert TrackedCounter(1) == 1
+    with pytest.raises(TypeError, match=r"^a TrackedValue is neither true nor false: test its \.value$"):
+        assert TrackedValue(1)
