@@ -12,6 +12,7 @@ import pytest
 from reconfig.controller import steps
 from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.folds import RestoreBook, Roster
+from reconfig.controller.placing import GivingUp
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
 from reconfig.decisions.plan import PlannedTakeover
@@ -246,3 +247,33 @@ def test_what_goes_wrong_with_one_replica_keeps_no_other_from_being_replaced() -
     made._lapsed, made._start = lapsed, start  # type: ignore[method-assign]
     asyncio.run(made._tick())
     assert (looked_at, started) == (["a", "b"], [SECOND])
+
+
+def test_an_owner_that_comes_back_during_a_command_keeps_its_other_partitions() -> None:
+    """An owner that comes back while one partition is taken over by command keeps those that were not begun.
+
+    Another replica used to own them, too, while their owner served. The accepted loss counted for ever: under manual
+    failover, later takeovers of the partition needed no command.
+    """
+    made = takeovers(1)
+    context: Any = made._context
+    context.cluster.deployed["Op"].spec = SimpleNamespace(partitions=2)
+    context.cluster.failovers = SimpleNamespace(is_manual=lambda _: True)
+    context.members.lapsed, context.check_not_restored = lambda _: True, lambda _: None
+    made._runs.moving = list  # type: ignore[method-assign]
+    started = []
+
+    async def start(partition: PartitionId) -> None:
+        if partition in made._orphans:
+            started.append(partition)
+        if partition == FIRST:
+            made.registered("a", [PartitionView(each, State.OWNED, 1, 0) for each in (FIRST, SECOND)])
+
+    made._start = start  # type: ignore[method-assign]
+    assert asyncio.run(GivingUp(context, made._runs, made).by_command("Op", [], accepted=True)) == []
+    assert started == [FIRST]
+    assert not made._orphans
+    made.registered("a", [PartitionView(FIRST, State.OWNED, 1, 0)])
+    lack = made.lack(SECOND)
+    assert lack is not None
+    assert (lack.why, lack.by_command) == (f.Why.MISSING, True)
