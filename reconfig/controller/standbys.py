@@ -119,6 +119,7 @@ class Standbys:
                 runner.cancel()
             else:
                 kept[planned.partition] += 1
+                runner.follow_source()
 
     def _is_outdated(self, planned: Copy) -> bool:
         """Tells whether a standby follows a former owner, or a partition of an undeployed operator."""

@@ -14,7 +14,7 @@ from stateflow.clock import ManualClock
 from stateflow.errors import MoveAborted
 from stateflow.ledger import Ledger
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.writing import Written, deploy, write
 
 
@@ -31,6 +31,7 @@ class Wanting:
             write(self.cluster, steps.want_standbys, name, 1)
         self.records: list[Any] = []
         self.runners: list[Any] = []
+        self.followed: list[PartitionId] = []
         self.fails = self.cancelled = 0
         self.waits: asyncio.Event | None = None
         self.tasks: list[asyncio.Task[None]] = []
@@ -74,6 +75,7 @@ class Wanting:
             carry_over=former.append,
             former=former,
             cancel=self._cancelled,
+            follow_source=lambda: self.followed.append(planned.partition),
         )
         self.runners.append(made)
         return made
@@ -135,6 +137,9 @@ def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: P
         await wanting.standbys.reconcile()
         assert {r.planned.partition.operator for r in wanting.runners} == {"A", "B"}
         assert wanting.cancelled == 3
+        wanting.followed.clear()
+        await wanting.standbys.reconcile()
+        assert wanting.followed == [PartitionId("B", number) for number in range(3)], "at its present address"
         wanting.waits.set()
         await asyncio.gather(*wanting.tasks)
 
