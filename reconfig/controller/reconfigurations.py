@@ -361,11 +361,10 @@ class Reconfigurations:
 
     def _answering(self, to: str, here: Sequence[ReplicaInfo], only: Nodes) -> list[ReplicaInfo]:
         """Returns the replicas that answer and may receive partitions. Raises InMaintenance, Unavailable."""
-        alive = self._context.members.alive
         if only is not None:
             here = [info for info in here if node_of(info.name) in only]
-        maintained = self._context.cluster.maintained()
-        answering = [info for info in here if alive(info.name) and node_of(info.name) not in maintained]
+        fit, maintained = self._context.fit(), self._context.cluster.maintained()
+        answering = [info for info in here if info.name in fit]
         if cordoned := sorted({node_of(info.name) for info in here} & maintained) if not answering else []:
             raise InMaintenance(
                 f"{', '.join(cordoned)} is in maintenance",
@@ -536,8 +535,8 @@ class Reconfigurations:
                 id=running.told.id,
             )
         for target in sorted(set(moves.values())):
-            if not self._context.members.alive(target):
-                raise Unavailable(f"target {target} does not answer", remedy="start it, or migrate to another replica")
+            info = self._context.cluster.roster.replicas.get(target)
+            self._answering(target, [] if info is None else [info], None)
         return Choice(moves)
 
     async def pause(self, reconfiguration: str) -> Reconfiguration:
