@@ -443,7 +443,11 @@ class Takeovers:
     def _is_due(self, partition: PartitionId) -> bool:
         if partition in self._runners or self._not_before.get(partition, 0.0) > self._context.clock.monotonic():
             return False
-        return all(planned.partition != partition for planned in self._context.cluster.restores.under_way)
+        return not self._is_restored(partition)
+
+    def _is_restored(self, partition: PartitionId) -> bool:
+        """Tells whether a restore of the partition is under way."""
+        return any(planned.partition == partition for planned in self._context.cluster.restores.under_way)
 
     async def _lapsed(self, name: str) -> None:
         """Handles a replica whose lease has lapsed: until it registers again, it serves none of its partitions.
@@ -475,7 +479,7 @@ class Takeovers:
     async def _start(self, partition: PartitionId) -> None:
         cluster = self._context.cluster
         async with self._context.planning:
-            if partition in self._runners or self._moves_on(partition):
+            if partition in self._runners or self._moves_on(partition) or self._is_restored(partition):
                 return  # the change under way ends first: it may still end with an owner
             orphan = self._orphans.get(partition)
             if orphan is None:

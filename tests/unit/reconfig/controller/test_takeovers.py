@@ -15,7 +15,7 @@ from reconfig.controller.folds import RestoreBook, Roster
 from reconfig.controller.placing import GivingUp
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
-from reconfig.decisions.plan import PlannedTakeover
+from reconfig.decisions.plan import PlannedRestore, PlannedTakeover
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.partition.control import Cancelled, PartitionView
@@ -150,6 +150,34 @@ def test_standbys_have_their_turn_whatever_becomes_of_take_overs() -> None:
         watching.cancel()
 
     asyncio.run(scenario())
+
+
+def test_a_restore_that_is_planned_while_a_takeover_waits_for_its_turn_comes_first() -> None:
+    """A takeover that waited for the lock of plans does not begin beside the restore that was planned meanwhile.
+
+    Both used to make a replica the owner, and no controller could read the ledger once the restore was recorded last.
+    """
+    made = takeovers(1)
+    context: Any = made._context
+    context.cluster.changes = list
+    context.cluster.failovers = SimpleNamespace(is_manual=lambda _: False)
+    made._orphans[FIRST] = Orphan(1, f.Why.MISSING)
+    chosen = []
+    made.choice = lambda partition, *_: chosen.append(partition)  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        context.planning = asyncio.Lock()
+        assert made._is_due(FIRST)
+        async with context.planning:
+            starting = asyncio.create_task(made._start(FIRST))
+            await asyncio.sleep(0)
+            restore = PlannedRestore("r", FIRST, "a", "b", 2)
+            context.cluster.restores.records[restore.item_id] = restore, None
+        await starting
+
+    asyncio.run(scenario())
+    assert not chosen
+    assert FIRST in made._orphans, "it is taken over if the restore fails"
 
 
 def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
