@@ -167,8 +167,9 @@ class Reconfigurations:
             only: see :meth:`migrate`.
 
         Raises UnknownSite, and Unavailable if no other replica answers at the allowed sites of an operator that has
-        partitions to move. With ``maintenance`` also raises InvalidArgument, InMaintenance, and Unavailable if an
-        operator that wants standbys could have no standby any more. Then nothing moves.
+        partitions to move. With ``maintenance`` also raises InvalidArgument, InMaintenance, MoveConflict while a
+        partition moves to the node, and Unavailable if an operator that wants standbys could have no standby any more.
+        Then nothing moves.
         """
         await self._context.acquainted()
         if maintenance is None:
@@ -183,6 +184,7 @@ class Reconfigurations:
 
         def leaving() -> Choice:
             begins()
+            self._check_none_come(node)
             try:
                 return self.draining(node)
             except AlreadyThere:
@@ -239,6 +241,18 @@ class Reconfigurations:
         for number in partitions:
             assignment.owner(number)
         self._named(to)
+
+    def _check_none_come(self, node: str) -> None:
+        """Checks that no partition is on its way to a node. Raises MoveConflict."""
+        cluster = self._context.cluster
+        for coming in (*cluster.changes(), *cluster.restores.under_way):
+            if node_of(coming.target) == node:
+                raise MoveConflict(
+                    "a partition is moving to the node",
+                    remedy="wait until that move ends, or cancel it",
+                    partition=coming.partition,
+                    item=coming.item_id,
+                )
 
     def _check_copies(self, node: str) -> None:
         """Checks that operators can still have standbys while a node receives nothing.

@@ -26,7 +26,7 @@ from reconfig.decisions.placement import Choice, MoveProposal
 from reconfig.decisions.plan import STRATEGIES, Asked, Cause, Kind, PlannedMove, StrategyName
 from reconfig.decisions.sweeps import Maintenance
 from stateflow.clock import ManualClock
-from stateflow.errors import InMaintenance, InvalidArgument, StateflowError, Unavailable
+from stateflow.errors import InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.schedule import Schedule
 from stateflow.settings import ControllerSettings
@@ -205,6 +205,21 @@ def test_a_retry_gives_nothing_to_a_node_in_maintenance(cluster: Written) -> Non
         with pytest.raises(InMaintenance, match="b is in maintenance"):
             asyncio.run(asked)
     assert not again.cluster.open_moves
+
+
+def test_no_node_is_in_maintenance_while_partitions_are_on_their_way_to_it(cluster: Written) -> None:
+    """A maintenance is refused while partitions move to its node: they came after all others had left it."""
+    for name in "abc":
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    moves = plan(cluster)
+    again = Again(cluster)
+    with pytest.raises(MoveConflict, match="a partition is moving to the node"):
+        asyncio.run(again.reconfigurations.drain("b", OPTIONS, maintenance=Ask()))
+    assert not again.cluster.maintained()
+    for move in moves:
+        write(again.cluster, steps.move_aborted, move, ERROR, {})
+    asyncio.run(again.reconfigurations.drain("b", OPTIONS, maintenance=Ask()))
+    assert again.cluster.maintained() == {"b"}
 
 
 def test_nothing_moves_to_a_replica_that_its_agent_stops(cluster: Written) -> None:
