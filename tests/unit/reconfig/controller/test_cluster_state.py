@@ -123,7 +123,9 @@ def test_nothing_is_kept_of_a_standby_that_has_ended(cluster: Written) -> None:
     write(cluster, steps.plan_moves, [standby])
     assert cluster.open_moves
     write(cluster, steps.move_aborted, standby, ERROR, {})
-    assert not (cluster.open_moves or cluster.finished or cluster.history)
+    assert not cluster.open_moves
+    assert not cluster.finished
+    assert not cluster.history
 
 
 def test_a_move_from_plan_to_owner(cluster: Written) -> None:

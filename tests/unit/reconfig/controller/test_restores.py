@@ -14,7 +14,7 @@ from reconfig.controller import steps
 from reconfig.controller.controller import Controller
 from reconfig.controller.folds import Home
 from reconfig.controller.registration import Arrival, Beat
-from reconfig.controller.restores import Restores
+from reconfig.controller.restores import Request, Restores
 from reconfig.decisions.plan import PlannedRestore
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, MoveConflict, ReleaseMismatch, StateflowError, Unavailable
@@ -142,3 +142,28 @@ def test_an_owner_that_counts_as_stopped_gets_no_lease_by_a_late_heartbeat(tmp_p
 
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         asyncio.run(scenario(ledger))
+
+
+def test_no_password_is_kept_of_a_restore_that_is_refused() -> None:
+    """A refused restore leaves nothing behind; the password of its URL stayed in memory."""
+
+    def refuse(_: PartitionId) -> None:
+        raise REFUSED
+
+    deployed = SimpleNamespace(
+        spec=OperatorSpec("Op", "m:Op", 1, ("k",), b"", "[]"), assignment=SimpleNamespace(owner=lambda _: ("a", 1))
+    )
+    cluster = SimpleNamespace(operator=lambda _: deployed, owned_counts=dict)
+    context: Any = SimpleNamespace(
+        cluster=cluster, members=SimpleNamespace(alive=None), new_id=lambda: "r", check_not_restored=refuse
+    )
+
+    async def plan() -> None:
+        restores = Restores(context, lambda _: asyncio.sleep(0))
+        with pytest.raises(MoveConflict):
+            await restores.plan(Request("Op", url="s3://bucket?key=me&secret=hush"))
+        with pytest.raises(MoveConflict):
+            await restores.plan(Request("Op", url="https://me:hush@store/x"))
+        assert not restores._urls
+
+    asyncio.run(plan())
