@@ -186,7 +186,16 @@ def served_without_a_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lease_for_one_that_does_not_know_what_it_lost(patch: pytest.MonkeyPatch) -> None:
+    beat = Members.beat
+
+    def renewed(self: Members, name: str, incarnation: str) -> bool:
+        member = self._members.get(name)
+        if member is not None and member.incarnation == incarnation:
+            member.lease_from = self._clock.monotonic()
+        return beat(self, name, incarnation)
+
     patch.setattr(Members, "expel", lambda _self, _name: None)
+    patch.setattr(Members, "beat", renewed)
 
 
 def what_was_given_up_is_kept(patch: pytest.MonkeyPatch) -> None:
