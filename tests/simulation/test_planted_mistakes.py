@@ -343,7 +343,7 @@ def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.Monk
 MET = {
     a_name_is_whose_asks_last: (3145,),
     a_registration_is_believed_whenever_it_comes: (313,),
-    served_without_a_lease: (3266,),
+    served_without_a_lease: (4285,),
     a_lease_for_one_that_does_not_know_what_it_lost: (235,),
     take_over_before_the_lease_has_lapsed: (669,),
     ownership_is_not_synced: (3,),
