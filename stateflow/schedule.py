@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from zoneinfo import ZoneInfo
 
@@ -160,8 +160,9 @@ class Schedule:
             return None if self._is_over(fired_us) else self.once_us
         if self.every_us is not None:
             return max(since_us, ended_us or 0) + self.every_us
-        after = self._local(max(now_us, fired_us or 0))
-        return next((_us(at) for at in CronSim(self._line, after)), None)
+        after = max(now_us, fired_us or 0)
+        # cronsim names a fixed time of an hour that is repeated in the first of the two hours, also in the second one
+        return next((at for at in map(_us, CronSim(self._line, self._local(after))) if at > after), None)
 
     def _is_over(self, fired_us: int | None) -> bool:
         return fired_us is not None and self.once_us is not None and fired_us >= self.once_us
@@ -174,7 +175,7 @@ class Schedule:
 
     def _before(self, now_us: int) -> int | None:
         """Returns the newest due time of a cron schedule up to now; None: there is none."""
-        just_behind = self._local(now_us) + timedelta(seconds=1)
+        just_behind = self._local(now_us + 1_000_000)  # not added in the zone, where a sum is in the first of two hours
         return next((_us(at) for at in CronSim(self._line, just_behind, reverse=True)), None)
 
     def _local(self, us: int) -> datetime:

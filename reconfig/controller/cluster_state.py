@@ -135,7 +135,7 @@ class ClusterState:
     planned: dict[str, tuple[Deployed, Record]] = field(default_factory=dict)
     open_moves: dict[str, OpenMove] = field(default_factory=dict)  # by item id
     restores: RestoreBook = field(default_factory=RestoreBook)
-    finished: list[tuple[Planned, Record]] = field(default_factory=list)
+    finished: list[tuple[Change, Record]] = field(default_factory=list)
     #: reconfigurations by id, in the order of their newest records; moves that create standbys are left out
     history: dict[str, Recorded] = field(default_factory=dict)
     undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of the former deployment
@@ -403,7 +403,8 @@ class ClusterState:
                 self._remember(self.open_moves[record.item_id].planned, record)
             case RecordState.PROCESSED | RecordState.FAILED:
                 planned = self.open_moves.pop(record.item_id).planned
-                self.finished.append((planned, record))
+                if not isinstance(planned, PlannedStandby):  # one that fails is made again and again
+                    self.finished.append((planned, record))
                 if (record.payload or {}).get("report", {}).get("distrusted"):
                     self.distrusted.add(planned.move_id)
                 self._remember(planned, record)

@@ -475,6 +475,7 @@ class Executor:
             random=self._context.random,
             newest_epoch=lambda: self._context.cluster.next_epoch(planned.partition) - 1,
             standby_move=lambda: self.standby_move(planned.partition, planned.target),
+            current=lambda info: self._context.cluster.roster.replicas.get(info.name, info),
             machine=machine,
             cost=self.cost,
         )

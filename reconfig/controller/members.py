@@ -125,9 +125,12 @@ class Members:
         return member.session if member is not None and member.incarnation else ""
 
     def beat(self, name: str, incarnation: str) -> bool:
-        """Renews the lease of a replica that sent a heartbeat. Returns False if it must register first."""
+        """Renews the lease of a replica that sent a heartbeat. Returns False if it must register first.
+
+        A lease that has lapsed is not renewed, because its partitions may have been given away since.
+        """
         member = self._members.get(name)
-        if member is None or not incarnation or member.incarnation != incarnation:
+        if member is None or not incarnation or member.incarnation != incarnation or self.lapsed(name):
             return False
         member.heard_at = member.lease_from = self._clock.monotonic()
         return True

@@ -254,7 +254,9 @@ class GivingUp:
             )
         for partition, _, _ in found:
             self._context.check_not_restored(partition)
-        begun = [await self._takeovers.give_up(*each) for each in found]
+        for each in found:  # all at once: an owner that comes back while one takeover is recorded keeps the others
+            self._takeovers.give_up(*each)
+        begun = [await self._takeovers.begin(partition) for partition, _, _ in found]
         return [self._runs.found(each).report() for each in begun if each]
 
     def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:

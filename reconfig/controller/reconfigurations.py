@@ -167,8 +167,9 @@ class Reconfigurations:
             only: see :meth:`migrate`.
 
         Raises UnknownSite, and Unavailable if no other replica answers at the allowed sites of an operator that has
-        partitions to move. With ``maintenance`` also raises InvalidArgument, InMaintenance, and Unavailable if an
-        operator that wants standbys could have no standby any more. Then nothing moves.
+        partitions to move. With ``maintenance`` also raises InvalidArgument, InMaintenance, MoveConflict while a
+        partition moves to the node, and Unavailable if an operator that wants standbys could have no standby any more.
+        Then nothing moves.
         """
         await self._context.acquainted()
         if maintenance is None:
@@ -183,6 +184,7 @@ class Reconfigurations:
 
         def leaving() -> Choice:
             begins()
+            self._check_none_come(node)
             try:
                 return self.draining(node)
             except AlreadyThere:
@@ -239,6 +241,18 @@ class Reconfigurations:
         for number in partitions:
             assignment.owner(number)
         self._named(to)
+
+    def _check_none_come(self, node: str) -> None:
+        """Checks that no partition is on its way to a node. Raises MoveConflict."""
+        cluster = self._context.cluster
+        for coming in (*cluster.changes(), *cluster.restores.under_way):
+            if node_of(coming.target) == node:
+                raise MoveConflict(
+                    "a partition is moving to the node",
+                    remedy="wait until that move ends, or cancel it",
+                    partition=coming.partition,
+                    item=coming.item_id,
+                )
 
     def _check_copies(self, node: str) -> None:
         """Checks that operators can still have standbys while a node receives nothing.
@@ -361,11 +375,10 @@ class Reconfigurations:
 
     def _answering(self, to: str, here: Sequence[ReplicaInfo], only: Nodes) -> list[ReplicaInfo]:
         """Returns the replicas that answer and may receive partitions. Raises InMaintenance, Unavailable."""
-        alive = self._context.members.alive
         if only is not None:
             here = [info for info in here if node_of(info.name) in only]
-        maintained = self._context.cluster.maintained()
-        answering = [info for info in here if alive(info.name) and node_of(info.name) not in maintained]
+        fit, maintained = self._context.fit(), self._context.cluster.maintained()
+        answering = [info for info in here if info.name in fit]
         if cordoned := sorted({node_of(info.name) for info in here} & maintained) if not answering else []:
             raise InMaintenance(
                 f"{', '.join(cordoned)} is in maintenance",
@@ -536,8 +549,8 @@ class Reconfigurations:
                 id=running.told.id,
             )
         for target in sorted(set(moves.values())):
-            if not self._context.members.alive(target):
-                raise Unavailable(f"target {target} does not answer", remedy="start it, or migrate to another replica")
+            info = self._context.cluster.roster.replicas.get(target)
+            self._answering(target, [] if info is None else [info], None)
         return Choice(moves)
 
     async def pause(self, reconfiguration: str) -> Reconfiguration:

@@ -92,8 +92,6 @@ class Restores:
         numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
         restore_id = self._context.new_id()
         url = masked(request.url)
-        if is_masked(url):
-            self._urls[restore_id] = request.url
         owned = Counter(self._cluster.owned_counts())
         planned = []
         for number in numbers:
@@ -129,6 +127,8 @@ class Restores:
                 )
             )
         await self._context.record(steps.plan_restores, planned)
+        if is_masked(url):
+            self._urls[restore_id] = request.url
         return planned
 
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
@@ -264,10 +264,11 @@ class Runner:
         for task in self._tasks:
             task.cancel()
 
-    def _start(self, work: Awaitable[None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         """Passes a task's unexpected error on to the runner, which would otherwise wait forever."""
@@ -318,6 +319,10 @@ class MoveRunner(Runner):
     newest_epoch: Callable[[], int]  # newest epoch of the partition that was granted to any replica
     cost: Callable[[], FixedCost] | None = None  # expected cost of a cutover, as recent moves show it
     standby_move: Callable[[], str] = lambda: ""  # move id of the standby at the target; empty: none
+    #: returns a replica as it last registered: one that restarts may have another address
+    current: Callable[[ReplicaInfo], ReplicaInfo] = lambda info: info
+    _copied_from: ReplicaInfo | None = None  # the source, as the target was last told
+    _preparing: asyncio.Task[None] | None = None
     _joined: str = ""  # move id of the standby whose copy this move uses; empty: none
     _joined_s: float = 0.0  # seconds for which the base copy was complete before this move used it
     _fenced_at: float | None = None
@@ -376,6 +381,16 @@ class MoveRunner(Runner):
         """
         self.distrusted = distrusted
         self._events.put_nowait(m.GivenUp())
+
+    def follow_source(self) -> None:
+        """Tells the target the source's present address, if it copies from another one. A standby's target would try
+        that one for ever."""
+        preparing = self._preparing
+        if preparing is None or preparing.done() or self._copied_from is None:
+            return
+        if self._copied_from.address != self.current(self.source).address:
+            preparing.cancel()
+            self._preparing = self._start(self._prepare())
 
     def taken_over(self) -> None:
         """Ends the move, because a takeover lets the target's copy serve as it is."""
@@ -480,7 +495,7 @@ class MoveRunner(Runner):
     async def _carry_out_one(self, instruction: m.Instruction) -> None:
         match instruction:
             case m.Prepare():
-                self._start(self._prepare())
+                self._preparing = self._start(self._prepare())
             case m.RecordGrant():
                 try:
                     await self.hooks.record_grant()
@@ -523,12 +538,13 @@ class MoveRunner(Runner):
     # -- calls --------------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
+        self._copied_from = source = self.current(self.source)
         move = self.planned if isinstance(self.planned, PlannedMove) else None
         incoming = Preparation(
             self.planned.move_id,
             self.deployed.spec,
             self.planned.partition,
-            self.source,
+            source,
             self.planned.epoch,
             bandwidth_max=move.bandwidth_max if move else 0.0,
             standby=self.machine.kind is Kind.STANDBY,
@@ -595,7 +611,7 @@ class MoveRunner(Runner):
             self.planned.partition,
             self.planned.move_id,
             fence.epoch,
-            self.target,
+            self.current(self.target),
             cold=fence.cold,
             pause_ms=fence.pause_ms,
             max_pause_ms=fence.max_pause_ms,
@@ -640,7 +656,7 @@ class MoveRunner(Runner):
     async def _release(self, epoch: int) -> None:
         partition, move_id = self.planned.partition, self.planned.move_id
         try:
-            await self.replicas.release(self.source.name, partition, move_id, epoch, self.target)
+            await self.replicas.release(self.source.name, partition, move_id, epoch, self.current(self.target))
         except StateflowError as error:  # a source that is down releases when it starts again
             log.warning(
                 "move %s: %s did not confirm the end of the move, and may keep its change log for now: %s",

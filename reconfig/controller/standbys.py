@@ -25,8 +25,9 @@ from stateflow.status import StandbyReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: seconds from the failure of a partition's standby to the begin of its next one
+#: seconds from the first failure of a partition's standby to the begin of its next one; doubled by each further failure
 AGAIN_S = 2.0
+MOST_DOUBLINGS = 5
 NEAR_KEPT = 4
 
 
@@ -35,6 +36,7 @@ class Standbys:
         self._context, self._executor = context, executor
         self._runners: dict[str, MoveRunner] = {}  # by item
         self._not_before: dict[PartitionId, float] = {}
+        self._tried: dict[PartitionId, Counter[str]] = {}  # standbys that failed, by target, since one followed
         self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas that had a copy, the latest first
         executor.standby_move = self.move_at
         executor.on_owned = self._owned
@@ -119,6 +121,7 @@ class Standbys:
                 runner.cancel()
             else:
                 kept[planned.partition] += 1
+                runner.follow_source()
 
     def _is_outdated(self, planned: Copy) -> bool:
         """Tells whether a standby follows a former owner, or a partition of an undeployed operator."""
@@ -170,7 +173,7 @@ class Standbys:
                 lacking[partition] = owner
         able = [info for info in self._context.fit().values() if deployed.may_be_at(info)]
         sites = {name: info.site for name, info in cluster.roster.replicas.items()}
-        missing = spread_standbys(lacking, existing, count, able, self._near, sites)
+        missing = spread_standbys(lacking, existing, count, able, self._near, sites, self._tried)
         found = []
         for partition, replica in missing:
             owner, epoch = assignment.owner(partition.partition)
@@ -193,8 +196,13 @@ class Standbys:
             self._runners.pop(planned.item_id, None)
             near = dict.fromkeys((planned.target, planned.source, *self._near.get(planned.partition, ())))
             self._near[planned.partition] = tuple(near)[:NEAR_KEPT]
+            if runner.machine.rounds:  # it followed
+                self._tried.pop(planned.partition, None)
             if not isinstance(error, MoveAborted):
-                self._not_before[planned.partition] = self._context.clock.monotonic() + AGAIN_S
+                tried = self._tried.setdefault(planned.partition, Counter())
+                tried[planned.target] += 1
+                again_s = AGAIN_S * 2 ** min(tried.total() - 1, MOST_DOUBLINGS)
+                self._not_before[planned.partition] = self._context.clock.monotonic() + again_s
         if error is not None and not isinstance(error, MoveAborted):
             log.warning("standby of %s at %s ended: %s", planned.partition, planned.target, error)
 
@@ -230,7 +238,8 @@ class Standbys:
         """
         self._tell_gone(partition, successor)
         await asyncio.gather(*(runner.ended.wait() for runner in self.of(partition)))
-        self._not_before.pop(partition, None)  # no standby has failed: the new owner may wait for one
+        for kept in (self._not_before, self._tried):  # no standby has failed: the new owner may wait for one
+            kept.pop(partition, None)
 
     def _tell_gone(self, partition: PartitionId, successor: str) -> None:
         for runner in self.of(partition):

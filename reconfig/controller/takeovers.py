@@ -211,7 +211,7 @@ class Takeovers:
         elif partition in self._runners:
             pass  # the owner comes too late: see _superseded
         elif view is not None and view.state in SERVED and view.epoch == epoch:
-            self._orphans.pop(partition, None)
+            self._no_orphan(partition)
         else:
             log.error("state_missing: partition %s, epoch %d: its owner registered without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
@@ -265,20 +265,31 @@ class Takeovers:
             runner.give_up(distrusted=how == "restore")
         return self._runs.found(reconfiguration).report()
 
+    def _no_orphan(self, partition: PartitionId) -> None:
+        """Notes that a partition has an owner again, or is gone. A loss that was accepted for it counts no longer."""
+        self._orphans.pop(partition, None)
+        self._accepted.discard(partition)
+
     def is_orphan(self, partition: PartitionId) -> bool:
         """Tells whether a partition is an orphan: its owner's lease has lapsed, or the owner lost or sealed it."""
         return partition in self._orphans
 
-    async def give_up(self, partition: PartitionId, owner: str, epoch: int) -> str:
-        """Gives a partition to another owner by command, even if the present one may be serving it alone.
+    def give_up(self, partition: PartitionId, owner: str, epoch: int) -> None:
+        """Accepts by command that a partition gets another owner, even if the present one may be serving it alone.
 
-        Returns the id of the reconfiguration; empty: another change of the partition must end first. Raises Unavailable
-        if no replica can take over now; the controller then retries by itself.
+        The takeover does not begin if the owner registers with the partition before :meth:`begin`.
         """
         log.warning("partition %s given up by command: owner %s does not answer or has lost it", partition, owner)
         self._accepted.add(partition)
         self._orphans.setdefault(partition, Orphan(epoch, f.Why.LAPSED))
         self._not_before.pop(partition, None)
+
+    async def begin(self, partition: PartitionId) -> str:
+        """Begins the takeover of a partition that was given up.
+
+        Returns the id of the reconfiguration; empty: another change of the partition must end first, or its owner came
+        back with it. Raises Unavailable if no replica can take over now; the controller then retries by itself.
+        """
         await self._start(partition)
         runner = self._runners.get(partition)
         if runner is None and partition in self._failed:
@@ -309,7 +320,7 @@ class Takeovers:
     def undeployed(self, operator: str) -> None:
         """Forgets the orphans of an undeployed operator."""
         for partition in [each for each in self._orphans if each.operator == operator]:
-            del self._orphans[partition]
+            self._no_orphan(partition)
             for kept in (self._not_before, self._failures, self._failed, self._tried):
                 kept.pop(partition, None)
 
@@ -405,7 +416,7 @@ class Takeovers:
                 continue  # its owner came back while another partition was handled
             owned = self._owner(partition)
             if owned is None or owned[1] > orphan.epoch:
-                del self._orphans[partition]  # it was undeployed or restored
+                self._no_orphan(partition)  # it was undeployed or restored
             elif self._is_due(partition):
                 await self._said(f"beginning the takeover of partition {partition}", self._start(partition))
 
@@ -432,7 +443,11 @@ class Takeovers:
     def _is_due(self, partition: PartitionId) -> bool:
         if partition in self._runners or self._not_before.get(partition, 0.0) > self._context.clock.monotonic():
             return False
-        return all(planned.partition != partition for planned in self._context.cluster.restores.under_way)
+        return not self._is_restored(partition)
+
+    def _is_restored(self, partition: PartitionId) -> bool:
+        """Tells whether a restore of the partition is under way."""
+        return any(planned.partition == partition for planned in self._context.cluster.restores.under_way)
 
     async def _lapsed(self, name: str) -> None:
         """Handles a replica whose lease has lapsed: until it registers again, it serves none of its partitions.
@@ -464,7 +479,7 @@ class Takeovers:
     async def _start(self, partition: PartitionId) -> None:
         cluster = self._context.cluster
         async with self._context.planning:
-            if partition in self._runners or self._moves_on(partition):
+            if partition in self._runners or self._moves_on(partition) or self._is_restored(partition):
                 return  # the change under way ends first: it may still end with an owner
             orphan = self._orphans.get(partition)
             if orphan is None:
@@ -472,7 +487,7 @@ class Takeovers:
             deployed = cluster.operator(partition.operator)
             owner, epoch = deployed.assignment.owner(partition.partition)
             if orphan.epoch != epoch:  # it has another owner by now
-                del self._orphans[partition]
+                self._no_orphan(partition)
                 return
             choice = self.choice(partition)
             if self._waits_for_command(partition, orphan) and (choice is None or choice.how is not How.LOCAL):
@@ -556,8 +571,7 @@ class Takeovers:
             return  # the next leader resumes it
         state = self._context.cluster.history[running.id].state
         if state is ReconfigurationState.COMPLETED:
-            self._orphans.pop(partition, None)
-            self._accepted.discard(partition)
+            self._no_orphan(partition)
             for kept in (self._failures, self._failed, self._tried):
                 kept.pop(partition, None)
             log.warning(

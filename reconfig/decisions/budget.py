@@ -86,10 +86,14 @@ class Measured:
 
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
-    """Predicts the pause, in milliseconds. Returns infinity if changes are written faster than they can cross."""
+    """Predicts the pause, in milliseconds. Returns infinity if changes are written faster than they can cross, or if
+    there is a lag and nothing tells how fast it crosses."""
     latency = measured.rtt_ms / 2 + max(fixed_ms, measured.sync_ms)
-    if measured.bandwidth <= 0:  # nothing had to cross yet, so that only latency counts
-        return latency
+    if measured.bandwidth <= 0:  # too little of the base had to cross
+        if not measured.lag_bytes:
+            return latency
+        arrives = measured.change_rate  # the link carries at least that much
+        return latency + measured.lag_bytes / arrives * 1e3 if arrives > 0 else math.inf
     share = measured.change_rate / measured.bandwidth
     if share >= 1:
         return math.inf

@@ -11,8 +11,8 @@ decision                    never at                        preferred, the most 
 takeover                    weight 0                        nodes not in maintenance; allowed sites; the fewest failed
                                                             attempts; the former owner's site
 restore, its owner silent   maintenance, unless all are     allowed sites
-:func:`spread_standbys`     weight 0, other sites than      the site with the fewest copies; replicas that had a copy
-                            allowed, nodes with a copy
+:func:`spread_standbys`     weight 0, other sites than      the fewest failed attempts; the site with the fewest
+                            allowed, nodes with a copy      copies; replicas that had a copy
 :func:`replan`, of a move   weight 0, other sites than      the source's site
 that waits                  allowed, others than named
 :func:`spread`, by command  maintenance, others than named
@@ -406,12 +406,14 @@ def spread_standbys(
     replicas: Sequence[ReplicaInfo],
     near: Mapping[PartitionId, Sequence[str]] = MappingProxyType({}),
     sites: Mapping[str, str] = MappingProxyType({}),
+    tried: Mapping[PartitionId, Mapping[str, int]] = MappingProxyType({}),
 ) -> list[tuple[PartitionId, str]]:
     """Returns (partition, replica) for every missing standby.
 
     A standby is never at the owner's node, and no node has two standbys of a partition. Preference, in this order: the
-    site with the fewest copies of the partition; a replica in ``near``, earlier entries first; the replica with the
-    fewest standbys for its weight. Fewer than ``count`` are returned if there are not enough nodes.
+    replica with the fewest failed attempts, e.g. for lack of room; the site with the fewest copies of the partition; a
+    replica in ``near``, earlier entries first; the replica with the fewest standbys for its weight. Fewer than
+    ``count`` are returned if there are not enough nodes.
 
     Args:
         partitions: owner by partition.
@@ -419,6 +421,7 @@ def spread_standbys(
         count: standbys wanted of each partition.
         near: by partition, replicas that were owner or standby until now.
         sites: site by replica, including replicas that have copies but receive no more.
+        tried: by partition, failed attempts by replica.
     """
     takers = [info for info in replicas if info.weight > 0]
     at = {**sites, **{info.name: info.site for info in replicas}}
@@ -428,7 +431,8 @@ def spread_standbys(
         have = [owner, *existing.get(partition, ())]
         while len(have) <= count:
             taken = set(map(node_of, have))
-            terms = Terms(at_site=Counter(at[name] for name in have if name in at), near=near.get(partition, ()))
+            at_site = Counter(at[name] for name in have if name in at)
+            terms = Terms(tried=tried.get(partition, {}), at_site=at_site, near=near.get(partition, ()))
             chosen = best((info for info in takers if node_of(info.name) not in taken), copies, terms)
             if chosen is None:
                 break

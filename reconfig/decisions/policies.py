@@ -185,8 +185,9 @@ def _places(partitions: Sequence[_Entry], too_much: float, room: float) -> Itera
     for place in range(min(fits, enough) - 1, max(-1, min(fits, enough) - 1 - _LOOKED_AT), -1):
         if partitions[place][0] > 0:
             yield place
-    if fits < len(partitions):
-        yield fits
+    smallest = max(fits, bisect_right(partitions, 0.0, key=lambda each: each[0]))  # one without load relieves nothing
+    if smallest < len(partitions):
+        yield smallest
 
 
 class _Evening:

@@ -186,6 +186,10 @@ class IncomingTransfer:
             if not turn.cancel() and not turn.cancelled():
                 self._turns.release()
 
+    def copy_from(self, source: SourceReplica) -> None:
+        """Makes later attempts connect to this source, which may be the same one at another address."""
+        self._source = source
+
     async def _failed(self, error: StateflowError) -> Progress:
         """Abandons the copy, and returns the last report. The partition must be free for another move even if no
         further attempt or message follows."""
@@ -528,6 +532,8 @@ class IncomingTransfers:
         joined = running is not None and running.move_id in (move.move_id, standby_move)
         if running is None or not joined or running.task.done():
             running = self._running[partition] = self._begin(move)
+        else:
+            running.transfer.copy_from(self._source(move))
         async for progress in running.reports(move.move_id):
             yield progress
 
@@ -535,7 +541,7 @@ class IncomingTransfers:
         transfer = IncomingTransfer(
             self._node,
             move,
-            SourceReplica(self._peer(move.source.address), move.source.address, self._node.settings.transfer_timeout_s),
+            self._source(move),
             self._threads.files,
             self._threads.quick,
             self._clock,
@@ -544,6 +550,10 @@ class IncomingTransfers:
         )
         alone_s = None if move.standby else self._node.settings.resume_timeout_s
         return RunningTransfer(move.move_id, transfer, self._loop, alone_s)
+
+    def _source(self, move: Preparation) -> SourceReplica:
+        address = move.source.address
+        return SourceReplica(self._peer(address), address, self._node.settings.transfer_timeout_s)
 
     def _peer(self, address: str) -> grpc.aio.Channel:
         if address not in self._peers:

@@ -85,6 +85,26 @@ def test_a_standby_takes_over_and_every_acknowledged_batch_is_there(start: Start
         assert all("the copy of" in move.note for each in failovers(local) for move in each.moves)
 
 
+def test_standbys_follow_an_owner_that_is_restarted_at_another_address(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies go on at the owner's present address; they tried the former one for ever, and batches waited."""
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "60")
+    with start({"cloud": 1, "edge": 1}, acknowledge="standby") as local:
+        with_standbys(local)
+        with Streaming(local.stream("Tally", source="s"), "k") as streaming:
+            streaming.more(3)
+            local.kill("cloud-0")
+            arguments, former = local.processes["cloud-0"]._arguments, local.processes["cloud-0"].address
+            arguments[arguments.index(former)] = "127.0.0.1:0"  # as agents start replicas
+            local.restart("cloud-0")
+            assert local.processes["cloud-0"].address != former
+            streaming.more(3)
+        streaming.model.check(local.cluster)
+        assert owners(local) == {"cloud-0"}
+        assert not failovers(local)
+
+
 def test_moves_hold_no_batch_for_the_standby_that_the_former_owner_had(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,3 +140,26 @@ def test_whoever_looks_whenever_each_time_is_run_for_once_at_most(steps: list[in
             assert at <= now
     assert ran == sorted(set(ran))
     assert all(at > made and at % (2 * MINUTE) == 0 for at in ran)
+
+
+@pytest.mark.parametrize("line", ["*/10 * * * *", "0 * * * *", "*/30 0-3 * * *", "30 2 * * *"])
+@pytest.mark.parametrize("day", ["2026-03-28T22:00:00+00:00", "2026-10-24T22:00:00+00:00"])
+def test_a_cron_line_is_due_when_it_is_next_also_on_days_of_23_and_25_hours(line: str, day: str) -> None:
+    """A schedule is due at the times that it names as its next ones.
+
+    In the hour that is repeated when summer time ends, no job was due.
+    """
+    schedule, began = Schedule.parse(f"cron {line} Europe/Berlin"), us(day)
+    fired = named = began
+    for now in range(began, began + 600 * MINUTE, MINUTE):
+        if (at := schedule.due(now, began, fired, None)) is not None:
+            named = schedule.next_us(named, began, named, None) or 0
+            assert (at, now) == (named, named)
+            fired = at
+    assert (schedule.next_us(named, began, named, None) or 0) >= began + 600 * MINUTE
+
+
+def test_the_next_time_of_a_cron_line_is_not_behind_in_the_hour_that_is_repeated() -> None:
+    nightly = Schedule.parse("cron 30 2 * * * Europe/Berlin")
+    first, again = us("2026-10-25T02:30:00+02:00"), us("2026-10-25T02:15:00+01:00")
+    assert nightly.next_us(again, 0, first, first) == us("2026-10-26T02:30:00+01:00")

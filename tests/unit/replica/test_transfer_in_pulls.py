@@ -6,19 +6,29 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import MoveAborted
-from stateflow.partition.control import Phase, Progress
+from stateflow.errors import MoveAborted, StateMissing, Unavailable
+from stateflow.operator.operator import describe
+from stateflow.partition.control import Phase, Preparation, Progress
 from stateflow.partition.lifecycle import Lifecycle, State
+from stateflow.partition.replica import ReplicaNode
+from stateflow.replica import transfer_in
+from stateflow.replica.peers import SourceReplica
 from stateflow.replica.transfer_in import IncomingTransfers, RunningTransfer
-from stateflow.types import PartitionId
+from stateflow.settings import ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.unit.operators import Count
 
 P = PartitionId("Op", 0)
+SOURCE = ReplicaInfo("a", "x", "a:1")
 OWNED = Progress(Phase.OWNED, epoch=2, bytes_warm=7, digest="d" * 32)
 
 
@@ -75,6 +85,9 @@ def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
         follows, ends = asyncio.Event(), asyncio.Event()
 
         class Transfer:
+            def copy_from(self, source: SourceReplica) -> None:
+                assert source.address == SOURCE.address
+
             async def run(self) -> AsyncIterator[Progress]:
                 yield Progress(Phase.CATCHING_UP)
                 follows.set()
@@ -83,16 +96,19 @@ def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
 
         async def in_files(*_: object) -> None: ...
 
-        node: Any = SimpleNamespace(lifecycle=lambda _: lifecycle, receiver=SimpleNamespace(lost=None))
+        settings = ReplicaSettings()
+        node: Any = SimpleNamespace(
+            lifecycle=lambda _: lifecycle, receiver=SimpleNamespace(lost=None), settings=settings
+        )
         threads: Any = SimpleNamespace(in_files=in_files, files=None, quick=None)
-        connect: Any = None
+        connect: Any = grpc.aio.insecure_channel
         transfers = IncomingTransfers(node, None, SYSTEM_CLOCK, connect, threads)
         transfer: Any = Transfer()
         loop = asyncio.get_running_loop()
         transfers._begin = lambda move: RunningTransfer(move.move_id, transfer, loop)  # type: ignore[method-assign]
 
         async def listen(move_id: str, standby_move: str) -> list[Progress]:
-            move: Any = SimpleNamespace(partition=P, move_id=move_id, standby=False)
+            move: Any = SimpleNamespace(partition=P, move_id=move_id, standby=False, source=SOURCE)
             return [each async for each in transfers.run(move, standby_move)]
 
         standby = loop.create_task(listen("standby", ""))
@@ -165,3 +181,47 @@ def test_a_transfer_that_was_stopped_is_freed_without_a_garbage_collection() -> 
         assert asyncio.run(stop())() is None
     finally:
         gc.enable()
+
+
+def test_a_copy_goes_on_at_the_address_that_its_source_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for the same move at another address leads the transfer there.
+
+    A standby's transfer never ends, so it tried the former address for ever, whatever a new controller named.
+    """
+    tried, gone = list[str](), asyncio.Event()
+
+    class Source(SourceReplica):
+        async def connected(self) -> None:
+            tried.append(self.address)
+            if self.address == SOURCE.address:
+                gone.set()
+                raise Unavailable("nobody is there", remedy="none")
+            raise StateMissing("it is here, and has nothing", remedy="none")
+
+    monkeypatch.setattr(transfer_in, "SourceReplica", Source)
+    monkeypatch.setattr(transfer_in, "RETRY_INTERVAL_S", 0.0)
+    node = ReplicaNode(ReplicaInfo("target", "edge", "edge:1"), tmp_path, ReplicaSettings())
+    spec = describe(Count, 4)
+
+    async def in_files(work: Any, *arguments: Any) -> Any:
+        return work(*arguments)
+
+    async def run() -> list[Progress]:
+        threads: Any = SimpleNamespace(in_files=in_files, in_quick=in_files, files=None, quick=None)
+        transfers = IncomingTransfers(node, None, SYSTEM_CLOCK, grpc.aio.insecure_channel, threads)
+        move = Preparation("m", spec, PartitionId(spec.name, 0), SOURCE, 1, standby=True)
+
+        async def reports(move: Preparation) -> list[Progress]:
+            return [each async for each in transfers.run(move, "")]
+
+        first = asyncio.ensure_future(reports(move))
+        await gone.wait()
+        again = await asyncio.wait_for(reports(replace(move, source=replace(SOURCE, address="a:2"))), 10)
+        await asyncio.wait_for(first, 10)
+        await transfers.close()
+        return again
+
+    last = asyncio.run(run())[-1]
+    node.close()
+    assert isinstance(last.fault, StateMissing)
+    assert tried[-1] == "a:2"

@@ -117,6 +117,17 @@ def test_a_replica_of_an_earlier_version_has_no_data_directory_yet(cluster: Writ
     assert Written.read(cluster.ledger).roster.homes["c"] == Home("directory-c", "here")
 
 
+def test_nothing_is_kept_of_a_standby_that_has_ended(cluster: Written) -> None:
+    """A standby that has ended takes no memory; every controller kept all that ever failed."""
+    standby = PlannedStandby("s1", P, "a", "b", 1)
+    write(cluster, steps.plan_moves, [standby])
+    assert cluster.open_moves
+    write(cluster, steps.move_aborted, standby, ERROR, {})
+    assert not cluster.open_moves
+    assert not cluster.finished
+    assert not cluster.history
+
+
 def test_a_move_from_plan_to_owner(cluster: Written) -> None:
     move = planned(cluster)
     assert (move.epoch, move.granted_epoch) == (1, 2)

@@ -85,3 +85,20 @@ def test_who_was_there_before_has_as_long_to_be_heard_as_ever() -> None:
     clock.now += 0.1
     assert not found.expects()
     assert not Members([], SETTINGS, clock).expects()
+
+
+def test_a_lease_that_has_lapsed_is_renewed_by_a_registration_only() -> None:
+    """A heartbeat does not renew a lease that has lapsed: decisions rely on the lapse.
+
+    A restore whose owner's lease had lapsed let its target own the partition, while a late heartbeat gave the owner
+    another lease; so did a takeover by command. Both served the partition.
+    """
+    found, clock = members()
+    clock.now += 11.1
+    assert found.lapsed("a")
+    assert not found.beat("a", "i1")
+    assert found.lapsed("a")
+    assert not found.alive("a")
+    found.issue("a", "t2", {})
+    found.registered("a", "i1", "t2")
+    assert found.beat("a", "i1")

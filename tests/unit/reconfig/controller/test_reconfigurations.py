@@ -24,8 +24,9 @@ from reconfig.decisions import migration as m
 from reconfig.decisions.jobs import Do, Job, Node
 from reconfig.decisions.placement import Choice, MoveProposal
 from reconfig.decisions.plan import STRATEGIES, Asked, Cause, Kind, PlannedMove, StrategyName
+from reconfig.decisions.sweeps import Maintenance
 from stateflow.clock import ManualClock
-from stateflow.errors import InvalidArgument, StateflowError, Unavailable
+from stateflow.errors import InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.schedule import Schedule
 from stateflow.settings import ControllerSettings
@@ -174,6 +175,8 @@ def test_a_pause_outlives_its_controller(cluster: Written) -> None:
 
 
 def test_retry_has_all_that_was_asked(cluster: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
     for move in plan(cluster):
         write(cluster, steps.move_aborted, move, ERROR, {})
     again = Again(cluster)
@@ -188,6 +191,46 @@ def test_retry_has_all_that_was_asked(cluster: Written, monkeypatch: pytest.Monk
     assert bandwidth_max == OPTIONS.max_bandwidth, "fluid moves one at a time"
     targets = {transfer.partition.partition: transfer.target for round_ in planned.rounds for transfer in round_}
     assert (targets, options, cause, asked) == (dict.fromkeys((3, 1, 2, 0), "b"), OPTIONS, Cause.DRAIN, Asked("b"))
+
+
+def test_a_retry_gives_nothing_to_a_node_in_maintenance(cluster: Written) -> None:
+    """A retry is refused as a migration is; it moved the partitions to a node that receives none."""
+    for name in "ab":
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    for move in plan(cluster):
+        write(cluster, steps.move_aborted, move, ERROR, {})
+    write(cluster, steps.maintain, "b", Maintenance(1))
+    again = Again(cluster)
+    for asked in (again.reconfigurations.retry("r"), again.reconfigurations.migrate("Op", [0], "b", OPTIONS)):
+        with pytest.raises(InMaintenance, match="b is in maintenance"):
+            asyncio.run(asked)
+    assert not again.cluster.open_moves
+
+
+def test_no_node_is_in_maintenance_while_partitions_are_on_their_way_to_it(cluster: Written) -> None:
+    """A maintenance is refused while partitions move to its node: they came after all others had left it."""
+    for name in "abc":
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    moves = plan(cluster)
+    again = Again(cluster)
+    with pytest.raises(MoveConflict, match="a partition is moving to the node"):
+        asyncio.run(again.reconfigurations.drain("b", OPTIONS, maintenance=Ask()))
+    assert not again.cluster.maintained()
+    for move in moves:
+        write(again.cluster, steps.move_aborted, move, ERROR, {})
+    asyncio.run(again.reconfigurations.drain("b", OPTIONS, maintenance=Ask()))
+    assert again.cluster.maintained() == {"b"}
+
+
+def test_nothing_moves_to_a_replica_that_its_agent_stops(cluster: Written) -> None:
+    """A replica that is to be stopped receives nothing, though it answers; its partitions would wait for a takeover."""
+    for name in "ab":
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    again = Again(cluster)
+    again.context.fit = lambda: {"a": again.cluster.roster.replicas["a"]}
+    with pytest.raises(Unavailable, match="no replica of b that may receive partitions answers"):
+        asyncio.run(again.reconfigurations.migrate("Op", [0], "b", OPTIONS))
+    assert not again.cluster.open_moves
 
 
 @pytest.mark.parametrize("standbys", [0, 1, 2])

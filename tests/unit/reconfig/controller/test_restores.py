@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from reconfig.controller.restores import Restores
+from reconfig.controller import steps
+from reconfig.controller.controller import Controller
+from reconfig.controller.folds import Home
+from reconfig.controller.registration import Arrival, Beat
+from reconfig.controller.restores import Request, Restores
 from reconfig.decisions.plan import PlannedRestore
+from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, MoveConflict, ReleaseMismatch, StateflowError, Unavailable
+from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
 from stateflow.partition.control import Cancelled, Restore, Restored
 from stateflow.release import FIRST, VERSION
-from stateflow.types import PartitionId
+from stateflow.settings import ControllerSettings
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.unit.operators import Count
 
 PLANNED = PlannedRestore("r", PartitionId("Op", 0), "a", "b", 2, "file:///s", "", "", -1)
@@ -104,3 +112,58 @@ def test_a_replica_that_would_ignore_that_sources_stop_is_refused() -> None:
     restores._check_stops_sources("silent")
     with pytest.raises(ReleaseMismatch, match=r"stateflow 0\.1\.0 of replica b cannot stop sources"):
         restores._check_stops_sources("b")
+
+
+def test_an_owner_that_counts_as_stopped_gets_no_lease_by_a_late_heartbeat(tmp_path: Path) -> None:
+    """An owner whose lease has lapsed has to register, and is told then that it lost the partition.
+
+    Its heartbeat used to renew the lease after the restore had found it lapsed.
+    """
+    clock, home = ManualClock(), Home("d1", "here")
+    info = ReplicaInfo("a", "cloud", "a:1")
+    spec = OperatorSpec("Op", "m:Op", 1, ("k",), b"", "[]")
+
+    async def scenario(ledger: Ledger) -> None:
+        controller = Controller(ledger, ControllerSettings(), clock)
+        try:
+            beat = Beat(info, home, "i1")
+            ticket = controller.registration.heard(beat).ticket
+            await controller.registration.register(Arrival(info, home, "", "i1", ticket, []))
+            *_, planned = await controller.context.record(steps.plan_deployment, spec, {0: "a"})
+            await controller.context.record(steps.finish_deployment, planned)
+            assert controller.registration.heard(beat).known
+            assert not controller.restores._serves_no_more(PLANNED)
+            clock.advance(60)
+            assert controller.restores._serves_no_more(PLANNED)
+            assert not controller.registration.heard(beat).known
+            assert controller.restores._serves_no_more(PLANNED)
+        finally:
+            await controller.close()
+
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        asyncio.run(scenario(ledger))
+
+
+def test_no_password_is_kept_of_a_restore_that_is_refused() -> None:
+    """A refused restore leaves nothing behind; the password of its URL stayed in memory."""
+
+    def refuse(_: PartitionId) -> None:
+        raise REFUSED
+
+    deployed = SimpleNamespace(
+        spec=OperatorSpec("Op", "m:Op", 1, ("k",), b"", "[]"), assignment=SimpleNamespace(owner=lambda _: ("a", 1))
+    )
+    cluster = SimpleNamespace(operator=lambda _: deployed, owned_counts=dict)
+    context: Any = SimpleNamespace(
+        cluster=cluster, members=SimpleNamespace(alive=None), new_id=lambda: "r", check_not_restored=refuse
+    )
+
+    async def plan() -> None:
+        restores = Restores(context, lambda _: asyncio.sleep(0))
+        with pytest.raises(MoveConflict):
+            await restores.plan(Request("Op", url="s3://bucket?key=me&secret=hush"))
+        with pytest.raises(MoveConflict):
+            await restores.plan(Request("Op", url="https://me:hush@store/x"))
+        assert not restores._urls
+
+    asyncio.run(plan())

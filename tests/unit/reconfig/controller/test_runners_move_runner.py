@@ -272,3 +272,47 @@ def test_pauses_before_retries_vary_by_a_quarter(monkeypatch: pytest.MonkeyPatch
     *few, long = asyncio.run(run())
     assert 3.0 <= min(few) < max(few) <= 5.0
     assert 30.0 <= long <= 50.0
+
+
+def test_source_and_target_are_named_with_their_present_addresses() -> None:
+    """A replica that restarts may have another address, as those of agents do.
+
+    The target of a standby tried the former one for ever; a fenced move did until the controller was restarted.
+    """
+    copied_from, successors = list[str](), list[str]()
+    there = {name: ReplicaInfo(name, name, f"{name}:1") for name in "ab"}
+
+    class Moved(Pair):
+        async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
+            copied_from.append(move.source.address)
+            yield Progress(Phase.WARMING)
+            await self.sealed.wait()
+
+        async def fence(self, name: str, fence: Fence) -> Fenced:
+            successors.append(fence.target.address)
+            return Fenced()
+
+        async def release(
+            self, name: str, partition: PartitionId, move_id: str, epoch: int, owner: ReplicaInfo
+        ) -> None:
+            successors.append(owner.address)
+
+    async def run() -> None:
+        hooks = Hooks(_nothing, _nothing, _nothing, lambda: None)
+        runner = runner_of(Moved(), hooks, current=lambda info: there[info.name])
+        running = asyncio.ensure_future(runner.run())
+        while not copied_from:
+            await asyncio.sleep(0)
+        runner.follow_source()
+        there.update({name: ReplicaInfo(name, name, f"{name}:2") for name in "ab"})
+        runner.follow_source()
+        while len(copied_from) < 2:
+            await asyncio.sleep(0)
+        runner.follow_source()
+        await runner._ask_to_fence(m.Fence(2, cold=False, pause_ms=0.0, max_pause_ms=0.0))
+        await runner._release(2)
+        running.cancel()
+
+    asyncio.run(run())
+    assert copied_from == ["a:1", "a:2"]
+    assert successors == ["b:2", "b:2"]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from reconfig.controller import steps
 from reconfig.controller.folds import Home
 from reconfig.controller.standbys import Standbys
 from stateflow.clock import ManualClock
-from stateflow.errors import MoveAborted
+from stateflow.errors import MoveAborted, NoRoom
 from stateflow.ledger import Ledger
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.writing import Written, deploy, write
 
 
@@ -31,15 +34,18 @@ class Wanting:
             write(self.cluster, steps.want_standbys, name, 1)
         self.records: list[Any] = []
         self.runners: list[Any] = []
+        self.followed: list[PartitionId] = []
         self.fails = self.cancelled = 0
+        self.full: set[str] = set()
+        self.clock = ManualClock(1)
         self.waits: asyncio.Event | None = None
         self.tasks: list[asyncio.Task[None]] = []
-        ids = iter(range(100))
+        ids = iter(range(10_000))
         context: Any = SimpleNamespace(
             cluster=self.cluster,
             settings=ControllerSettings(takeover_retry_s=0.001),
             planning=asyncio.Lock(),
-            clock=ManualClock(1),
+            clock=self.clock,
             over=asyncio.get_running_loop().create_future(),
             new_id=lambda: f"i{next(ids)}",
             alive=lambda: self.cluster.roster.replicas,
@@ -64,6 +70,8 @@ class Wanting:
             if self.waits is not None:
                 await self.waits.wait()
             machine.error = MoveAborted("it ends", remedy="-")
+            if planned.target in self.full:
+                machine.error = NoRoom("no room", remedy="-")
             write(self.cluster, steps.move_aborted, planned, machine.error.to_wire(), {})
 
         former: list[Any] = []
@@ -74,6 +82,7 @@ class Wanting:
             carry_over=former.append,
             former=former,
             cancel=self._cancelled,
+            follow_source=lambda: self.followed.append(planned.partition),
         )
         self.runners.append(made)
         return made
@@ -135,7 +144,42 @@ def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: P
         await wanting.standbys.reconcile()
         assert {r.planned.partition.operator for r in wanting.runners} == {"A", "B"}
         assert wanting.cancelled == 3
+        wanting.followed.clear()
+        await wanting.standbys.reconcile()
+        assert wanting.followed == [PartitionId("B", number) for number in range(3)], "at its present address"
         wanting.waits.set()
         await asyncio.gather(*wanting.tasks)
+
+    scenario(tmp_path, acts)
+
+
+def test_a_standby_that_failed_is_tried_elsewhere_and_ever_later(tmp_path: Path) -> None:
+    """A standby that failed is tried at another replica, and less often if it fails everywhere.
+
+    One for which a replica had no room was tried there every two seconds for ever, although others had room. Each try
+    stayed in the ledger, and its cancellation in the memory of both replicas.
+    """
+
+    async def acts(wanting: Wanting) -> None:
+        write(wanting.cluster, steps.register, ReplicaInfo("c", "cloud", "127.0.0.1:1"), Home())
+        write(wanting.cluster, steps.want_standbys, "B", 0)
+        wanting.full = {"b", "c"}
+        began: list[float] = []
+        for _ in range(200):
+            before = len(wanting.runners)
+            await wanting.standbys.reconcile()
+            await asyncio.gather(*wanting.tasks)
+            if len(wanting.runners) > before:
+                began.append(wanting.clock.monotonic())
+            wanting.clock.advance(1.0)
+        apart = [later - earlier for earlier, later in itertools.pairwise(began)]
+        assert apart == pytest.approx([2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0], abs=1.0), "it looks every second"
+        targets = [r.planned.target for r in wanting.runners if r.planned.partition == PartitionId("A", 0)]
+        assert sorted(targets[:2]) == ["b", "c"]
+        wanting.full = set()
+        wanting.clock.advance(64.0)
+        await wanting.standbys.reconcile()
+        await asyncio.gather(*wanting.tasks)
+        assert not wanting.cluster.open_moves
 
     scenario(tmp_path, acts)

@@ -12,9 +12,10 @@ import pytest
 from reconfig.controller import steps
 from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.folds import RestoreBook, Roster
+from reconfig.controller.placing import GivingUp
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
-from reconfig.decisions.plan import PlannedTakeover
+from reconfig.decisions.plan import PlannedRestore, PlannedTakeover
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.partition.control import Cancelled, PartitionView
@@ -151,6 +152,34 @@ def test_standbys_have_their_turn_whatever_becomes_of_take_overs() -> None:
     asyncio.run(scenario())
 
 
+def test_a_restore_that_is_planned_while_a_takeover_waits_for_its_turn_comes_first() -> None:
+    """A takeover that waited for the lock of plans does not begin beside the restore that was planned meanwhile.
+
+    Both used to make a replica the owner, and no controller could read the ledger once the restore was recorded last.
+    """
+    made = takeovers(1)
+    context: Any = made._context
+    context.cluster.changes = list
+    context.cluster.failovers = SimpleNamespace(is_manual=lambda _: False)
+    made._orphans[FIRST] = Orphan(1, f.Why.MISSING)
+    chosen = []
+    made.choice = lambda partition, *_: chosen.append(partition)  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        context.planning = asyncio.Lock()
+        assert made._is_due(FIRST)
+        async with context.planning:
+            starting = asyncio.create_task(made._start(FIRST))
+            await asyncio.sleep(0)
+            restore = PlannedRestore("r", FIRST, "a", "b", 2)
+            context.cluster.restores.records[restore.item_id] = restore, None
+        await starting
+
+    asyncio.run(scenario())
+    assert not chosen
+    assert FIRST in made._orphans, "it is taken over if the restore fails"
+
+
 def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
     """Moves hear of a source that comes back without the partition.
 
@@ -246,3 +275,33 @@ def test_what_goes_wrong_with_one_replica_keeps_no_other_from_being_replaced() -
     made._lapsed, made._start = lapsed, start  # type: ignore[method-assign]
     asyncio.run(made._tick())
     assert (looked_at, started) == (["a", "b"], [SECOND])
+
+
+def test_an_owner_that_comes_back_during_a_command_keeps_its_other_partitions() -> None:
+    """An owner that comes back while one partition is taken over by command keeps those that were not begun.
+
+    Another replica used to own them, too, while their owner served. The accepted loss counted for ever: under manual
+    failover, later takeovers of the partition needed no command.
+    """
+    made = takeovers(1)
+    context: Any = made._context
+    context.cluster.deployed["Op"].spec = SimpleNamespace(partitions=2)
+    context.cluster.failovers = SimpleNamespace(is_manual=lambda _: True)
+    context.members.lapsed, context.check_not_restored = lambda _: True, lambda _: None
+    made._runs.moving = list  # type: ignore[method-assign]
+    started = []
+
+    async def start(partition: PartitionId) -> None:
+        if partition in made._orphans:
+            started.append(partition)
+        if partition == FIRST:
+            made.registered("a", [PartitionView(each, State.OWNED, 1, 0) for each in (FIRST, SECOND)])
+
+    made._start = start  # type: ignore[method-assign]
+    assert asyncio.run(GivingUp(context, made._runs, made).by_command("Op", [], accepted=True)) == []
+    assert started == [FIRST]
+    assert not made._orphans
+    made.registered("a", [PartitionView(FIRST, State.OWNED, 1, 0)])
+    lack = made.lack(SECOND)
+    assert lack is not None
+    assert (lack.why, lack.by_command) == (f.Why.MISSING, True)

@@ -32,6 +32,9 @@ from reconfig.decisions.budget import (
         (Measured(0, 2e6, 1e6, 4.0), 8.0, math.inf),
         # nothing had to cross, so the bandwidth is unknown: only latency counts
         (Measured(0, 5.0, 0.0, 6.0), 2.0, 5.0),
+        # the base was too small to tell, or was there already: what lags behind crosses as fast as changes arrive
+        (Measured(50_000, 1e6, 0.0, 4.0), 8.0, 60.0),
+        (Measured(50_000, 0.0, 0.0, 4.0), 8.0, math.inf),
         # the fixed cost contains a durable write, unless the disk is busy
         (Measured(50_000, 0.0, 1e6, 4.0, 5.0), 8.0, 60.0),
         (Measured(0, 5.0, 0.0, 6.0, 300.0), 2.0, 303.0),

@@ -273,6 +273,15 @@ def test_the_budget_is_inclusive_and_uses_the_fixed_cost_it_was_given() -> None:
     assert names(move(*TO_CATCHING_UP, max_pause_ms=exact, fixed_ms=3.1).handle(m.CaughtUp(SMALL))) == []
 
 
+@pytest.mark.parametrize("budget", [0.0, 50.0])
+def test_a_lag_counts_though_no_bandwidth_was_measured(budget: float) -> None:
+    """A base that was there already shows no bandwidth: 500 MB of changes were predicted to cross in no time."""
+    behind = Measured(lag_bytes=500_000_000, change_rate=1e7, bandwidth=0.0, rtt_ms=1.0)
+    machine = move(*TO_CATCHING_UP, max_pause_ms=budget)
+    assert machine.handle(m.CaughtUp(behind, 1.0)) == []
+    assert machine.handle(m.CaughtUp(replace(behind, lag_bytes=0), 2.0)) == [m.RecordGrant(6)]
+
+
 def test_without_a_budget_the_lag_has_its_time_to_become_small() -> None:
     machine = move(*TO_CATCHING_UP)
     assert names(machine.handle(m.CaughtUp(HOPELESS, 4.9))) == []

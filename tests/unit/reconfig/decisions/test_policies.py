@@ -88,6 +88,16 @@ def test_one_partition_that_is_more_than_a_share_moves_nothing_round_and_round()
     assert by_load(view.after(proposals))[0] == []
 
 
+def test_a_partition_that_has_nothing_of_what_is_uneven_stays() -> None:
+    """No partition moves without relieving its node; one without rows did, with all its bytes, for the sake of rows."""
+    (first, second, third), mib = replicas(cloud=3), 1 << 20
+    large = [(first, 150.0, 50), (first, 0.0, 9), (first, 0.0, 9), (second, 130.0, 60), (third, 20.0, 190)]
+    owners = {each: info.name for each, (info, *_) in zip(partitions(5), large, strict=True)}
+    seen = {each: Seen(size * mib, rows) for each, (_, rows, size) in zip(partitions(5), large, strict=True)}
+    proposals, _ = by_load(View(owners, [first, second, third], seen))
+    assert proposals == []
+
+
 def test_weights_are_shares() -> None:
     infos = [ReplicaInfo("a", "s", "x:1", weight=3), ReplicaInfo("b", "s", "x:1", weight=1)]
     seen = {partition: Seen(rows=10.0) for partition in partitions(40)}
