@@ -356,7 +356,17 @@ def configured_by() -> ConfigurationFile | None:
     """Returns this process's settings file, as it was when first read; None: no file is named. Raises
     InvalidArgument."""
     named = os.environ.get(CONFIG, "")
-    return _read(Path(named).expanduser()) if named else None
+    return _read(expanded(named)) if named else None
+
+
+def expanded(path: str | Path) -> Path:
+    """Returns a path with the home directory in place of a leading ``~`` or ``~user``. Raises InvalidArgument."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidArgument(
+            "there is no home directory for the ~ in the path", remedy="write the path in full", path=path
+        ) from None
 
 
 @functools.lru_cache(maxsize=16)
