@@ -1,4 +1,4 @@
-"""What a local cluster refuses, and what a forked process leaves to its parent. No processes are started."""
+"""Clusters of this machine: mistakes that they refuse, and forked processes. No processes are started."""
 
 from __future__ import annotations
 
