@@ -235,6 +235,7 @@ def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str]) ->
         ["spawn", "edge", "--count", str(1 << 32)],
         ["spawn", "edge", "--weight", str(1 << 32)],
         ["logs", "edge-0", "--lines", str(1 << 32)],
+        ["reconfig", "list", "--limit", str(1 << 32)],
     ],
 )
 def test_a_number_that_no_message_can_carry_is_wrong_usage(arguments: list[str]) -> None:
