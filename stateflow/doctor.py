@@ -22,7 +22,7 @@ from stateflow.errors import StateflowError
 from stateflow.release import VERSION
 from stateflow.security.certificates import SOON, TlsFiles, utc
 from stateflow.settings import ConnectionSettings
-from stateflow.settings.base import own_variables, unknown_variables
+from stateflow.settings.base import expanded, own_variables, unknown_variables
 from stateflow.spark.session import require_java
 from stateflow.storage import store as stores
 
@@ -161,7 +161,7 @@ def syncs(data_dir: Path) -> Finding:
 
 def _existing(path: Path) -> Path:
     """Returns the path if it is an existing directory, otherwise the nearest existing directory above it."""
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     while not path.exists():
         path = path.parent
     return path if path.is_dir() else path.parent

@@ -66,14 +66,21 @@ def state_directory() -> Path:
     """Returns the directory for a user's own files that outlast a process, without creating it.
 
     The path does not depend on the current directory. In a service of systemd with ``StateDirectory=``, it is the path
-    in the variable STATE_DIRECTORY. Raises RuntimeError for a user without a home directory.
+    in the variable STATE_DIRECTORY. Raises InvalidArgument for a user without a home directory.
     """
     service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if service:
         return Path(service)
     home = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"  # by the XDG specification
-    return base / "stateflow"
+    if Path(home).is_absolute():  # by the XDG specification
+        return Path(home) / "stateflow"
+    try:
+        return Path.home() / ".local" / "state" / "stateflow"
+    except RuntimeError:
+        raise InvalidArgument(
+            "this user has no home directory, and XDG_STATE_HOME is not set",
+            remedy="set XDG_STATE_HOME to a directory of this user",
+        ) from None
 
 
 def url_of(text: str) -> str:

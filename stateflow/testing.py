@@ -25,7 +25,7 @@ from stateflow.errors import InvalidArgument
 from stateflow.local.cluster import LocalCluster
 from stateflow.metrics.figures import Histogram
 from stateflow.metrics.own import OwnFigures
-from stateflow.operator.operator import Operator, check_whole, key_columns, output_schema, side_schemas
+from stateflow.operator.operator import Operator, check_class, check_whole, key_columns, output_schema, side_schemas
 from stateflow.operator.output import OutputReader
 from stateflow.operator.timers import to_us
 from stateflow.partition.positions import INITIAL, Batch
@@ -64,6 +64,7 @@ class OperatorHarness:
         if backend not in ("memory", "rocksdb"):
             raise InvalidArgument(f"there is no backend {backend!r}", remedy="use 'memory' or 'rocksdb'")
         self._cls = operator if isinstance(operator, type) else type(operator)
+        check_class(self._cls)
         self._name = self._cls.__name__
         self._partitions = check_partitions(partitions)
         self._backend = backend
@@ -148,6 +149,8 @@ class OperatorHarness:
         """Advances the clock, which starts at 1970. Returns the output of timers."""
         if seconds < 0:
             raise InvalidArgument("time does not run backwards", remedy="pass 0 seconds or more")
+        if not self._now_us + seconds * 1e6 < 1 << 63:  # also for NaN
+            raise InvalidArgument(f"the clock cannot advance by {seconds} s", remedy="pass fewer seconds")
         self._now_us += round(seconds * 1e6)
         return self._visit()
 
@@ -167,8 +170,11 @@ class OperatorHarness:
         return rows
 
     def state(self, *key: Any) -> Any:
-        """Returns the states of one key, by name: ``h.state("N1").flights.value``."""
-        host = self._hosts[partition_of(key, self._partitions)]
+        """Returns the states of one key, by name: ``h.state("N1").flights.value``.
+
+        Raises InvalidArgument if the key has more or fewer columns than the operator's.
+        """
+        host = self._hosts[self._partition_of(key)]
         return host.peek(key[0] if len(self._key) == 1 else key, self._now_us)
 
     def metric(self, name: str, /, **labels: str) -> float | Histogram:
@@ -178,9 +184,20 @@ class OperatorHarness:
         return self._figures.value(self._name, name, labels)
 
     def changes(self, *key: Any) -> Mutations:
-        """Returns the change set that the last ``send`` wrote to the key's partition."""
-        data = self._changes.get(partition_of(key, self._partitions))
+        """Returns the change set that the last ``send`` wrote to the key's partition.
+
+        Raises InvalidArgument if the key has more or fewer columns than the operator's.
+        """
+        data = self._changes.get(self._partition_of(key))
         return ChangeSet.decode(data).mutations if data else Mutations()
+
+    def _partition_of(self, key: tuple[Any, ...]) -> int:
+        if len(key) != len(self._key):
+            raise InvalidArgument(
+                f"the key of {self._name} has the columns {', '.join(self._key)}, not {len(key)} values",
+                remedy="pass a value for each column",
+            )
+        return partition_of(key, self._partitions)
 
     def checkpoint(self, directory: str | Path | None = None) -> Path:
         """Writes a directory from which :meth:`restore` makes a harness. Returns its path. ``close`` does not remove
@@ -207,7 +224,8 @@ class OperatorHarness:
         return target
 
     @classmethod
-    def restore(cls, operator: Operator | type[Operator], snapshot: Path) -> OperatorHarness:
+    def restore(cls, operator: Operator | type[Operator], snapshot: str | Path) -> OperatorHarness:
+        snapshot = Path(snapshot)
         run, states = (snapshot / "harness").read_text().splitlines()
         backend, partitions, batch, now_us = run.split()
         schema, dropped = json.loads(states)

@@ -19,6 +19,7 @@ from stateflow.cli.cluster import follow_nodes
 from stateflow.cli.group import Commands
 from stateflow.cli.output import (
     LOCAL,
+    NUMBER_MAX,
     Controller,
     Insecure,
     Json,
@@ -245,11 +246,11 @@ def forget_agent(
 @app.command()
 def spawn(
     at: Annotated[str, typer.Argument(help="Agent that starts the replicas, or a site.")],
-    count: Annotated[int, typer.Option(help="Number of replicas to start.", min=1)] = 1,
+    count: Annotated[int, typer.Option(help="Number of replicas to start.", min=1, max=NUMBER_MAX)] = 1,
     workers: Annotated[
         int, typer.Option(help="Worker processes of each replica; each uses one core.", min=1, max=WORKERS_MAX)
     ] = 1,
-    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1)] = 1,
+    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1, max=NUMBER_MAX)] = 1,
     memory: Annotated[str | None, typer.Option(help="Memory limit of each replica, e.g. 512MB; default: none.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="Only agents with the label key=value; repeatable.")] = None,
     controller: Controller = LOCAL,
@@ -348,7 +349,9 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines as they arrive, until Ctrl-C.")
     ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest lines to print first.", min=0)] = 100,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Number of newest lines to print first.", min=0, max=NUMBER_MAX)
+    ] = 100,
     controller: Controller = LOCAL,
 ) -> None:
     """Show the log of a replica that an agent runs."""

@@ -15,6 +15,7 @@ from stateflow.cli import show
 from stateflow.cli.group import Commands
 from stateflow.cli.output import (
     LOCAL,
+    NUMBER_MAX,
     Controller,
     DryRun,
     GivenMoves,
@@ -178,7 +179,9 @@ def takeover(
 @app.command()
 def upgrade(
     operator: Annotated[str, typer.Argument()],
-    to: Annotated[int, typer.Option("--to", help="Version number, see `stateflow operator versions`.")],
+    to: Annotated[
+        int, typer.Option("--to", help="Version number, see `stateflow operator versions`.", min=1, max=NUMBER_MAX)
+    ],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

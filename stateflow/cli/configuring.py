@@ -19,7 +19,6 @@ import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
@@ -52,7 +51,7 @@ from stateflow.settings import (
     Settings,
     configured_by,
 )
-from stateflow.settings.base import STRICT, check_variables, is_strict, leave_unchecked
+from stateflow.settings.base import STRICT, check_variables, expanded, is_strict, leave_unchecked
 
 # -- Settings in effect, written as a file ---------------------------------------------------------------------------
 
@@ -444,7 +443,7 @@ def use_file(named: str | None) -> None:
     errors.
     """
     if named:
-        os.environ[CONFIG] = str(Path(named).expanduser().absolute())
+        os.environ[CONFIG] = str(expanded(named).absolute())
         configured_by()  # errors in it are reported now
 
 

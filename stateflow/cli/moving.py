@@ -17,6 +17,7 @@ from stateflow.cli import show
 from stateflow.cli.group import Commands
 from stateflow.cli.output import (
     LOCAL,
+    NUMBER_MAX,
     Controller,
     DryRun,
     GivenMoves,
@@ -309,7 +310,7 @@ Id = Annotated[str, typer.Argument(help="Id of the reconfiguration, as printed b
 
 @reconfig_commands.command("list")
 def list_(
-    limit: Annotated[int, typer.Option(help="Number of newest reconfigurations; 0: all.", min=0)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of newest reconfigurations; 0: all.", min=0, max=NUMBER_MAX)] = 20,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

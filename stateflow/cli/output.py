@@ -41,6 +41,8 @@ from stateflow.types import Order as MoveOrder
 F = TypeVar("F", bound=Callable[..., Any])
 #: width of output that is not a terminal: so wide that no line is cut or folded, and ids in a pipe are complete
 _UNFOLDED = 1 << 15
+if not os.environ.get("COLUMNS", "1").strip("0"):  # rich would take it for a width, and print nothing
+    del os.environ["COLUMNS"]
 _looked_at = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
 #: printed strings are plain text, without markup and emoji codes; Text objects have styles
 console = Console(markup=False, emoji=False, width=None if _looked_at else _UNFOLDED)
@@ -121,10 +123,20 @@ def telling(*, as_json: bool = False) -> Iterator[None]:
     except Exception as error:
         from stateflow.storage.faults import meaning  # imports the database
 
-        meant = meaning(error)
+        meant = _of_words(error) or meaning(error)
         if meant is None:  # a defect of stateflow keeps its traceback
             raise
         _tell(meant, as_json)
+
+
+def _of_words(error: Exception) -> StateflowError | None:
+    """Returns the error to show for an argument that is not UTF-8, such as one typed into a Latin-1 terminal; None: it
+    is another error."""
+    if not isinstance(error, UnicodeEncodeError) or not re.search("[\ud800-\udfff]", error.object):
+        return None
+    return InvalidArgument(
+        f"{shown(error.object)} is not UTF-8", remedy="use a terminal whose encoding is UTF-8, and type it again"
+    )
 
 
 def _tell(error: StateflowError, as_json: bool) -> NoReturn:
@@ -149,13 +161,22 @@ def guarded(function: F) -> F:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        sys.path.insert(0, str(Path.cwd()))  # operators are often in the working directory
         with telling(as_json=bool(kwargs.get("as_json"))):
+            sys.path.insert(0, _working_directory())  # operators are often there
             result = function(*args, **kwargs)
             flush()  # an error, such as a full disk, can still be reported here
             return result
 
     return run  # type: ignore[return-value]
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise InvalidArgument(
+            "the working directory no longer exists", remedy="change to another directory, and try again"
+        ) from None
 
 
 def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
@@ -327,6 +348,8 @@ Checkpoints = Annotated[
         help="Checkpoint store: directory or fsspec URL, or @FILE that holds it.",
     ),
 ]
+#: largest number that a message can carry where it counts something
+NUMBER_MAX = (1 << 32) - 1
 LISTEN = "127.0.0.1:7070"
 #: `stateflow.cli.configuring` replaces this default if a program runs its own cluster in this directory
 LOCAL = LISTEN
@@ -462,9 +485,10 @@ def byte_count(text: str) -> int:
     """Parses ``512MB``, ``4GiB``; a bare number is bytes. Raises InvalidArgument."""
     units = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|M|G|T|Ki|Mi|Gi|Ti)?B?", text.strip())
-    if match is None or not float(match[1]):
+    count = 0.0 if match is None else float(match[1]) * units[match[2] or ""]
+    if not 1 <= count < 1 << 63:
         raise InvalidArgument(f"{shown(text)} is not a size", remedy="write 512MB or 4GiB")
-    return round(float(match[1]) * units[match[2] or ""])
+    return round(count)
 
 
 class _OfMoves(NamedTuple):

@@ -12,8 +12,6 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from stateflow.cli import show
@@ -143,10 +141,8 @@ def _show(rows: list[dict[str, Any]], lacking: list[StateflowError] | None, as_j
         emit({"entries": rows, **_said(lacking)})
         return
     _warn(lacking)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     columns = list(rows[0]) if rows else joined([]).column_names
-    for column in columns:
-        table.add_column(column)
+    table = show.new_table(*columns)
     for row in rows:
         table.add_row(*("" if row[name] is None else str(row[name]) for name in columns))
     console.print(table)

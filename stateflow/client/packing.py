@@ -94,6 +94,10 @@ def _code(name: str) -> Iterator[tuple[str, bytes]]:
         raise BundleRefused(
             f"{name} is already part of every replica", remedy="leave it out, or deploy it with --installed"
         )
+    if not name:  # of ./helpers.py
+        raise BundleRefused(
+            "a path is not the name of a module", remedy="pass the name by which the operator imports it"
+        )
     try:
         module = importlib.import_module(name)
     except ImportError as error:

@@ -25,7 +25,7 @@ import symtable
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import PosixPath, PurePosixPath
 from types import CodeType, FunctionType, ModuleType
@@ -227,12 +227,14 @@ class Statement:
     code: str
     binds: frozenset[str]
     at_once: set[str] = field(default_factory=set)  # names that the statement reads when it runs
+    own: set[str] = field(default_factory=set)  # those of them that a class body binds for itself
     uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
     hints: set[str] = field(default_factory=set)  # names in annotations, which may or may not be read
     star: bool = False
     imports: bool = False
     defines: bool = False  # the statement is a def or a class
     empty: bool = False  # the statement makes an empty container
+    repeats: bool = False  # run twice, the statement makes an equal value: an import, a def, a class, a literal
 
 
 @dataclass(slots=True)
@@ -304,7 +306,8 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
                 ) from error
             continue  # a cell that never ran
         program.futures |= any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body)
-        bodies.append((number, text.splitlines(), tree.body))
+        lines = re.split(r"\r\n?|\n", text)  # splitlines() would also split at form feeds, and within strings
+        bodies.append((number, lines, tree.body))
     functions = functions_of(body for _, _, body in bodies)
     for number, lines, body in bodies:
         _read(program, number, lines, body, package)
@@ -359,6 +362,7 @@ def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt],
         statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
         statement.defines = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and _is_empty(node.value)
+        statement.repeats = imports or statement.defines or (isinstance(node, ast.Assign) and _is_literal(node.value))
         program.statements.append(statement)
 
 
@@ -368,6 +372,7 @@ class _Taking:
         self._done: set[str] = set()
         self.statements: list[Statement] = []
         self._late: dict[str, list[Statement]] = {}
+        self._as_now: set[str] = set()  # names whose values are written as they are now
 
     def take(self, name: str, *, needed_by: str, hint: bool) -> None:
         todo = [(name, needed_by, hint)]
@@ -429,6 +434,7 @@ class _Taking:
         program, they follow all other statements.
         """
         if not uses:
+            self._as_now.add(name)
             at = makers[0].order if makers else (-1, 0)
             return [Statement(at, f"{name} = {text}", frozenset({name}))]
         # statements that fill the container, such as decorated functions, may be in the excerpt, too
@@ -438,7 +444,26 @@ class _Taking:
         return self._late[name]
 
     def check_order(self) -> None:
-        """Checks that no statement reads a name that the excerpt assigns only later. Raises OperatorNotImportable."""
+        """Checks that each statement reads the same values in the excerpt as it read in the program.
+
+        A notebook's cell that was run again, unchanged, takes its former place: its names are needed there. Raises
+        OperatorNotImportable if a statement reads a name that the excerpt assigns only later, or a value that the
+        program changed later.
+        """
+        todo = list(self.statements)
+        while todo:
+            statement = todo.pop()
+            at_once = statement.at_once - statement.own
+            for name in sorted(self._read_by(at_once) - statement.binds - self._late.keys()):
+                made = self._making(name)
+                if made and all(each.order > statement.order for each in made):
+                    moved = self._moved_up(name, made, statement)
+                    todo += [*moved, statement] if moved else []
+                    is_late = not moved and self._is_bound_before(name, statement)
+                else:
+                    is_late = self._is_changed_after(name, statement)
+                if is_late and name in at_once:
+                    raise self._read_before(name, statement)
         for name, made in self._late.items():
             for statement in self.statements:
                 if name in statement.at_once and statement not in made:
@@ -447,6 +472,61 @@ class _Taking:
                         remedy=f"read {name!r} in a method or function",
                         line=statement.order[1] if self._program.single else None,
                     )
+
+    def _making(self, name: str) -> list[Statement]:
+        return [each for each in self.statements if name in each.binds]
+
+    def _read_by(self, at_once: set[str]) -> set[str]:
+        """Returns these names, and those that the functions behind them may read when they are called."""
+        found: set[str] = set()
+        todo = list(at_once)
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found.add(name)
+                todo += [use for each in self._making(name) for use in each.uses]
+        return found
+
+    def _is_bound_before(self, name: str, reader: Statement) -> bool:
+        """Tells whether the program has bound a name before ``reader``. Otherwise ``reader`` reads a builtin."""
+        known = any(name in each.binds and each.order < reader.order for each in self._program.statements)
+        return known or not hasattr(builtins, name)
+
+    def _moved_up(self, name: str, made: list[Statement], reader: Statement) -> list[Statement]:
+        """Moves the statement that makes a name to the place where the program ran the same statement before
+        ``reader``. Returns the moved statement; an empty list if there is no such place."""
+        last, former = self._program.makers(name)[:1], None
+        for each in self._program.statements:
+            if name in each.binds and each.order < reader.order:
+                former = each
+        if former is None or not last or len(made) > 1 or not last[0].repeats or former.code != last[0].code:
+            return []
+        if self._is_changed(name, former.order, last[0].order):
+            return []
+        moved = former if made[0] is last[0] else replace(made[0], order=former.order)
+        self.statements[self.statements.index(made[0])] = moved
+        return [moved]
+
+    def _is_changed_after(self, name: str, reader: Statement) -> bool:
+        """Tells whether the program may have changed a plain value after ``reader`` had read it. The excerpt has the
+        value as it is now."""
+        return name in self._as_now and self._is_changed(name, reader.order, _LAST)
+
+    def _is_changed(self, name: str, after: tuple[int, int], before: tuple[int, int]) -> bool:
+        """Tells whether a statement between two places may have changed the value of a name."""
+        return any(
+            each.may_change_any() if self._values is None else each.may_change(self._values[name])
+            for each in self._program.touches
+            if each.name == name and after < each.order < before
+        )
+
+    def _read_before(self, name: str, reader: Statement) -> OperatorNotImportable:
+        return OperatorNotImportable(
+            f"the definition of {min(reader.binds)} reads {name!r}, which a later statement changes",
+            remedy="change it before the definition, or use another name; in a notebook, run the definition's cell "
+            "again",
+            line=reader.order[1] if self._program.single else None,
+        )
 
     def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
         """Returns the first place where another statement may change the object that ``makers`` made; None: there is no
@@ -501,7 +581,7 @@ class _Taking:
         for statement in sorted(self.statements, key=lambda each: each.order):
             if self._program.single:
                 lines += [""] * (statement.order[1] - 1 - len(lines))
-            lines += statement.code.splitlines()
+            lines += statement.code.split("\n")
         return "\n".join(lines) + "\n"
 
 
@@ -591,6 +671,7 @@ def _add_globals(table: symtable.SymbolTable, statement: Statement, *, now: bool
         statement.uses |= names
         if now and is_class:  # a class body runs with its statement
             statement.at_once |= names
+            statement.own |= {each.get_name() for each in inner.get_symbols() if each.is_local()}
         _add_globals(inner, statement, now=now and is_class)
 
 
@@ -631,6 +712,14 @@ def _is_empty(made: ast.expr | None) -> bool:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
             return name in CONTAINERS and (not args or name == "defaultdict")
     return False
+
+
+def _is_literal(made: ast.expr) -> bool:
+    try:
+        ast.literal_eval(made)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def _import_of(name: str, value: object, program: object) -> Statement | None:

@@ -108,7 +108,7 @@ def _key(*, make: bool) -> bytes:
             _make(path)
         with contextlib.suppress(FileNotFoundError):
             return _read(path)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise InvalidArgument(f"the code key cannot be read or created: {error}", remedy=f"set {VARIABLE}") from error
     return b""
 

@@ -143,7 +143,6 @@ class LocalCluster:
         self._sites = _checked_sites({"local": 1} if sites is None else sites)
         self._partitions = partitions
         self._temporary = data_dir is None
-        self.data_dir = Path(tempfile.mkdtemp(prefix="stateflow-") if data_dir is None else data_dir)
         self._deploy_to = deploy_to
         self._interval_s, self._workers = checkpoint_interval_s, workers
         if not 1 <= controllers <= CONTROLLERS_MAX:
@@ -151,6 +150,12 @@ class LocalCluster:
                 f"invalid number of controllers: {controllers!r}", remedy=f"use 1 to {CONTROLLERS_MAX}"
             )
         self.controllers = ("controller", *(f"controller-{number}" for number in range(1, controllers)))
+        if taken := sorted({*self.controllers} & {*self._replicas()}):
+            raise InvalidArgument(
+                f"a replica and a controller would both be named {taken[0]}", remedy="give the site another name"
+            )
+        self._pid = os.getpid()
+        self.data_dir = Path(tempfile.mkdtemp(prefix="stateflow-") if data_dir is None else data_dir)
         self.processes: dict[str, Process] = {}
         self.address = ""  # addresses of all controllers
         #: certificates of the cluster; None: the cluster uses plain text
@@ -166,9 +171,14 @@ class LocalCluster:
     # -- life ---------------------------------------------------------------------------------------------
 
     def start(self) -> LocalCluster:
+        if any(process.running for process in self.processes.values()):
+            raise InvalidArgument("this cluster has been started already", remedy="use it, or stop it first")
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             if self.certificates is not None:
+                place = self.data_dir / "certificates"
+                if not place.exists():  # the last stop has removed them
+                    self.certificates = Certificates(place)
                 self.certificates.begin()
             self._start()
         except BaseException:
@@ -178,7 +188,7 @@ class LocalCluster:
 
     def _start(self) -> None:
         self.address = ",".join(map(self._start_controller, self.controllers))
-        names = [f"{site}-{number}" for site, count in self._sites.items() for number in range(count)]
+        names = self._replicas()
         for name in names:
             self._process(name, self._replica_arguments(name)).start()
         for name in names:
@@ -190,6 +200,9 @@ class LocalCluster:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
             if self._deploy_to:  # only the creation is confined: the partitions may move to all sites afterwards
                 self.cluster.deploy(operator, self._partitions, sites=())
+
+    def _replicas(self) -> list[str]:
+        return [f"{site}-{number}" for site, count in self._sites.items() for number in range(count)]
 
     def _start_controller(self, name: str) -> str:
         arguments = ["controller", "--listen", self._listen(name), "--ledger", self.ledger, *_NOWHERE]
@@ -250,6 +263,10 @@ class LocalCluster:
         )
 
     def stop(self) -> None:
+        """Ends the processes, and removes a temporary data directory. Does nothing in a forked process, because the
+        cluster belongs to the process that made it."""
+        if os.getpid() != self._pid:
+            return
         replicas = [process for name, process in self.processes.items() if name not in self.controllers]
         for process in replicas:
             process.ask_to_stop()

@@ -26,6 +26,7 @@ from stateflow.node.workers import nobody_in
 from stateflow.partition.environment import claim
 from stateflow.private import keep_private
 from stateflow.settings import EmbeddedSettings, ReplicaSettings
+from stateflow.settings.base import expanded
 
 LOCK, FILE = "EMBEDDED", "embedded.json"
 SITE = "local"
@@ -87,7 +88,7 @@ def embedded(directory: str | Path | None = None, replicas: int | None = None, *
     Example: ``embedded("stateflow-data").address``
     """
     settings = EmbeddedSettings()
-    place = Path(directory if directory is not None else settings.directory).expanduser().resolve()
+    place = expanded(directory if directory is not None else settings.directory).resolve()
     with _MUTEX:
         running = _RUNNING.get((os.getpid(), place))
         if running is not None:
@@ -212,9 +213,9 @@ def running_in(directory: str | Path | None = None) -> str | None:
     Args:
         directory: see :func:`embedded`.
     """
-    said = said_in(Path(directory if directory is not None else EmbeddedSettings().directory).expanduser())
+    said = said_in(expanded(directory if directory is not None else EmbeddedSettings().directory))
     try:
         os.kill(int(said["pid"]), 0)
         return str(said["address"])
-    except (KeyError, ValueError, TypeError, OSError):
+    except (KeyError, ValueError, TypeError, OverflowError, OSError):
         return None

@@ -60,6 +60,8 @@ class Declared:
         if self.name.endswith(_SUFFIXES):
             remedy = f"omit the ending: {', '.join(_SUFFIXES)} are appended where they belong"
             raise _wrong(operator, self.name, "has a reserved ending", remedy)
+        if not _is_text(self.what):
+            raise _wrong(operator, self.name, "has a description that is not Unicode text", "use characters of UTF-8")
         if len(self.labels) > LABELS_MAX:
             raise _wrong(operator, self.name, f"has {len(self.labels)} labels", f"use at most {LABELS_MAX}")
         for label in self.labels:
@@ -160,13 +162,21 @@ class OwnFigures:
     def admit(self, operator: str, family: Family, values: Labels) -> None:
         """Makes a series for these values of the labels, unless it exists.
 
-        Raises InvalidArgument if there are too many series, or if the value of a label is too long.
+        Raises InvalidArgument if there are too many series, or if the value of a label is too long or is not Unicode
+        text, because the page of the whole process could then not be written.
         """
         for label, value in zip(family.declared.labels, values, strict=True):
             if len(value) > VALUE_MAX:
                 raise InvalidArgument(
                     f"the value of the label {label} is too long, with {len(value)} characters",
                     remedy=f"use at most {VALUE_MAX}",
+                    operator=operator,
+                    name=family.declared.name,
+                )
+            if not _is_text(value):
+                raise InvalidArgument(
+                    f"the value {value!a} of the label {label} is not Unicode text",
+                    remedy="decode its bytes with errors='replace'",
                     operator=operator,
                     name=family.declared.name,
                 )
@@ -228,6 +238,15 @@ class OwnFigures:
             remedy=f"use one of {known}" if known else "send rows first: no metric of the operator has a value yet",
             operator=operator,
         )
+
+
+def _is_text(value: str) -> bool:
+    """Tells whether a text can be written as UTF-8. Halves of surrogate pairs, as of badly decoded bytes, cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _copy(value: float | Histogram) -> float | Histogram:

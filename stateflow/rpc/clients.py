@@ -67,8 +67,9 @@ ASKED_AGAIN_S = 0.1
 _LOCK = threading.Lock()
 _STUBS: dict[tuple[str, object], tuple[int, Any]] = {}
 _LINKS: dict[str, tuple[int, Link]] = {}
-#: a forked child opens its own streams, because the threads of a stream exist only in the process that opened it
-os.register_at_fork(after_in_child=_LINKS.clear)
+#: whether this process was forked from one that had opened channels: calls would never end here, because gRPC's threads
+#: exist only in the process that started them
+_is_cut_off = False
 #: time limit of a deployment, in seconds: a new version is first tried on all stored state, perhaps of thousands of
 #: partitions on slow disks; a dead controller is noticed long before, by its connection
 DEPLOY_TIMEOUT_S = 86_400.0
@@ -166,12 +167,31 @@ class Round:
 # -- Channels and calls ----------------------------------------------------------------------------------------------
 
 
+def _note_fork() -> None:
+    global _is_cut_off  # noqa: PLW0603 - of this process
+    _is_cut_off = _is_cut_off or bool(_STUBS)
+    _LINKS.clear()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def _check_not_cut_off() -> None:
+    """Checks that gRPC works in this process. Raises InvalidArgument if it was forked from a process that used it."""
+    if _is_cut_off:
+        raise InvalidArgument(
+            "this process was forked from one that had used a cluster, and can reach none itself",
+            remedy="start it with multiprocessing's spawn method, or fork before the first use of a cluster",
+        )
+
+
 def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
     """Returns the stub for an address, with one channel per address and process.
 
     A Spark worker therefore keeps its connections from batch to batch. After a change of the TLS files a new channel is
-    opened; calls that have begun continue on the former one.
+    opened; calls that have begun continue on the former one. Raises InvalidArgument in a forked process.
     """
+    _check_not_cut_off()
     number = own_certificate()
     with _LOCK:
         known = _STUBS.get((address, kind))
@@ -436,6 +456,7 @@ def _link(address: str) -> Link:
     When this process has a new certificate, a new stream is opened, because the certificate of an open stream may
     expire. Earlier calls are answered on the former stream, which closes itself when it has been idle for a while.
     """
+    _check_not_cut_off()
     number = own_certificate()
     with _LOCK:
         known = _LINKS.get(address)

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: maximum size of the file: a larger one is most likely not a settings file
 BYTES_MAX = 1 << 20
+#: greatest fraction or duration: 31 years, in seconds; neither a message nor a ledger can carry infinity
+FRACTION_MAX = 1e9
 #: least similarity of a name that is suggested for a misspelt one
 ALIKE = 0.6
 _TABLE = re.compile(r"""^\s*\[\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?\s*)?\]""")
@@ -145,11 +147,24 @@ def _check_value(name: str, info: FieldInfo, value: Any, where: Mapping[str, Any
         kind: Any = Annotated[info.annotation, info.description, *info.metadata]
         TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        raise InvalidArgument(
-            f"{name} cannot be {shown(info, value)}: {error.errors()[0]['msg']}",
-            remedy="correct it in the file, or leave it out for the default",
-            **where,
-        ) from None
+        raise _wrong_in_file(name, info, value, error.errors()[0]["msg"], where) from None
+    if _is_too_large(value):
+        raise _wrong_in_file(name, info, value, _TOO_LARGE, where)
+
+
+_TOO_LARGE = f"Input should be a number up to {FRACTION_MAX:.0f}"
+
+
+def _is_too_large(value: object) -> bool:
+    return isinstance(value, float) and not abs(value) <= FRACTION_MAX
+
+
+def _wrong_in_file(name: str, info: FieldInfo, value: Any, why: str, where: Mapping[str, Any]) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name} cannot be {shown(info, value)}: {why}",
+        remedy="correct it in the file, or leave it out for the default",
+        **where,
+    )
 
 
 def fields_of(models: Sequence[type[BaseModel]]) -> dict[str, FieldInfo]:
@@ -251,6 +266,9 @@ class Settings(BaseSettings):
         except SettingsError as error:  # a variable that is not JSON
             name = next((each for each in type(self).model_fields if f'"{each}"' in str(error)), "")
             raise self._wrong(name, values, os.environ.get(self.variable(name)), "write it as JSON") from error
+        for name in type(self).model_fields:
+            if _is_too_large(value := getattr(self, name)):
+                raise self._wrong(name, values, value, _TOO_LARGE)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -356,7 +374,17 @@ def configured_by() -> ConfigurationFile | None:
     """Returns this process's settings file, as it was when first read; None: no file is named. Raises
     InvalidArgument."""
     named = os.environ.get(CONFIG, "")
-    return _read(Path(named).expanduser()) if named else None
+    return _read(expanded(named)) if named else None
+
+
+def expanded(path: str | Path) -> Path:
+    """Returns a path with the home directory in place of a leading ``~`` or ``~user``. Raises InvalidArgument."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidArgument(
+            "there is no home directory for the ~ in the path", remedy="write the path in full", path=path
+        ) from None
 
 
 @functools.lru_cache(maxsize=16)

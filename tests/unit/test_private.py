@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pwd
 import stat
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from stateflow.errors import InvalidArgument
 from stateflow.partition.environment import Environment
-from stateflow.private import keep_private, masked, names_a_secret, url_of
+from stateflow.private import keep_private, masked, names_a_secret, state_directory, url_of
 from stateflow.settings import ReplicaSettings
 
 
@@ -39,6 +40,16 @@ def test_a_claimed_data_directory_is_its_owners(tmp_path: Path) -> None:
     for folder in (old, tmp_path / "new"):
         Environment(ReplicaSettings()).claim(folder).close()
         assert mode(folder) == 0o700
+
+
+def test_a_user_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user that it does not know."""
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(InvalidArgument, match="no home directory"):
+        state_directory()
 
 
 def test_a_url_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

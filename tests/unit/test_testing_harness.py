@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from stateflow import Context, Operator, state
 from stateflow.changes import Mutations
-from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OperatorFailed, OutputMismatch
+from stateflow.errors import (
+    DeclarationError,
+    InvalidArgument,
+    KeyColumnMissing,
+    NullKey,
+    OperatorFailed,
+    OutputMismatch,
+)
 from stateflow.partitioner import partition_of
 from stateflow.testing import OperatorHarness
 from tests.sizes import sized
@@ -178,7 +185,7 @@ def test_a_checkpoint_is_a_moment_one_can_come_back_to(basket: OperatorHarness, 
         basket.checkpoint(snapshot)
     basket.close()
     for _ in range(2):  # a checkpoint can be restored more than once
-        with OperatorHarness.restore(Basket, snapshot) as restored:
+        with OperatorHarness.restore(Basket, str(snapshot)) as restored:
             assert contents(restored, "Ann") == before
             assert contents(restored, "Cid") == (0, {}, set(), None)
             assert restored.send([bought("Ann", "jam", 4.0), bought("Cid", "jam", 4.0)]) == later
@@ -271,6 +278,27 @@ def test_arguments_that_are_refused() -> None:
         OperatorHarness(Quiet, backend="paper")
     with pytest.raises(InvalidArgument, match="number of partitions: 0"):
         OperatorHarness(Quiet, partitions=0)
+
+
+def test_a_key_of_more_or_fewer_columns_than_the_operators(basket: OperatorHarness) -> None:
+    """Another key used to be looked up in another partition, where every state is at its default."""
+    for key in ((), ("a", "b")):
+        with pytest.raises(InvalidArgument, match=f"not {len(key)} values"):
+            basket.state(*key)
+        with pytest.raises(InvalidArgument, match=f"not {len(key)} values"):
+            basket.changes(*key)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e20])
+def test_a_time_that_no_clock_shows_changes_nothing(basket: OperatorHarness, seconds: float) -> None:
+    with pytest.raises(InvalidArgument, match="the clock cannot advance by"):
+        basket.advance_processing_time(seconds)
+    assert basket.advance_processing_time(1) == []
+
+
+def test_what_is_no_operator() -> None:
+    with pytest.raises(DeclarationError, match="is not an operator"):
+        OperatorHarness(dict)  # type: ignore[arg-type]
 
 
 def test_close_may_be_called_twice_and_closes_the_operators_once(backend: str) -> None:

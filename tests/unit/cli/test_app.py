@@ -23,9 +23,10 @@ from stateflow import __version__
 from stateflow.cli import cluster as commands
 from stateflow.cli.app import app
 from stateflow.cli.group import EXAMPLES
-from stateflow.cli.output import bytes_per_second, guarded, milliseconds, position, size
+from stateflow.cli.output import byte_count, bytes_per_second, guarded, milliseconds, position, size
 from stateflow.client.commands import partition_numbers
 from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.rpc.controller_pb2 import UndeployRequest
 from stateflow.types import MoveOptions, ranges
 
 #: a port without a listener, so that connections are refused at once
@@ -226,6 +227,55 @@ def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str]) ->
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["upgrade", "Op", "--to", "-1"],
+        ["upgrade", "Op", "--to", str(1 << 32)],
+        ["spawn", "edge", "--count", str(1 << 32)],
+        ["spawn", "edge", "--weight", str(1 << 32)],
+        ["logs", "edge-0", "--lines", str(1 << 32)],
+        ["reconfig", "list", "--limit", str(1 << 32)],
+    ],
+)
+def test_a_number_that_no_message_can_carry_is_wrong_usage(arguments: list[str]) -> None:
+    result = invoke(*arguments, "--controller", NOBODY)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value" in result.stderr
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "99999999999GiB", "0", "0.4B"])
+def test_sizes_that_are_none(size: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not a size"):
+        byte_count(size)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config", "~no-such-user/x", "status"],
+        ["status", "--config", "~no-such-user/x"],
+        ["doctor", "--data-dir", "~no-such-user/x"],
+    ],
+)
+def test_a_user_without_a_home_directory(arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("invalid_argument: there is no home directory")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_working_directory_that_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    there = "import os, sys\nos.rmdir(os.getcwd())\nsys.argv = ['stateflow', 'examples']\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"from stateflow.cli import main\n{there}main()"],
+        *(), capture_output=True, text=True, check=False, cwd=tmp_path / "gone",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert_one_line(done, INVALID)
+
+
 def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
@@ -325,6 +375,18 @@ def test_an_error_of_several_lines_is_one_line(capsys: pytest.CaptureFixture[str
     with pytest.raises(typer.Exit):
         raising(Unavailable("first\nsecond", remedy="third", traceback="Traceback …\n  File"))()
     assert capsys.readouterr().err == "unavailable: first second: third\n"
+
+
+def test_an_argument_that_is_not_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument in Latin-1, as Python hands it to a program, cannot be sent; it used to end in a traceback."""
+
+    def act() -> None:
+        UndeployRequest(operator="M\udcfcller")
+
+    with pytest.raises(typer.Exit) as ended:
+        guarded(act)()
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err.startswith("invalid_argument: 'M\\udcfcller' is not UTF-8: ")
 
 
 def test_ctrl_c_is_status_130(capsys: pytest.CaptureFixture[str]) -> None:

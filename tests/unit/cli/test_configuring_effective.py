@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from stateflow.cli.configuring import COMMANDS, PROCESSES, Part, effective
 from stateflow.private import masked
 from stateflow.settings import CONFIG, ConnectionSettings, LedgerSettings, Settings, base
-from stateflow.settings.base import SECTIONS
+from stateflow.settings.base import FRACTION_MAX, SECTIONS
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda text: masked(text) == text)
 KINDS: list[type[Settings]] = [kind for kinds in SECTIONS.values() for kind in kinds]
@@ -32,7 +32,8 @@ def values_of(info: FieldInfo) -> st.SearchStrategy[Any]:
     if kind is int:
         return st.integers(least, most if most is not None else 1 << 62)
     if kind is float:
-        return st.floats(least, most, exclude_min="gt" in limits, allow_nan=False)
+        most = FRACTION_MAX if most is None else most
+        return st.floats(-FRACTION_MAX if least is None else least, most, exclude_min="gt" in limits)
     if kind is bool:
         return st.booleans()
     if kind is SecretStr:

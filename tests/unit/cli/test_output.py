@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +43,16 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding: str, shown: str, monke
     stream.flush()
     written = stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
     assert sum(shown in line for line in written.splitlines()) == 3
+
+
+def test_a_width_of_zero_is_none() -> None:
+    """Some terminals and containers set COLUMNS=0, with which tables used to be empty."""
+    code = "from stateflow.cli.show import console, new_table\ntable = new_table('place')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}table.add_row('cloud')\nconsole.print(table)"],
+        *(), capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "0"},
+    )  # fmt: skip
+    assert done.stdout.split()[::2] == ["place", "cloud"]
 
 
 def test_a_forked_process_has_a_pipe_in_place_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

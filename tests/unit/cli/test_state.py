@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from stateflow.cli import state
@@ -67,6 +68,18 @@ def test_a_key_that_is_not_there_is_said_with_status_1() -> None:
     assert found.stderr.strip() == "seen of Op has no entry for the key '-6': see `stateflow state scan`"
     found = get("null", "--json")
     assert (found.exit_code, json.loads(found.stdout)) == (1, {"entries": []})
+
+
+def test_keys_and_values_neither_command_the_terminal_nor_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows bring keys and values from anywhere, and a narrow terminal shows all of them."""
+    row = {"key": "\x1b[2J\u202ekey", "map_key": None, "value": "v" * 90, "partition": 3}
+    types = {"key": pa.string(), "map_key": pa.null(), "value": pa.string(), "partition": pa.int32()}
+    monkeypatch.setattr(Cluster, "scan_state", lambda *_: iter([page([row], **types)]))
+    monkeypatch.setattr(state, "console", Console(width=60))
+    shown = CliRunner().invoke(app, ["state", "scan", "Op", "seen"]).stdout
+    assert r"\x1b[2J\u202ekey" in shown
+    assert "\x1b" not in shown
+    assert shown.count("v") == 90 + len("v")  # of the heading
 
 
 def test_columns_of_windows_are_shown_and_exported(tmp_path: Path) -> None:

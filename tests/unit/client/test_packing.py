@@ -106,6 +106,8 @@ def test_what_cannot_be_packed_is_refused(baskets: Any, tmp_path: Path) -> None:
         pack(baskets, [str(tmp_path / "none-1.0-py3-none-any.whl")])
     with pytest.raises(BundleRefused, match="cannot be imported"):
         pack(baskets, modules=["nowhere_to_be_found"])
+    with pytest.raises(BundleRefused, match="a path is not the name of a module"):
+        pack(baskets, modules=["./nowhere.py"])
     with pytest.raises(BundleRefused, match="not a module of Python source"):
         pack(baskets, modules=["math"])
     with pytest.raises(BundleRefused, match="already part of every replica"):

@@ -93,6 +93,86 @@ def test_what_the_class_uses_comes_along(before: str, expression: str, where: st
         assert names["Op"]().f() == 3
 
 
+def in_cells(*cells: str, name: str = "Op") -> dict[str, Any]:
+    """Returns what the excerpt of a notebook defines. The cells are in the order in which they ran."""
+    live: dict[str, Any] = {"__name__": "live"}
+    for each in cells:
+        exec(compile(each, "<cell>", "exec", dont_inherit=True), live)
+    return run(excerpt(list(cells), name, live))
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "import math\nfrom math import floor as down",
+        "N = 3",
+        "WORDS = ['a', 'b']",
+        "def three(f=None):\n    return f or 3",
+        "class A:\n    n = 3",
+    ],
+)
+def test_a_cell_above_the_class_is_run_again(again: str) -> None:
+    reads = "class B:\n    n = (math, down, N, WORDS, three, A)\n"
+    cells = ["import math\nfrom math import floor as down", "N = 3", "WORDS = ['a', 'b']"]
+    cells += ["def three(f=None):\n    return f or 3", "class A:\n    n = 3"]
+    made = in_cells(*cells, f"{reads}class Op(B):\n    def f(self):\n        return self.n[2]", again)
+    assert made["Op"]().f() == 3
+
+
+def test_all_cells_are_run_again() -> None:
+    cells = ["N = 3", "def add(cls):\n    cls.n = N\n    return cls", "@add\nclass A: ...", "class Op(A): ..."]
+    assert in_cells(*cells, *cells)["Op"]().n == 3
+    assert in_cells(*cells, *cells[:-1])["Op"]().n == 3
+
+
+def test_a_cell_that_empties_what_the_class_has_read() -> None:
+    with pytest.raises(OperatorNotImportable, match="the definition of Op reads 'N', which a later statement changes"):
+        in_cells("N = []", "N.append(3)", "class Op:\n    n = N[0]", "N = []")
+
+
+@pytest.mark.parametrize(
+    ("made", "reads", "changed"),
+    [
+        ("n = 1", "class A:\n    m = n", "n = 2"),
+        ("n = 1", "def f(n=n):\n    return n\nA = f", "n = 2"),
+        ("n = 1", "A = re.compile(str(n))", "for n in range(3): ..."),
+        ("n = 1", "A = re.compile(str(n))", "def count():\n    global n\n    n += 1\ncount()"),
+        ("n = ['a']", "A = re.compile('|'.join(n))", "n.append('b')"),
+        ("n = make()", "A = make(n)", "n = make(1)"),
+        ("n = make()", "A = make(n)", "n = make()"),
+        ("class n: ...", "class A(n): ...", "class n:\n    m = 3"),
+    ],
+)
+def test_a_value_that_changes_after_a_definition_has_read_it(made: str, reads: str, changed: str) -> None:
+    before = "import re\nclass make:\n    def __init__(self, of=None): ...\n"
+    source = f"{before}{made}\n{reads}\n{changed}\nclass Op:\n    a = A"
+    with pytest.raises(OperatorNotImportable, match=r"the definition of . reads 'n', which a later statement changes"):
+        excerpt([source], "Op", run(source, "live"))
+
+
+def test_a_name_that_a_class_body_binds_for_itself() -> None:
+    source = "class Op:\n    key = 'k'\n    output = key + ' string'\nfor key in 'abc': ..."
+    assert run(excerpt([source], "Op", run(source, "live")))["Op"].output == "k string"
+
+
+def test_a_builtin_that_is_hidden_below_a_definition() -> None:
+    source = "class A:\n    n = len('abc')\ndef len(_):\n    return 4\nclass Op(A):\n    m = len('')"
+    for names in each_way(source):
+        assert (names["Op"].n, names["Op"].m) == (3, 4)
+
+
+@pytest.mark.parametrize("mark", ["\x0c", "\x0b", "\x1c", "\x85", "\u2028"])
+def test_characters_at_which_only_splitlines_ends_a_line(mark: str) -> None:
+    source = f"import re  # {mark}\nS = re.compile('a{mark}b')\nT = str(3)\nclass Op:\n    s, t = S, int(T)\n"
+    for names in each_way(source):
+        assert (names["Op"].s.pattern, names["Op"].t) == (f"a{mark}b", 3)
+
+
+def test_form_feeds_between_definitions() -> None:
+    for names in each_way("\x0cimport math\n\x0c\nclass Op:\n    n = math.floor(3.5)\n"):
+        assert names["Op"].n == 3
+
+
 def test_what_the_class_body_itself_uses() -> None:
     source = "N = 2\nclass Base:\n    m = 1\ndef double(f):\n    return lambda self: 2 * f(self)\n"
     source += "class Op(Base):\n    n = N\n    @double\n    def f(self, o=N):\n        return self.n + self.m + o\n"

@@ -110,6 +110,16 @@ def test_labels_are_prometheus(metrics: Metrics, label: str) -> None:
         metrics.counter("n", labels=[label])
 
 
+def test_texts_can_be_written(figures: OwnFigures, metrics: Metrics) -> None:
+    """Half of a surrogate pair in one label made every later request for the process's metrics fail."""
+    counter = metrics.counter("n", labels=["kind"])
+    with pytest.raises(InvalidArgument, match=r"the value 'caf\\udce9' of the label kind is not Unicode text"):
+        counter.labels(kind=b"caf\xe9".decode(errors="surrogateescape"))
+    with pytest.raises(DeclarationError, match="a description that is not Unicode text"):
+        metrics.counter("m", "caf\udce9")
+    assert shown(figures) == {"n": {}}
+
+
 @pytest.mark.parametrize("buckets", [[2, 1], [1, 1], [float("inf")], [float("nan")], [1] * 51, range(51)])
 def test_buckets_are_bounds(metrics: Metrics, buckets: Any) -> None:
     with pytest.raises(DeclarationError, match="buckets"):

@@ -55,6 +55,36 @@ def test_children_live_while_calls_are_under_way() -> None:
     assert done.stdout.strip() == "[]"
 
 
+FORKS = """
+import os, signal
+from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.clients import ControllerClient
+
+def call():
+    try:
+        ControllerClient("127.0.0.1:1").call("Status", cpb.StatusRequest(), 5)
+    except StateflowError as error:
+        return error.code
+
+def in_a_child():
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(["unavailable", "invalid_argument"].index(call()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+print(in_a_child(), call(), in_a_child(), call())
+os._exit(0)
+"""
+
+
+def test_a_child_of_a_process_with_channels_is_refused() -> None:
+    """gRPC's threads do not survive a fork: such a child used to wait for ever, whatever the time limit of its call."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["0", "unavailable", "1", "unavailable"]
+
+
 class Late(controller_pb2_grpc.ControllerServiceServicer):
     def Status(self, request: Any, context: Any) -> cpb.StatusReply:
         return cpb.StatusReply()

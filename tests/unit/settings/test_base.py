@@ -83,6 +83,21 @@ def test_a_file_that_is_wrong_is_refused_by_whoever_asks(configure: Configure) -
         EmbeddedSettings()
 
 
+@pytest.mark.parametrize("value", ["inf", "1e400", "1e30", "1000000001.0"])
+def test_durations_that_no_message_can_carry(value: str, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No replica served under an infinite lease, and no controller led with an infinite leader lease."""
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", value)
+    with pytest.raises(InvalidArgument, match=r"STATEFLOW_CONTROLLER_LEASE_S cannot be .*: .* up to 1000000000"):
+        ControllerSettings()
+    with pytest.raises(InvalidArgument, match=r"CONTROLLER_HOLD_S cannot be .*: .* up to 1000000000"):
+        ControllerSettings(lease_s=1.0, hold_s=float(value))
+    monkeypatch.delenv("STATEFLOW_CONTROLLER_LEASE_S")
+    if value != "1e400":
+        configure(f"[controller]\nlease_s = {value}\n")
+        with pytest.raises(InvalidArgument, match=r"controller.lease_s cannot be .*: .* up to 1000000000 \(.*line=2\)"):
+            ControllerSettings()
+
+
 def test_wrong_values_are_named_by_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match=r"^invalid_argument: --workers cannot be 0: .*: correct it there"):
         ReplicaProcess(workers=0)
