@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stateflow.client.forwarding import ForwardingClient
@@ -23,6 +24,7 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.operator.operator import describe
+from stateflow.operator.output import OutputWriter, join_output
 from stateflow.partition.layout import Position
 from stateflow.partition.positions import Batch
 from stateflow.partitioner import partition_of
@@ -31,6 +33,11 @@ from stateflow.rpc.clients import ControllerClient
 from stateflow.status import Deployment
 from stateflow.types import OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
+
+
+class Alarm(Count):
+    side_outputs = {"alarms": "v long"}  # noqa: RUF012
+
 
 SPEC = describe(Count, 2)
 LONG_S = 30.0
@@ -85,6 +92,21 @@ def test_outputs_that_could_not_be_returned_are_returned_later(made: Made, monke
         client.forwarded()
     monkeypatch.setattr(client, "_output", SimpleNamespace(rows=lambda outputs: (outputs, {})))
     assert client.forwarded() == [b"one"], "they were deleted"
+
+
+def test_side_outputs_are_returned_as_by_a_stream_client(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client dropped them, whether their rows were applied at once or forwarded later."""
+    client = made(describe(Alarm, 2))
+    writer = OutputWriter(pa.schema([("v", pa.int64())]), "Alarm")
+    outputs = [join_output(b"", {"alarms": writer.write([{"v": number}])}) for number in range(2)]
+    monkeypatch.setattr("stateflow.client.forwarding.ReplicaClient", Replica)
+    monkeypatch.setattr(client._router, "send", lambda batch, rows, after: dict.fromkeys(rows, outputs[0]))
+    assert client.side_outputs == {}
+    assert client.send([{"k": "a", "v": 1}]) == []
+    assert client.side_outputs == {"alarms": [{"v": 0}]}
+    client._outbox.forwarded(0, 7, outputs[1])
+    assert client.forwarded() == []
+    assert client.side_outputs == {"alarms": [{"v": 1}]}
 
 
 def test_outputs_are_not_returned_again_because_the_disk_is_full(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
