@@ -14,7 +14,8 @@ AWAY  BUSY  due        the partition's pause is over: a thread of the forwarder 
 
 In a new client, each partition that has rows in the outbox is AWAY. ``accept_loss`` makes a partition BUSY, too.
 Batches that were sent together and refused are then tried one by one. A batch that was sent by itself and is refused
-for its content counts as accepted, and its rows are kept as refused. SourceTaken ends all forwarding.
+for its content counts as accepted, and its rows are kept as refused; so is one that causes more than FAULTS_MAX
+internal errors of replicas. SourceTaken ends all forwarding.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class Way:
         alone_to: batches up to this number are sent one by one, because some that were sent together were refused.
         again_at: monotonic time of the next attempt.
         error: why the last attempt failed; None: it did not fail.
+        faults: number of internal errors that replicas reported for the first batch that waits.
         tried: True if the partition is BUSY because of :meth:`Ways.due`.
     """
 
@@ -97,6 +99,7 @@ class Way:
     again_at: float = 0.0
     pause_s: float = AGAIN_S
     error: StateflowError | None = None
+    faults: int = 0
     tried: bool = False
 
     @property
@@ -150,21 +153,21 @@ class Ways:
     def took(self, partition: int, parts: int) -> None:
         """Subtracts batches that the partition accepted, and makes its owner's other partitions due."""
         way = self[partition]
-        way.waiting, way.error, way.pause_s = way.waiting - parts, None, AGAIN_S
+        way.waiting, way.error, way.pause_s, way.faults = way.waiting - parts, None, AGAIN_S, 0
         for other in self._away_with(partition):
             other.again_at = 0.0
 
     def failed(self, partition: int, error: StateflowError, now: float) -> None:
         way = self[partition]
-        way.error, way.again_at = error, now + way.pause_s
+        way.error, way.again_at, way.faults = error, now + way.pause_s, way.faults + (type(error) is StateflowError)
         way.pause_s = min(AGAIN_S_MAX, 2 * way.pause_s)
-        if isinstance(error, Unavailable):
-            for other in self._away_with(partition):
-                other.again_at = way.again_at
+        for other in self._away_with(partition) if isinstance(error, Unavailable) else ():
+            other.again_at = way.again_at
 
     def apart(self, partition: int, number: int) -> None:
         """Makes batches up to ``number``, which were sent together, go one by one from now on."""
-        self[partition].alone_to, self[partition].error = number, None
+        way = self[partition]
+        way.alone_to, way.error, way.faults = number, None, 0
 
     def release(self, partition: int) -> None:
         """Ends sending to a partition."""
@@ -192,9 +195,9 @@ class Ways:
         return max(0.01, min(at) - now) if at else None
 
     def at_once(self) -> None:
-        """Makes all partitions due now, without waiting for the end of their pauses."""
+        """Makes all partitions due now, without waiting for the end of their pauses, except after internal errors."""
         for way in self._ways:
-            way.again_at = 0.0
+            way.again_at = way.again_at if way.faults else 0.0
 
     def _away_with(self, partition: int) -> list[Way]:
         """Returns the partitions that are AWAY and have the same owner as ``partition``.
@@ -559,7 +562,7 @@ class ForwardingClient:
                 self._outbox.base(part.partition, sender.base)
             return self._run(part.partition, sender.send(part))
         except StateflowError as error:
-            if not is_hopeless(error):
+            if not is_hopeless(error, self._ways[part.partition].faults):
                 self._is_away(part.partition, error)
             elif part.parts > 1:
                 self._outbox.apart(part)
