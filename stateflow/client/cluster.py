@@ -242,7 +242,8 @@ class Cluster:
         """Loads an operator's initial state, see :meth:`Operator.init_state`; returns the number of rows.
 
         After an interruption, call it again with the same rows: it resumes. Raises StaleBatch once the operator has
-        processed rows, BatchChanged if the rows differ from those loaded.
+        processed rows, BatchChanged for fewer rows than are loaded, or for other rows among the at most 50,000 that
+        were sent last. Rows before these are not compared, and stay as they are loaded.
         """
         return load_rows(StreamClient(self.address, operator, INITIAL, schema=schema), rows)
 

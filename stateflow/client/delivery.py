@@ -39,6 +39,7 @@ from stateflow.errors import (
     OutboxOvertaken,
     OutOfMemory,
     PositionGap,
+    SchemaMismatch,
     SourceRetired,
     SourceTaken,
     StaleBatch,
@@ -59,6 +60,8 @@ OPENS_MAX = 1000
 AGAIN_MAX = 1000
 #: maximum number of failed batches whose outputs are kept for callers that send the rows again
 OUTPUTS_MAX = 16
+#: maximum number of internal errors of replicas after which an outbox sends a batch again; with its pauses, about 30 s
+FAULTS_MAX = 10
 #: position of a partition to which no number was ever sent
 NOTHING = Position(-1)
 
@@ -408,16 +411,23 @@ class Delivery:
         self._refused = False
 
 
-def is_hopeless(error: BaseException) -> bool:
+def is_hopeless(error: BaseException, faults: int = FAULTS_MAX) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
-    Other failures depend on the replica to which the batch was sent, or on this process's right to send.
+    Other failures depend on the replica to which the batch was sent, or on this process's right to send. An internal
+    error of a replica, or one with an unknown code, counts as caused by the batch after ``FAULTS_MAX`` of them.
+
+    Args:
+        faults: number of earlier such errors for the batch; by default the first one counts, because the caller sees it
+            and decides.
     """
     of_code = OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused
     if isinstance(error, of_code | BadCertificate | InsecureRefused):
         return False
+    if isinstance(error, SchemaMismatch) and "column" not in error.where:  # stored states differ, not the rows' keys
+        return False
     of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
-    return of_rows or type(error) is StateflowError  # an internal error, which the batch causes
+    return of_rows or (type(error) is StateflowError and faults >= FAULTS_MAX)
 
 
 def _contained(found: Mapping[int, Position]) -> dict[int, int]:

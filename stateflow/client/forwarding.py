@@ -14,7 +14,8 @@ AWAY  BUSY  due        the partition's pause is over: a thread of the forwarder 
 
 In a new client, each partition that has rows in the outbox is AWAY. ``accept_loss`` makes a partition BUSY, too.
 Batches that were sent together and refused are then tried one by one. A batch that was sent by itself and is refused
-for its content counts as accepted, and its rows are kept as refused. SourceTaken ends all forwarding.
+for its content counts as accepted, and its rows are kept as refused; so is one that causes more than FAULTS_MAX
+internal errors of replicas. SourceTaken ends all forwarding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from datetime import datetime
 from enum import Enum, auto
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -62,6 +63,7 @@ from stateflow.settings import RouterSettings
 from stateflow.types import OperatorSpec, check_name
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
 #: default limit of the rows and outputs in an outbox, in bytes
 OUTBOX_BYTES = 1 << 30
@@ -87,6 +89,7 @@ class Way:
         alone_to: batches up to this number are sent one by one, because some that were sent together were refused.
         again_at: monotonic time of the next attempt.
         error: why the last attempt failed; None: it did not fail.
+        faults: number of internal errors that replicas reported for the first batch that waits.
         tried: True if the partition is BUSY because of :meth:`Ways.due`.
     """
 
@@ -96,6 +99,7 @@ class Way:
     again_at: float = 0.0
     pause_s: float = AGAIN_S
     error: StateflowError | None = None
+    faults: int = 0
     tried: bool = False
 
     @property
@@ -149,21 +153,21 @@ class Ways:
     def took(self, partition: int, parts: int) -> None:
         """Subtracts batches that the partition accepted, and makes its owner's other partitions due."""
         way = self[partition]
-        way.waiting, way.error, way.pause_s = way.waiting - parts, None, AGAIN_S
+        way.waiting, way.error, way.pause_s, way.faults = way.waiting - parts, None, AGAIN_S, 0
         for other in self._away_with(partition):
             other.again_at = 0.0
 
     def failed(self, partition: int, error: StateflowError, now: float) -> None:
         way = self[partition]
-        way.error, way.again_at = error, now + way.pause_s
+        way.error, way.again_at, way.faults = error, now + way.pause_s, way.faults + (type(error) is StateflowError)
         way.pause_s = min(AGAIN_S_MAX, 2 * way.pause_s)
-        if isinstance(error, Unavailable):
-            for other in self._away_with(partition):
-                other.again_at = way.again_at
+        for other in self._away_with(partition) if isinstance(error, Unavailable) else ():
+            other.again_at = way.again_at
 
     def apart(self, partition: int, number: int) -> None:
         """Makes batches up to ``number``, which were sent together, go one by one from now on."""
-        self[partition].alone_to, self[partition].error = number, None
+        way = self[partition]
+        way.alone_to, way.error, way.faults = number, None, 0
 
     def release(self, partition: int) -> None:
         """Ends sending to a partition."""
@@ -191,9 +195,9 @@ class Ways:
         return max(0.01, min(at) - now) if at else None
 
     def at_once(self) -> None:
-        """Makes all partitions due now, without waiting for the end of their pauses."""
+        """Makes all partitions due now, without waiting for the end of their pauses, except after internal errors."""
         for way in self._ways:
-            way.again_at = 0.0
+            way.again_at = way.again_at if way.faults else 0.0
 
     def _away_with(self, partition: int) -> list[Way]:
         """Returns the partitions that are AWAY and have the same owner as ``partition``.
@@ -201,11 +205,8 @@ class Ways:
         Partitions at which the owner refused the last attempt are left out.
         """
         address = self._address_of(partition)
-        return [
-            way
-            for other, way in enumerate(self._ways)
-            if way.state is State.AWAY and not way.answers and self._address_of(other) == address
-        ]
+        own = (way for other, way in enumerate(self._ways) if self._address_of(other) == address)
+        return [way for way in own if way.state is State.AWAY and not way.answers]
 
 
 # -- The client ------------------------------------------------------------------------------------------------------
@@ -287,10 +288,8 @@ class ForwardingClient:
                 remedy="pass positive numbers",
             )
         settings = settings or RouterSettings()
-        stall_s = min(settings.stall_s, patience_s)
-        settings = settings.model_copy(update={"unavailable_timeout_s": patience_s, "stall_s": stall_s})
-        if site:
-            settings = settings.model_copy(update={"site": site})
+        own = {"unavailable_timeout_s": patience_s, "stall_s": min(settings.stall_s, patience_s)}
+        settings = settings.model_copy(update=own | ({"site": site} if site else {}))
         self._patience_s = patience_s
         self._schema = None if schema is None else schema_of(schema)
         self._outbox = Outbox(Path(outbox), operator, source, outbox_bytes)
@@ -323,6 +322,7 @@ class ForwardingClient:
         self._mine = self._outbox.sessions()
         self._before = self._outbox.newest
         self._output = OutputReader.of(spec.output_schema, spec.side_schemas)
+        self._thread = threading.local()
         self._senders: dict[int, PartitionSender] = {}
         self._ways = Ways(spec.partitions, lambda partition: self._router.table.routes[partition].address)
         for partition, count in self._outbox.parts().items():
@@ -343,6 +343,7 @@ class ForwardingClient:
         """Sends a batch, and returns when every row is applied or stored.
 
         Returns the output rows of partitions that have answered; :meth:`forwarded` later returns those of the others.
+        :attr:`side_outputs` has the rows of side outputs.
 
         Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull; nothing is sent or stored then. If an operator
         refuses rows, raises its error (OperatorFailed, EncodeError, …): these rows are not applied, and :meth:`refused`
@@ -354,7 +355,7 @@ class ForwardingClient:
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
         """Promises every partition that no older rows follow from this source.
 
-        Returns the output rows of timers at partitions that have answered.
+        Returns the output rows of timers at partitions that have answered, as with :meth:`send`.
 
         Args:
             watermark: an aware datetime, or microseconds since 1970.
@@ -364,19 +365,23 @@ class ForwardingClient:
     def forwarded(self) -> list[dict[str, Any]]:
         """Returns the output rows of batches forwarded since the last call, in order for each key.
 
-        The rows are deleted from the outbox at the next call, at the next batch, or by ``close``. If the client dies
-        before that, its successor returns them again.
+        :attr:`side_outputs` has their rows of side outputs. The rows are deleted from the outbox at the next call, at
+        the next batch, or by ``close``. If the client dies before that, its successor returns them again.
         """
-        rows: list[dict[str, Any]] = self._take("output", self._outbox.outputs, self._output.rows)[0]
-        return rows
+        return self._take("output", self._outbox.outputs, self._rows)
+
+    @property
+    def side_outputs(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of the side outputs of this thread's last send, ``advance_watermark`` or ``forwarded``, by tag."""
+        found: dict[str, list[dict[str, Any]]] = getattr(self._thread, "side_outputs", {})
+        return found
 
     def refused(self) -> list[Refused]:
         """Returns the rows that the operator refused since the last call, with the reasons.
 
         The rows are deleted from the outbox as with :meth:`forwarded`.
         """
-        found: list[Refused] = self._take("refused", self._outbox.refusals, list)
-        return found
+        return self._take("refused", self._outbox.refusals, list)
 
     def waiting(self) -> Waiting:
         """Returns the content of the outbox."""
@@ -456,11 +461,14 @@ class ForwardingClient:
                 self._raise_fatal()
                 if sent.refused:
                     raise sent.refused[0]
-                rows, _ = self._output.rows(sent.outputs[partition] for partition in sorted(sent.outputs))
-                return rows
+                return self._rows(sent.outputs[partition] for partition in sorted(sent.outputs))
             except BaseException:
                 self._give_up(sent, number)
                 raise
+
+    def _rows(self, outputs: Iterable[bytes]) -> list[dict[str, Any]]:
+        rows, self._thread.side_outputs = self._output.rows(outputs)
+        return rows
 
     def _give_up(self, sent: _Sent, number: int) -> None:
         """Stores the outputs of partitions that have applied a batch whose caller gets an error."""
@@ -502,9 +510,8 @@ class ForwardingClient:
 
         try:
             senders = {part.partition: self._sender(part.partition) for part in direct}
-            steps = {
-                part.partition: sender.send(part) for part in direct if (sender := senders[part.partition]).is_open
-            }
+            opened = [part for part in direct if senders[part.partition].is_open]
+            steps = {part.partition: senders[part.partition].send(part) for part in opened}
             outputs = send_together(steps, deliver) if steps else {}
         except BaseException:  # Ctrl-C, or an outbox that cannot be read: the parts are stored
             for part in direct:
@@ -540,8 +547,7 @@ class ForwardingClient:
 
     def _send_at_once(self, part: Part, sent: _Sent) -> None:
         try:
-            output = self._tried(part, sent.refused)
-            if output is not None:
+            if (output := self._tried(part, sent.refused)) is not None:
                 self._answered(part, output, sent)
         finally:
             self._release(part.partition)
@@ -554,9 +560,9 @@ class ForwardingClient:
             self._run(part.partition, sender.open(part))
             if sender.base != base:
                 self._outbox.base(part.partition, sender.base)
-            output: bytes = self._run(part.partition, sender.send(part))
+            return self._run(part.partition, sender.send(part))
         except StateflowError as error:
-            if not is_hopeless(error):
+            if not is_hopeless(error, self._ways[part.partition].faults):
                 self._is_away(part.partition, error)
             elif part.parts > 1:
                 self._outbox.apart(part)
@@ -568,7 +574,6 @@ class ForwardingClient:
                 refused.append(error)
                 self._took(part)
             return None
-        return output
 
     def _took(self, part: Part) -> None:
         """Counts a part as done: it is not sent again."""
@@ -601,19 +606,14 @@ class ForwardingClient:
                 if (key := (partition, part.number)) in self._delivered:
                     self._outbox.delivered([key])
                     continue
-                output = self._tried(part, [])
-                if output is not None:
+                if (output := self._tried(part, [])) is not None:
                     self._outbox.forwarded(*key, output)
                     self._took(part)
                 elif way.error is not None:
                     return
         except Exception as error:  # noqa: BLE001 - an error of the outbox's disk, or a bug; both are reported
-            log.error(
-                "forwarding to partition %d of operator %s failed, retrying later: %s",
-                partition,
-                self._router.operator,
-                error,
-            )
+            what = "forwarding to partition %d of operator %s failed, retrying later: %s"
+            log.error(what, partition, self._router.operator, error)
             with self._changed:
                 way.error = error if isinstance(error, StateflowError) else StateflowError(repr(error))
                 way.again_at = self._router.clock.monotonic() + AGAIN_S_MAX
@@ -639,13 +639,11 @@ class ForwardingClient:
             router, count = self._router, self._router.spec.partitions
             shares = router.settings.rewind_buffer_bytes // count, LOG_BYTES_MAX // count
             history = History(router.operator, self.source, count, *shares)
-            base = self._outbox.sender(partition)
-            sender = self._senders[partition] = PartitionSender(
-                partition, history, self._session, base, self._mine, self._before
-            )
+            known = self._session, self._outbox.sender(partition), self._mine, self._before
+            sender = self._senders[partition] = PartitionSender(partition, history, *known)
         return sender
 
-    def _run(self, partition: int, steps: Steps[Any]) -> Any:
+    def _run(self, partition: int, steps: Steps[T]) -> T:
         return perform(steps, lambda step: self._do(partition, step))
 
     def _do(self, partition: int, step: Step) -> Any:
@@ -677,7 +675,7 @@ class ForwardingClient:
 
     # -- parts --------------------------------------------------------------------------------------------
 
-    def _take(self, table: str, read: Callable[[], tuple[int, list[Any]]], rows: Callable[[list[Any]], Any]) -> Any:
+    def _take(self, table: str, read: Callable[[], tuple[int, list[Any]]], rows: Callable[[list[Any]], T]) -> T:
         with self._sending:
             self._check_open(fatal=False)
             if (returned := self._taken.pop(table, None)) is not None:

@@ -603,7 +603,9 @@ class StreamClient:
 def load_rows(stream: StreamClient, rows: Iterable[Mapping[str, Any]]) -> int:
     """Sends the rows of an operator's initial state, LOADED_ROWS at a time; returns their number.
 
-    Rows that an interrupted call has sent are not sent again. Raises StaleBatch, BatchChanged.
+    Rows that an interrupted call has sent are not sent again, except those that it sent last. Only these are compared
+    with the loaded rows, because a partition keeps a digest of its newest batch alone; earlier rows that differ are not
+    noticed. Raises StaleBatch; BatchChanged if the rows sent last differ, or fewer rows are given than are loaded.
     """
     loaded = stream.position
     remaining, count = iter(iterable_given(rows)), 0

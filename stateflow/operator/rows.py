@@ -83,6 +83,7 @@ def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStor
                 f"the key column {column!r} is of type {now}, but stored keys are of type {was}",
                 remedy="cast the column to the stored type; initial state, too, needs keys of the rows' type",
                 operator=operator,
+                column=column,  # clients tell by it that the rows are at fault, not the stored states
             )
 
 

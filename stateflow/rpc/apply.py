@@ -421,6 +421,12 @@ class Link:
             reply.broke(unexpected(error))
 
     @property
+    def is_closed(self) -> bool:
+        """True while there is no stream, so that no call waits for an answer."""
+        stream = self._stream
+        return stream is None or stream.over
+
+    @property
     def heard_at(self) -> float | None:
         """Time at which the last message arrived, in monotonic seconds; None: there is no stream."""
         stream = self._stream

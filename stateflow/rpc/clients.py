@@ -64,6 +64,8 @@ READ_TIMEOUT_S = 3.0
 #: a client that waits for a controller logs that after this many seconds, and asks again at this interval, in seconds
 TOLD_AFTER_S = 1.0
 ASKED_AGAIN_S = 0.1
+#: maximum number of channels that are kept for further calls, at about 50 KB each
+CHANNELS_MAX = 1024
 _LOCK = threading.Lock()
 _STUBS: dict[tuple[str, object], tuple[int, Any]] = {}
 _LINKS: dict[str, tuple[int, Link]] = {}
@@ -189,14 +191,22 @@ def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
     """Returns the stub for an address, with one channel per address and process.
 
     A Spark worker therefore keeps its connections from batch to batch. After a change of the TLS files a new channel is
+<<<<<<< HEAD
     opened; calls that have begun continue on the former one. Raises InvalidArgument in a forked process.
+=======
+    opened. Of more than ``CHANNELS_MAX`` the least recently used one is dropped, because its replica may be gone. Calls
+    that have begun continue on a dropped channel, which ends with the last of them.
+>>>>>>> hb2
     """
     _check_not_cut_off()
     number = own_certificate()
     with _LOCK:
-        known = _STUBS.get((address, kind))
+        known = _STUBS.pop((address, kind), None)
         if known is None or known[0] != number:
-            known = _STUBS[address, kind] = number, kind(blocking_channel(address, _OPTIONS))
+            known = number, kind(blocking_channel(address, _OPTIONS))
+        _STUBS[address, kind] = known  # behind those that were asked for before
+        if len(_STUBS) > CHANNELS_MAX:
+            del _STUBS[next(iter(_STUBS))]
         stub: Stub = known[1]
         return stub
 
@@ -454,15 +464,19 @@ def _link(address: str) -> Link:
     """Returns the Apply stream for an address, one per process.
 
     When this process has a new certificate, a new stream is opened, because the certificate of an open stream may
-    expire. Earlier calls are answered on the former stream, which closes itself when it has been idle for a while.
+    expire. Earlier calls are answered on the former stream, which closes itself when it has been idle for a while. When
+    there are more than ``CHANNELS_MAX``, the least recently used one is dropped if it is closed.
     """
     _check_not_cut_off()
     number = own_certificate()
     with _LOCK:
-        known = _LINKS.get(address)
+        known = _LINKS.pop(address, None)
         if known is None or known[0] != number:
             stub = replica_pb2_grpc.ReplicaServiceStub
-            known = _LINKS[address] = number, Link(address, lambda requests: _stub(stub, address).Apply(requests))
+            known = number, Link(address, lambda requests: _stub(stub, address).Apply(requests))
+        _LINKS[address] = known
+        if len(_LINKS) > CHANNELS_MAX and _LINKS[oldest := next(iter(_LINKS))][1].is_closed:
+            del _LINKS[oldest]
         return known[1]
 
 

@@ -41,7 +41,7 @@ class Gateway(Client):
         super().__init__(world, process, source)
         self._random = Random(f"{world.seed}:{process.name}:{world.programs[process.name].starts}")
         # clients with a slow clock, or with a history of zero bytes, must work as well
-        bytes_max = self._random.choice((0, 2_000, 1 << 20))
+        bytes_max = self._random.choice((0, 8_000, 1 << 20))
         history = History("Flow", source.name, PARTITIONS, bytes_max)
         session = Session(Clock(process).now_us(), f"{self._random.getrandbits(64):016x}")
         self._delivery = Delivery(history, session, self._acknowledged)

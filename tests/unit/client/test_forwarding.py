@@ -10,27 +10,39 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from stateflow.client.delivery import FAULTS_MAX
 from stateflow.client.forwarding import ForwardingClient
+from stateflow.client.stream import by_partition
 from stateflow.errors import (
     BadCertificate,
     DiskFull,
     InsecureRefused,
     OperatorFailed,
     OutboxForeign,
+    SchemaMismatch,
     StateflowError,
     Unavailable,
+    from_wire,
 )
 from stateflow.operator.operator import describe
+from stateflow.operator.output import OutputWriter, join_output
 from stateflow.partition.layout import Position
 from stateflow.partition.positions import Batch
 from stateflow.partitioner import partition_of
 from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ControllerClient
+from stateflow.state.evolution import check_schema
 from stateflow.status import Deployment
 from stateflow.types import OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
+
+
+class Alarm(Count):
+    side_outputs = {"alarms": "v long"}  # noqa: RUF012
+
 
 SPEC = describe(Count, 2)
 LONG_S = 30.0
@@ -77,6 +89,42 @@ def test_rows_that_this_process_may_not_send_now_wait(
     assert client.refused() == []
 
 
+@pytest.mark.parametrize("code", ["error", "of_a_newer_release"])
+def test_rows_are_put_aside_only_after_repeated_internal_errors(
+    both: tuple[ForwardingClient, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """One internal error of a replica, which another attempt might not meet, was taken for a fault of the rows."""
+    client, rows = both
+    error = from_wire({"code": code, "what": "-", "remedy": "-", "where": {}})
+    monkeypatch.setattr(client._router, "send", raises(error))
+    client._outbox.log(0, by_partition(SPEC, None, rows[:1]), [], None, [])
+    client._ways.begin(0, 1)
+    monkeypatch.setattr(client._ways, "due", lambda _: [])  # this thread forwards
+    for fault in range(FAULTS_MAX + 1):
+        assert client.refused() == [], f"{fault} errors"
+        client._claim(0)
+        client._forward(0)
+    ((refused, reason),) = client.refused()
+    assert (refused, reason.code) == (rows[:1], error.code)
+    assert not client.waiting()
+
+
+def test_rows_wait_while_stored_states_do_not_fit_the_operator(
+    both: tuple[ForwardingClient, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, rows = both
+    with pytest.raises(SchemaMismatch) as mismatch:
+        check_schema(
+            [{"name": "n", "tag": "00", "kind": "value", "coders": ["int"]}],
+            [{"name": "n", "tag": "01", "kind": "value", "coders": ["str"]}],
+            "Count",
+        )
+    monkeypatch.setattr(client._router, "send", raises(from_wire(mismatch.value.to_wire())))
+    client.send(rows[:1])
+    assert client.waiting().parts == {0: 1}
+    assert client.refused() == []
+
+
 def test_outputs_that_could_not_be_returned_are_returned_later(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     client = made()
     client._outbox.forwarded(0, 0, b"one")
@@ -85,6 +133,21 @@ def test_outputs_that_could_not_be_returned_are_returned_later(made: Made, monke
         client.forwarded()
     monkeypatch.setattr(client, "_output", SimpleNamespace(rows=lambda outputs: (outputs, {})))
     assert client.forwarded() == [b"one"], "they were deleted"
+
+
+def test_side_outputs_are_returned_as_by_a_stream_client(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client dropped them, whether their rows were applied at once or forwarded later."""
+    client = made(describe(Alarm, 2))
+    writer = OutputWriter(pa.schema([("v", pa.int64())]), "Alarm")
+    outputs = [join_output(b"", {"alarms": writer.write([{"v": number}])}) for number in range(2)]
+    monkeypatch.setattr("stateflow.client.forwarding.ReplicaClient", Replica)
+    monkeypatch.setattr(client._router, "send", lambda batch, rows, after: dict.fromkeys(rows, outputs[0]))
+    assert client.side_outputs == {}
+    assert client.send([{"k": "a", "v": 1}]) == []
+    assert client.side_outputs == {"alarms": [{"v": 0}]}
+    client._outbox.forwarded(0, 7, outputs[1])
+    assert client.forwarded() == []
+    assert client.side_outputs == {"alarms": [{"v": 1}]}
 
 
 def test_outputs_are_not_returned_again_because_the_disk_is_full(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 from random import Random
 
 import msgpack
+import pyarrow as pa
 import pytest
 
-from stateflow.client.history import PLAIN_MAX, History, Sent
+from stateflow.client.history import PLAIN_MAX, History, Sent, _Kept
 from stateflow.errors import DecodeError, PositionGap
 from stateflow.partition.layout import Session
+from stateflow.rpc.apply import BatchRows
 from tests.applying import words
 
 ME = Session(5, "me")
@@ -55,7 +58,8 @@ def test_what_is_sent_again_is_what_each_partition_lacks_in_order() -> None:
 
 
 def test_what_is_not_kept_is_named() -> None:
-    h = history(bytes_max=3 * batch(0, 0).rows.size)
+    shared = batch(0, 0).rows.schema
+    h = history(bytes_max=3 * _Kept.of(batch(0, 0), shared).size + len(shared))
     sent(h, *(batch(n, n % 2) for n in range(10)))
     h.heard({0: 6, 1: 9})
     assert [b.number for b in h.missing()] == [8]
@@ -85,6 +89,24 @@ def test_nothing_is_kept_of_batches_without_rows() -> None:
     assert h.position == 10
     h.heard({})
     assert [b.number for b in h.missing()] == [10]
+
+
+def test_what_is_kept_takes_no_more_memory_than_is_counted() -> None:
+    """Only the values of rows were counted: batches of one row took 15 times the limit."""
+    column = pa.array(["a"])
+    rows = pa.RecordBatch.from_arrays([column] * 8, [f"c{number}" for number in range(8)])
+    h, count = history(), 500
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0], pa.total_allocated_bytes()
+        for number in range(count):
+            copy = rows.take(pa.array([0]))
+            sent(h, Sent(number, BatchRows(copy.schema.serialize().to_pybytes(), copy, [0], [1])))
+        del copy
+        after = tracemalloc.get_traced_memory()[0], pa.total_allocated_bytes()
+    finally:
+        tracemalloc.stop()
+    assert sum(after) - sum(before) < h._kept_bytes + h._log_bytes
 
 
 def test_a_rewind_by_hand_leaves_nothing_out() -> None:
@@ -211,7 +233,7 @@ def test_what_was_given_up_is_not_sent_again_after_another_loss() -> None:
     sent(h, batch(4, 0), batch(5, 0))
     h.heard({0: 0, 1: 0})
     assert [(b.number, set(b.rows)) for b in h.missing()] == [(2, {1}), (3, {1}), (4, {0}), (5, {0})]
-    assert h._kept_bytes == sum(each.rows.size for each in h._kept.values())
+    assert h._kept_bytes == sum(each.size for each in h._kept.values())
     h.let_go()
     with pytest.raises(PositionGap, match="from 2 on"):
         h.missing()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -83,6 +85,65 @@ def test_a_child_of_a_process_with_channels_is_refused() -> None:
     """gRPC's threads do not survive a fork: such a child used to wait for ever, whatever the time limit of its call."""
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["0", "unavailable", "1", "unavailable"]
+
+
+def test_channels_of_replicas_that_are_gone_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel was kept for every address that a replica ever had. One in use is not dropped."""
+    monkeypatch.setattr(clients, "_STUBS", {})
+    monkeypatch.setattr(clients, "CHANNELS_MAX", 3)
+
+    def channel(port: int) -> Any:
+        return clients._stub(replica_pb2_grpc.ReplicaServiceStub, f"127.0.0.1:{port}")
+
+    used = channel(1)
+    gone = weakref.ref(channel(2))
+    for port in range(3, 9):
+        channel(port)
+        assert channel(1) is used
+    assert [address for address, _ in clients._STUBS] == ["127.0.0.1:7", "127.0.0.1:8", "127.0.0.1:1"]
+    gc.collect()
+    assert gone() is None
+
+
+def test_streams_of_replicas_that_are_gone_are_dropped_when_they_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_LINKS", {})
+    monkeypatch.setattr(clients, "CHANNELS_MAX", 2)
+    busy = clients._link("a:1")
+    busy._stream = SimpleNamespace(over=False)  # type: ignore[assignment]
+    for address in ("b:1", "c:1", "d:1"):
+        clients._link(address)
+    assert list(clients._LINKS) == ["a:1", "b:1", "c:1", "d:1"]
+    busy._stream.over = True
+    clients._link("d:1")
+    clients._link("d:1")
+    assert list(clients._LINKS) == ["c:1", "d:1"]
+
+
+def test_a_call_that_has_begun_goes_on_when_its_channel_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, answer = threading.Event(), threading.Event()
+
+    class Slow(replica_pb2_grpc.ReplicaServiceServicer):
+        def Positions(self, request: Any, context: Any) -> rpb.PositionsReply:
+            begun.set()
+            answer.wait(30)
+            return rpb.PositionsReply()
+
+    monkeypatch.setattr(clients, "_STUBS", {})
+    monkeypatch.setattr(clients, "CHANNELS_MAX", 1)
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    replica_pb2_grpc.add_ReplicaServiceServicer_to_server(Slow(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        result = ReplicaClient(f"127.0.0.1:{port}").begin_positions("Count", "s", [], 0)
+        assert begun.wait(30)
+        clients._stub(replica_pb2_grpc.ReplicaServiceStub, "127.0.0.1:1")
+        gc.collect()
+        answer.set()
+        assert result() == {}
+    finally:
+        answer.set()
+        server.stop(None).wait()
 
 
 class Late(controller_pb2_grpc.ControllerServiceServicer):
