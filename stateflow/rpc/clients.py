@@ -191,12 +191,9 @@ def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
     """Returns the stub for an address, with one channel per address and process.
 
     A Spark worker therefore keeps its connections from batch to batch. After a change of the TLS files a new channel is
-<<<<<<< HEAD
-    opened; calls that have begun continue on the former one. Raises InvalidArgument in a forked process.
-=======
     opened. Of more than ``CHANNELS_MAX`` the least recently used one is dropped, because its replica may be gone. Calls
-    that have begun continue on a dropped channel, which ends with the last of them.
->>>>>>> hb2
+    that have begun continue on a dropped channel, which ends with the last of them. Raises InvalidArgument in a forked
+    process.
     """
     _check_not_cut_off()
     number = own_certificate()
