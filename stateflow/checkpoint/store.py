@@ -424,6 +424,8 @@ class CheckpointStore:
                 continue
             if not there.is_same_state(manifest):
                 raise _stale(manifest, found.order)
+            if there.stopped_us < manifest.stopped_us:  # a takeover from it would accept the refused clients again
+                continue
             if not again and all(self.objects.stat(f"{BLOBS}/{file.blob}") for file in there.files):
                 return Saved(there, 0, there.size)
         return attempt

@@ -416,6 +416,7 @@ manifests = st.builds(
     watermark_us=st.none() | st.integers(-(1 << 60), 1 << 60),
     key=st.lists(names, max_size=2).map(tuple),
     tags=st.lists(st.just({"name": "count", "kind": "counter", "coders": ["int64"], "tag": "1f"}), max_size=2),
+    stopped_us=st.integers(0, 1 << 60),
 )
 
 
@@ -425,12 +426,20 @@ def test_manifest_round_trip(manifest: Manifest) -> None:
 
 
 @given(manifests)
-def test_an_older_release_reads_a_manifest_without_its_tags(manifest: Manifest) -> None:
+def test_an_older_release_reads_a_manifest_without_its_added_fields(manifest: Manifest) -> None:
     outer = json.loads(manifest.encode())
-    assert "tags" not in (body := json.loads(outer["body"]))
+    assert not {"tags", "stopped_us"} & (body := json.loads(outer["body"])).keys()
     assert body["format"] == 2
     older = json.dumps({name: outer[name] for name in ("body", "checksum")}).encode()
-    assert Manifest.decode(older, "x") == replace(manifest, tags=[])
+    assert Manifest.decode(older, "x") == replace(manifest, tags=[], stopped_us=0)
+
+
+@given(manifests)
+def test_a_manifest_that_has_only_tags_added_is_read(manifest: Manifest) -> None:
+    outer = json.loads(manifest.encode())
+    added = json.dumps({"tags": manifest.tags})
+    outer |= {"added": added, "added_checksum": xxhash.xxh3_128_hexdigest(added.encode())}
+    assert Manifest.decode(json.dumps(outer).encode(), "x") == replace(manifest, stopped_us=0)
 
 
 @given(manifests, st.data())
