@@ -269,6 +269,38 @@ def test_the_folders_of_an_object_survive_a_loss_of_power(
     assert {*store.root.parents[:2], store.root, store.root / "manifests", store.root / "manifests/Op"} <= {*synced}
 
 
+class Overtaken(Wrapper):
+    """A backend in which a collection removes all leases once a savepoint was created, and which then checks before
+    each operation that the savepoint is there."""
+
+    savepoint = ""
+    repeated = 0
+
+    def before(self, operation: str, name: str) -> None:
+        if self.savepoint:
+            self.repeated += name == self.savepoint
+            assert self.inner.stat(self.savepoint) is not None, (operation, name)
+
+    def after(self, operation: str, name: str) -> None:
+        if operation == "create" and name.startswith("savepoints/") and not self.savepoint:
+            self.savepoint = name
+            for lease in self.inner.list("intents"):
+                self.inner.delete(lease.name)
+            for blob in self.inner.list("blobs"):
+                self.inner.delete(blob.name)
+
+
+def test_a_savepoint_that_is_published_again_is_never_away(tmp_path: Path) -> None:
+    """A savepoint whose blobs a collection removed is replaced, and not deleted first, where a kill would lose it."""
+    backend = Overtaken(LocalBackend(tmp_path / "store"))
+    store = CheckpointStore("overtaken://", backend=backend, codec=Codec())
+    directory = small(tmp_path, f="1")
+    store.save(manifest_of(directory, partition=PartitionId("Op", 0)), directory, savepoint="kept")
+    assert backend.repeated
+    (manifest,) = store.savepoint("kept")
+    store.restore(manifest, tmp_path / "restored")
+
+
 class Incomplete(Wrapper):
     """A store that answers the first read of an object in this folder with a few bytes, and no error."""
 
