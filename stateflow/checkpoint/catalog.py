@@ -106,6 +106,8 @@ class Manifest:
         version: version of the states, from the class's ``state_version``; empty: 1.
         tags: the states addressed at run time, as :func:`~stateflow.state.stored_tags` describes them; empty: there are
             none, or the manifest is older.
+        stopped_us: clients that began then or earlier are refused by the copy, which is no part of the state; 0: none
+            is, or the manifest is older.
     """
 
     operator: str
@@ -125,6 +127,7 @@ class Manifest:
     partitions: int = 0  # number of the operator's partitions; 0: not known
     key: tuple[str, ...] = ()
     tags: list[dict[str, Any]] = field(default_factory=list)
+    stopped_us: int = 0
 
     @property
     def order(self) -> Order:
@@ -152,9 +155,9 @@ class Manifest:
 
     def encode(self) -> bytes:
         values = {"format": FORMAT, **asdict(self)}
-        added = {"tags": values.pop("tags")}
+        added = {name: values.pop(name) for name in ("tags", "stopped_us")}
         outer = _checked(values, "body", "checksum")
-        if self.tags:
+        if any(added.values()):
             outer |= _checked(added, "added", "added_checksum")
         return json.dumps(outer).encode()
 
@@ -177,7 +180,8 @@ class Manifest:
             if format_ < 1 or not set(values) <= {each.name for each in fields(cls)}:
                 raise ValueError("unknown format")
             if "added" in outer:  # unknown fields in it come from a newer release, and are ignored
-                values["tags"] = _part(outer, "added", "added_checksum")["tags"]
+                added = _part(outer, "added", "added_checksum")
+                values["tags"], values["stopped_us"] = added["tags"], added.get("stopped_us", 0)
             _check_types(values)
             files = tuple(_file(each) for each in values.pop("files"))
             if len({file.name for file in files}) < len(files):
@@ -247,6 +251,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "partitions": lambda value: _is_count(value) and value < 1 << 32,
     "key": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "tags": _is_states,
+    "stopped_us": _is_micros,
 }
 
 

@@ -424,6 +424,8 @@ class CheckpointStore:
                 continue
             if not there.is_same_state(manifest):
                 raise _stale(manifest, found.order)
+            if there.stopped_us < manifest.stopped_us:  # a takeover from it would accept the refused clients again
+                continue
             if not again and all(self.objects.stat(f"{BLOBS}/{file.blob}") for file in there.files):
                 return Saved(there, 0, there.size)
         return attempt
@@ -543,9 +545,14 @@ class CheckpointStore:
                     remedy="use another name, or delete it first",
                     url=self.url,
                 ) from error
-            if again:
-                self.objects.delete(place)
-                self.objects.create(place, sealed)
+            if again:  # replaced at once: a kill behind a deletion would lose the savepoint
+                with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as folder:
+                    path = Path(folder) / "manifest"
+                    try:
+                        path.write_bytes(sealed)
+                    except OSError as full:
+                        raise no_room(full, path.parent) from full
+                    self.objects.upload(place, path, lambda _: None)
 
     def savepoints(self) -> dict[str, list[PartitionId]]:
         """Returns the partitions of each savepoint, by its name."""

@@ -29,8 +29,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -448,6 +449,8 @@ def _check_texts(connection: Connection, _: Any, __: str, parameters: Any, ___: 
 _KNOWN = ("0001", "0002", "0003", REVISION)
 _LOCK = 0x73666C6F77  # 'sflow'
 _LOCK_WAIT_S = 60
+#: maximum length of a lock's name in MySQL; MariaDB takes longer ones
+_LOCK_NAME_MAX = 64
 
 
 class Opened(StrEnum):
@@ -532,7 +535,7 @@ def _upgrade(connection: Connection) -> Opened:
         return Opened.MADE if fresh and not adopted else Opened.UPGRADED
     finally:
         if dialect == "mysql":
-            connection.execute(text("SELECT RELEASE_LOCK(CONCAT('stateflow.', DATABASE()))"))
+            connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": _mysql_lock(connection)})
 
 
 def migrate(connection: Connection, revision: str) -> None:
@@ -549,17 +552,29 @@ def migrate(connection: Connection, revision: str) -> None:
 def _lock(connection: Connection, dialect: str) -> None:
     statement: dict[str, tuple[str, dict[str, Any]]] = {
         "postgresql": ("SELECT pg_advisory_xact_lock(:number)", {"number": _LOCK}),
-        "mysql": ("SELECT GET_LOCK(CONCAT('stateflow.', DATABASE()), :seconds)", {"seconds": _LOCK_WAIT_S}),
+        "mysql": ("SELECT GET_LOCK(:name, :seconds)", {"seconds": _LOCK_WAIT_S}),
         "mssql": ("EXEC sp_getapplock 'stateflow', 'Exclusive', 'Transaction', :ms", {"ms": _LOCK_WAIT_S * 1000}),
     }
     if dialect in statement:
         words, values = statement[dialect]
+        if dialect == "mysql":
+            values["name"] = _mysql_lock(connection)
         got = connection.execute(text(words), values)
         if dialect == "mysql" and got.scalar() != 1:
             raise Unavailable(
                 f"another program is preparing the ledger and did not finish within {_LOCK_WAIT_S} s",
                 remedy="check that program, then open the ledger again",
             )
+
+
+def _mysql_lock(connection: Connection) -> str:
+    """Returns the name of the lock on preparing this database. Locks belong to the whole server."""
+    database = str(connection.execute(text("SELECT DATABASE()")).scalar())
+    name = f"stateflow.{database}"
+    if len(name) > _LOCK_NAME_MAX and not getattr(connection.dialect, "is_mariadb", False):
+        # in lower case, because servers may ignore the case of the database's name
+        name = f"stateflow.{sha256(database.lower().encode()).hexdigest()}"[:_LOCK_NAME_MAX]
+    return name
 
 
 def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
@@ -717,5 +732,8 @@ def _lease_row() -> Select[Any]:
 
 
 def _lease_of(row: Any) -> LeaderLease:
-    holder = Holder(**json.loads(row.about)) if row.holder else NOBODY
+    holder = NOBODY
+    if row.holder:  # fields that a newer release has written are ignored
+        about = json.loads(row.about)
+        holder = Holder(**{each.name: about[each.name] for each in fields(Holder) if each.name in about})
     return LeaderLease(row.term, holder, row.since_us, row.lease_us / 1e6, row.left_us / 1e6, until_us=row.until_us)

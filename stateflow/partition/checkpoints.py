@@ -147,6 +147,7 @@ class Checkpointer:
             partitions=spec.partitions,
             key=spec.key,
             tags=[*stored_tags(db).values()] if any(db.scan(TAGS)) else [],
+            stopped_us=int.from_bytes(db.get(layout.STOPPED) or b"", "big"),
         )
 
     def _hashed(self, manifest: Manifest, directory: Path, *, prove: bool) -> Manifest:

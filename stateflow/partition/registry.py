@@ -171,7 +171,14 @@ class PartitionRegistry:
         self.root = root
         self.environment = environment or Environment(settings)
         self._claim = self.environment.claim(root)
-        self.identity = identify(self.environment, root, info.name)
+        self.snapshots = root / "snapshots"
+        try:
+            self.identity = identify(self.environment, root, info.name)
+            self.environment.remove_tree(self.snapshots)
+            self.snapshots.mkdir(parents=True)
+        except Exception:
+            self._claim.close()
+            raise
         self.digests = FileDigests()
         self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
         self._deployed: dict[str, DeployedStates] = {}
@@ -189,9 +196,6 @@ class PartitionRegistry:
         self.on_lost: Callable[[], None] = lambda: None
         self._closed = False
         self.served_at = -math.inf  # when a batch last ran, monotonic seconds
-        self.snapshots = root / "snapshots"
-        self.environment.remove_tree(self.snapshots)
-        self.snapshots.mkdir(parents=True)
         self.bundles = BundleStore(root / "bundles")
         self.quarantine = Quarantine(root, self.environment)
         durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # None: a standby confirms commits
@@ -634,8 +638,11 @@ class PartitionRegistry:
 
     def close(self) -> None:
         """Closes everything in bounded time. A partition to which a thread still writes is left as after a kill, and
-        commits no further batch."""
+        commits no further batch. Raises the first error, after everything else was closed."""
         self._closed = True
+        _all([self._close_partitions, self.skipped_batches.close, self.commits.close, self._claim.close])
+
+    def _close_partitions(self) -> None:
         closing: list[Callable[[], None]] = []
         with contextlib.ExitStack() as held:
             free = list(self._free(held))
@@ -646,15 +653,9 @@ class PartitionRegistry:
                     local.processor.let_go(closing.append)
             if closing:  # an operator that never returns from close() keeps nothing open
                 self.environment.aside(partial(_all, closing), CLOSE_S_MAX)
-            for local in free:
-                for copy in (local.incoming, local.restoring):
-                    if copy is not None:
-                        self.copies.discard(copy)
-                if local.store is not None:
-                    local.store.close()
-        self.skipped_batches.close()
-        self.commits.close()
-        self._claim.close()
+            copies = [copy for local in free for copy in (local.incoming, local.restoring) if copy is not None]
+            stores = [local.store for local in free if local.store is not None]
+            _all([*(partial(self.copies.discard, copy) for copy in copies), *(store.close for store in stores)])
 
     def _free(self, held: contextlib.ExitStack) -> Iterator[LocalPartition]:
         """Yields the partitions on which no thread works any more. No thread can begin work on them until ``held``
@@ -676,8 +677,15 @@ def _is_unsure(local: LocalPartition) -> bool:
 
 
 def _all(calls: Iterable[Callable[[], None]]) -> None:
+    """Makes all calls, and raises the first error after the last call."""
+    errors = []
     for call in calls:
-        call()
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:

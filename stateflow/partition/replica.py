@@ -393,22 +393,27 @@ class ReplicaNode:
         self._clock = clock
         self.cache = CachePool(self.settings.cache_bytes)
         self._registry = PartitionRegistry(info, data_dir, self.settings, clock, environment)
-        self._recovery = Recovery(self._registry)
-        self.lost_some = False
-        self._registry.on_lost = self._note_loss
-        self._alone_order, self.lease.alone = self._registry.read_alone()
-        self.authority = FencingGuard(self._registry.read_term(), self._registry.keep_term, alone=lease is None)
-        self.sender = Sender(self._registry, self.authority)
-        self.receiver = Receiver(self._registry)
-        self.checkpointer = Checkpointer(self._registry)
-        self.verifier = Verifier(self._registry)
-        self.trials = Trials(self._registry, self.verifier)
-        self.restorer = Restorer(self._registry, self.authority)
-        self.successor = Successor(self._registry, self.lease, self.authority, clock)
-        self.batches = Batches(self._registry, self.lease, self.sender, self.cache)
-        self.reader = Reader(self._registry, self.batches)
-        if recover:
-            self.recover()
+        try:
+            self._recovery = Recovery(self._registry)
+            self.lost_some = False
+            self._registry.on_lost = self._note_loss
+            self._alone_order, self.lease.alone = self._registry.read_alone()
+            self.authority = FencingGuard(self._registry.read_term(), self._registry.keep_term, alone=lease is None)
+            self.sender = Sender(self._registry, self.authority)
+            self.receiver = Receiver(self._registry)
+            self.checkpointer = Checkpointer(self._registry)
+            self.verifier = Verifier(self._registry)
+            self.trials = Trials(self._registry, self.verifier)
+            self.restorer = Restorer(self._registry, self.authority)
+            self.successor = Successor(self._registry, self.lease, self.authority, clock)
+            self.batches = Batches(self._registry, self.lease, self.sender, self.cache)
+            self.reader = Reader(self._registry, self.batches)
+            if recover:
+                self.recover()
+        except Exception:  # otherwise the directory would stay claimed by a replica that nobody can close
+            with contextlib.suppress(Exception):
+                self._registry.close()
+            raise
 
     def recover(self) -> None:
         """Finds the partitions in the data directory. Call it once, before any other use of the replica."""
@@ -608,5 +613,7 @@ class ReplicaNode:
         return possible
 
     def close(self) -> None:
-        self.batches.running.crashes.close()
-        self._registry.close()
+        try:
+            self.batches.running.crashes.close()
+        finally:
+            self._registry.close()

@@ -418,7 +418,8 @@ class Restorer:
                 raise _not_under_way(restore_id)
             self._check_still(local)
             leftovers = self._registry.copies.install(local, copy)
-            local.checkpointed = restoring.checkpointed(epoch)
+            if not stop_sources:  # else the adopted checkpoint lacks the refusal, and the next one is taken soon
+                local.checkpointed = restoring.checkpointed(epoch)
         self._registry.on_change(partition)
         self._registry.copies.tidy(local, leftovers)
         restoring.release()

@@ -17,6 +17,7 @@ or some of its sectors. Anything else that cannot be read is damage.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
@@ -343,6 +344,11 @@ class SegmentFiles(Protocol):
         """Truncates the current segment to ``size`` bytes."""
         ...
 
+    def rewrite(self, offset: int, data: bytes) -> None:
+        """Writes data again that the current segment has at ``offset``: after an error, the system may keep data in
+        memory that it will never write to the disk."""
+        ...
+
     def remove(self, numbers: Sequence[int]) -> None:
         """Removes segments in the given order, each durably before the next."""
         ...
@@ -356,6 +362,7 @@ class DirectorySegments:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file: int | None = None
+        self._path = directory
 
     def read(self) -> Sequence[tuple[int, bytes]]:
         paths = sorted(self._directory.glob("*" + Path(segment_name(0)).suffix))
@@ -369,7 +376,8 @@ class DirectorySegments:
             for path in sorted(self._directory.glob("*" + Path(segment_name(0)).suffix)):
                 sync(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        file = os.open(self._directory / segment_name(number), flags, 0o600)
+        path = self._directory / segment_name(number)
+        file = os.open(path, flags, 0o600)
         try:
             _write(file, data)
             os.fsync(file)
@@ -378,8 +386,10 @@ class DirectorySegments:
         except BaseException:
             os.close(file)
             raise
-        self.close()
-        self._file = file
+        former, self._file, self._path = self._file, file, path
+        if former is not None:
+            with contextlib.suppress(OSError):  # all of it is durable
+                os.close(former)
 
     def append(self, data: bytes, *, sync: bool = True) -> None:
         assert self._file is not None
@@ -392,15 +402,24 @@ class DirectorySegments:
         os.ftruncate(self._file, size)
         os.fsync(self._file)
 
+    def rewrite(self, offset: int, data: bytes) -> None:
+        file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # not the open file, which only appends
+        try:
+            os.lseek(file, offset, os.SEEK_SET)
+            _write(file, data)
+            os.fdatasync(file)
+        finally:
+            os.close(file)
+
     def remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             (self._directory / segment_name(number)).unlink(missing_ok=True)
             sync(self._directory)  # one by one: power loss must not bring back an older segment without the next
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None  # if this fails, the number may be another file's by the next try
+        if file is not None:
+            os.close(file)
 
 
 def _write(file: int, data: bytes) -> None:
@@ -414,12 +433,18 @@ def _write(file: int, data: bytes) -> None:
 
 @dataclass(slots=True)
 class _Segment:
-    """A segment of the log. ``durable``: size up to which it is durable. ``last``: for each partition that still needs
-    the segment, the greatest sequence of its commits there."""
+    """A segment of the log.
+
+    Attributes:
+        durable: size up to which it is durable.
+        unsynced: its content after ``durable``.
+        last: for each partition that still needs the segment, the greatest sequence of its commits there.
+    """
 
     number: int
     size: int = SEGMENT_HEADER
     durable: int = SEGMENT_HEADER
+    unsynced: bytes = b""
     last: dict[PartitionId, int] = field(default_factory=dict)
 
 
@@ -461,6 +486,7 @@ class CommitLog:
         self._mutex, self._retiring = mutex(), mutex()
         self._next = found.after
         self._torn = False  # the last append failed: after the end of the segment there may be some of its bytes
+        self._unsure = False  # a write or sync failed: a later sync says nothing about what was not durable by then
         self._closed = False
         self._unwritten: dict[PartitionId, list[Commit]] = {}
         newest = found.segments[-1] if found.segments else 0
@@ -519,7 +545,7 @@ class CommitLog:
         if [each.sequence for each in lacking] == list(range(sequence + 1, newest + 1)):
             return lacking
         with self._retiring, self._mutex:
-            self._cut()  # the next write removes the commits of a failed append, so no database may get them
+            self._mend()  # the next write removes the commits of a failed append, so no database may get them
             return Logged(self.logged(partition)).lacking(partition, epoch, sequence)
 
     def logged(self, partition: PartitionId) -> list[Commit]:
@@ -556,11 +582,20 @@ class CommitLog:
     def _has(self, partition: PartitionId) -> bool:
         return any(partition in segment.last for segment in self._segments)
 
-    def _cut(self) -> None:
-        """Removes what a failed append left behind the end of the log. Callers hold the lock."""
-        if self._torn and not self._closed:
-            self._files.truncate(self._segments[-1].size)
+    def _mend(self) -> None:
+        """Removes what a failed append left behind the end of the log, and writes again what a failed sync may have
+        lost. Callers hold the lock."""
+        if self._closed:
+            return
+        active = self._segments[-1]
+        if self._torn:
+            self._files.truncate(active.size)
             self._torn = False
+        if self._unsure:
+            if active.unsynced:
+                self._files.rewrite(active.durable, active.unsynced)
+            active.durable, active.unsynced = active.size, b""
+            self._unsure = False
 
     def _write(self, records: Sequence[Record], *, sync: bool) -> bool:
         """Writes one frame. Returns whether it begins a new segment, because the one before was full. Callers hold the
@@ -568,7 +603,8 @@ class CommitLog:
         data = encode(self._next, records)
         if len(data) > FRAME_BYTES_MAX:
             raise ValueError(f"commits of {len(data)} bytes exceed the frame limit")
-        self._cut()
+        self._mend()
+        self._unsure = True
         active = self._segments[-1]
         full = active.size > SEGMENT_HEADER and active.size + len(data) > self._bytes_max // SEGMENTS
         if full:
@@ -578,14 +614,16 @@ class CommitLog:
         elif active.durable < active.size and active.durable // SECTOR != active.size // SECTOR:
             # otherwise a power loss could take an earlier frame and leave this one, which counts as damage
             self._files.append(b"", sync=True)
-            active.durable = active.size
+            active.durable, active.unsynced = active.size, b""
         self._torn = True
         self._files.append(data, sync=sync)
-        self._torn = False
+        self._torn = self._unsure = False
         self._next += 1
         active.size += len(data)
         if sync:
-            active.durable = active.size
+            active.durable, active.unsynced = active.size, b""
+        else:
+            active.unsynced += data
         for each in records:
             if isinstance(each, Commit):
                 active.last[each.partition] = max(each.sequence, active.last.get(each.partition, 0))

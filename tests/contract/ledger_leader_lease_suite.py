@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from stateflow.errors import HoldLost, LedgerReplaced
 from stateflow.ledger import App, Entry, Holder, Ledger
+from stateflow.ledger.records import HOLD
 
 ONE, TWO = Holder("one", "host-1", "a:1", 17), Holder("two", "host-2", "b:1", 18)
 APP = App("decides")
@@ -79,6 +82,14 @@ class HoldContract:
             fresh.put_many([Entry("late", APP, "NEW")], late)
         assert fresh.item("late") is None
         fresh.put_many([Entry("in-time", APP, "NEW")], again)
+
+    def test_a_holder_of_a_newer_release_is_known(self, fresh: Ledger, fresh_url: str) -> None:
+        """A lease can be read, and is respected, although its holder is described by a field unknown here."""
+        hold = fresh.take_leadership(ONE, LONG_S)
+        about = json.dumps(asdict(ONE) | {"added_later": [1]})
+        fresh.database.write(lambda connection: connection.execute(update(HOLD).values(about=about)))
+        with Ledger(fresh_url) as other:
+            assert other.take_leadership(TWO, LONG_S).holder == other.hold().holder == hold.holder
 
     def test_one_that_is_gone_is_followed_at_once(self, fresh: Ledger, fresh_url: str) -> None:
         fresh.take_leadership(ONE, LONG_S)

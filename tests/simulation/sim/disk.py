@@ -567,6 +567,9 @@ class Segments:
     def truncate(self, size: int) -> None:
         raise AssertionError("nothing refuses here")
 
+    def rewrite(self, offset: int, data: bytes) -> None:
+        raise AssertionError("nothing refuses here")
+
     def remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             (self._directory / segment_name(number)).unlink()

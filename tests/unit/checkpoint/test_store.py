@@ -269,6 +269,38 @@ def test_the_folders_of_an_object_survive_a_loss_of_power(
     assert {*store.root.parents[:2], store.root, store.root / "manifests", store.root / "manifests/Op"} <= {*synced}
 
 
+class Overtaken(Wrapper):
+    """A backend in which a collection removes all leases once a savepoint was created, and which then checks before
+    each operation that the savepoint is there."""
+
+    savepoint = ""
+    repeated = 0
+
+    def before(self, operation: str, name: str) -> None:
+        if self.savepoint:
+            self.repeated += name == self.savepoint
+            assert self.inner.stat(self.savepoint) is not None, (operation, name)
+
+    def after(self, operation: str, name: str) -> None:
+        if operation == "create" and name.startswith("savepoints/") and not self.savepoint:
+            self.savepoint = name
+            for lease in self.inner.list("intents"):
+                self.inner.delete(lease.name)
+            for blob in self.inner.list("blobs"):
+                self.inner.delete(blob.name)
+
+
+def test_a_savepoint_that_is_published_again_is_never_away(tmp_path: Path) -> None:
+    """A savepoint whose blobs a collection removed is replaced, and not deleted first, where a kill would lose it."""
+    backend = Overtaken(LocalBackend(tmp_path / "store"))
+    store = CheckpointStore("overtaken://", backend=backend, codec=Codec())
+    directory = small(tmp_path, f="1")
+    store.save(manifest_of(directory, partition=PartitionId("Op", 0)), directory, savepoint="kept")
+    assert backend.repeated
+    (manifest,) = store.savepoint("kept")
+    store.restore(manifest, tmp_path / "restored")
+
+
 class Incomplete(Wrapper):
     """A store that answers the first read of an object in this folder with a few bytes, and no error."""
 
@@ -416,6 +448,7 @@ manifests = st.builds(
     watermark_us=st.none() | st.integers(-(1 << 60), 1 << 60),
     key=st.lists(names, max_size=2).map(tuple),
     tags=st.lists(st.just({"name": "count", "kind": "counter", "coders": ["int64"], "tag": "1f"}), max_size=2),
+    stopped_us=st.integers(0, 1 << 60),
 )
 
 
@@ -425,12 +458,20 @@ def test_manifest_round_trip(manifest: Manifest) -> None:
 
 
 @given(manifests)
-def test_an_older_release_reads_a_manifest_without_its_tags(manifest: Manifest) -> None:
+def test_an_older_release_reads_a_manifest_without_its_added_fields(manifest: Manifest) -> None:
     outer = json.loads(manifest.encode())
-    assert "tags" not in (body := json.loads(outer["body"]))
+    assert not {"tags", "stopped_us"} & (body := json.loads(outer["body"])).keys()
     assert body["format"] == 2
     older = json.dumps({name: outer[name] for name in ("body", "checksum")}).encode()
-    assert Manifest.decode(older, "x") == replace(manifest, tags=[])
+    assert Manifest.decode(older, "x") == replace(manifest, tags=[], stopped_us=0)
+
+
+@given(manifests)
+def test_a_manifest_that_has_only_tags_added_is_read(manifest: Manifest) -> None:
+    outer = json.loads(manifest.encode())
+    added = json.dumps({"tags": manifest.tags})
+    outer |= {"added": added, "added_checksum": xxhash.xxh3_128_hexdigest(added.encode())}
+    assert Manifest.decode(json.dumps(outer).encode(), "x") == replace(manifest, stopped_us=0)
 
 
 @given(manifests, st.data())

@@ -10,6 +10,7 @@ import sqlite3
 import traceback
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,39 @@ NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+class Mysql:
+    """A connection to MySQL that has the database ``name``, and refuses the names of locks that MySQL refuses."""
+
+    def __init__(self, name: str, *, is_mariadb: bool = False) -> None:
+        self.dialect = SimpleNamespace(is_mariadb=is_mariadb)
+        self.name, self.locked = name, ""
+
+    def execute(self, statement: Any, values: dict[str, Any] | None = None) -> Any:
+        if str(statement) == "SELECT DATABASE()":
+            return SimpleNamespace(scalar=lambda: self.name)
+        assert str(statement).startswith("SELECT GET_LOCK(")
+        self.locked = (values or {}).get("name", f"stateflow.{self.name}")
+        assert self.dialect.is_mariadb or len(self.locked) <= 64
+        return SimpleNamespace(scalar=lambda: 1)
+
+
+def test_a_database_of_mysql_may_have_a_long_name() -> None:
+    """MySQL refuses names of locks above 64 characters. Shorter ones stay as earlier releases chose them."""
+    locked = {}
+    for name in ("x", "y" * 54, "y" * 54 + "1", "y" * 54 + "2"):
+        connection: Any = Mysql(name)
+        database._lock(connection, "mysql")
+        locked[name] = connection.locked
+    assert len(set(locked.values())) == 4
+    assert [each for name, each in locked.items() if each == f"stateflow.{name}"] == [
+        "stateflow.x",
+        f"stateflow.{'y' * 54}",
+    ]
+    connection = Mysql("y" * 60, is_mariadb=True)
+    database._lock(connection, "mysql")
+    assert connection.locked == f"stateflow.{'y' * 60}"
 
 
 # -- opening ------------------------------------------------------------------------------------------------

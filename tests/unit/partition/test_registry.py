@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateflow.errors import InvalidArgument, InvariantBroken, OperatorNotImportable, StateDamaged
+from stateflow.errors import InvalidArgument, InvariantBroken, OperatorNotImportable, StateDamaged, StateflowError
 from stateflow.operator.operator import describe
 from stateflow.partition.lifecycle import Lifecycle, State
 from stateflow.partition.local_partition import Incoming, LocalPartition
@@ -164,6 +164,59 @@ def test_what_was_lost_and_undeployed_is_created_again(node: ReplicaNode) -> Non
     node.drop("Op", 1)
     node.create(SPEC, [0], 2)
     assert send(node, 0, epoch=2).rows == 1
+
+
+def test_all_is_closed_although_some_of_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that fails to close one part closes all others, raises the first error, and leaves its directory."""
+    node = started(tmp_path, checked=True)
+    node.create(SPEC, [0, 1], 1)
+    send(node, 0)
+    made = registry(node)
+    store, other = (made.store(made.local(PartitionId("Op", number))) for number in (0, 1))
+    closed: list[str] = []
+
+    def noting(part: Any, name: str, error: str = "") -> None:
+        close = part.close
+
+        def noted() -> None:
+            closed.append(name)
+            close()
+            if error:
+                raise OSError(error)
+
+        monkeypatch.setattr(part, "close", noted)
+
+    noting(store, "store", "the first error")
+    noting(other, "other store")
+    noting(made.skipped_batches, "skipped batches", "another error")
+    noting(made.commits, "commits")
+    with pytest.raises(OSError, match="the first error"):
+        node.close()
+    assert closed == ["store", "other store", "skipped batches", "commits"]
+    again = started(tmp_path, checked=True)
+    assert send(again, 0).replayed
+    again.close()
+
+
+@pytest.mark.parametrize("damaged", ["TERM", "REPLICA", "commits/000000000001.commits"])
+def test_a_replica_that_cannot_start_leaves_its_directory(tmp_path: Path, damaged: str) -> None:
+    """A directory in which a replica failed to start is free for the next one, which used to get data_dir_locked."""
+    node = started(tmp_path, checked=True)
+    node.create(SPEC, [0], 1)
+    registry(node).keep_term("ledger", 1)
+    node.close()
+    path = tmp_path / damaged
+    path.parent.mkdir(exist_ok=True)
+    sound = path.read_bytes() if path.exists() else b""
+    path.write_bytes(b"x" * 2000)
+    errors = []
+    for _ in range(2):  # each error is kept, and with it the replica that raised it
+        with pytest.raises(StateflowError) as caught:
+            started(tmp_path, checked=True)
+        errors.append(caught.value)
+    assert "data_dir_locked" not in {each.code for each in errors}
+    path.write_bytes(sound)
+    started(tmp_path, checked=True).close()
 
 
 def test_it_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from stateflow.checkpoint import Adoption, CheckpointStore, Codec
 from stateflow.errors import MoveUnknown, SourceTaken
+from stateflow.partition import layout
 from stateflow.partition.control import Restored
 from stateflow.partition.layout import Session
 from stateflow.partition.lifecycle import State
-from stateflow.storage import RocksStore
+from stateflow.storage import RocksEngine, RocksStore
 from tests.unit.partition.test_replica import P, Two
 
 
@@ -65,6 +66,26 @@ def test_clients_are_stopped_where_that_is_asked_for(two: Two, store: Checkpoint
             two.b.batches.open_source([P], "new", client)
     else:
         two.b.batches.open_source([P], "new", client)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_the_next_checkpoint_has_the_refusal_of_stopped_clients(
+    two: Two, store: CheckpointStore, tmp_path: Path, on_demand: bool
+) -> None:
+    """The first checkpoint after a restore has the stored refusal, though no batch came since.
+
+    It used to be taken for the adopted one, which has the same epoch and sequence, and lacks the refusal.
+    """
+    two.b.restorer.own(P, "r", 2, stop_sources=True)
+    assert two.b.checkpointer.take(P, store, on_demand=on_demand) is not None
+    newest = next(store.newest(P))
+    store.restore(newest, tmp_path / "newest")
+    database = RocksEngine(8 << 20, 8 << 20).open(tmp_path / "newest")
+    assert database.get(layout.STOPPED) is not None
+    database.close()
+    assert two.b.checkpointer.take(P, store, on_demand=False) is None, "it is unchanged now"
+    two.b.checkpointer.take(P, store)
+    assert next(store.newest(P)) == newest
 
 
 def test_one_after_another(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:

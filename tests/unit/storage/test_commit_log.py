@@ -34,17 +34,24 @@ def commit(sequence: int, partition: PartitionId = P, epoch: int = 1, data: byte
 
 
 class Files:
-    """Files on a disk that may refuse writes, loses what was not synced with its power, and counts."""
+    """Files on a disk that may refuse writes, loses what was not synced with its power, and counts.
+
+    ``dropped``: offsets of bytes that a sync failed to write. Readers see them, and no later sync writes them.
+    """
 
     def __init__(self) -> None:
         self.data: dict[int, bytearray] = {}
         self.synced: dict[int, int] = {}
+        self.dropped: dict[int, set[int]] = {}
         self.refuses: str | None = None
         self.writes = self.syncs = 0
         self.active = 0
 
     def _refused(self, what: str) -> None:
         if self.refuses == what:
+            if what in ("sync", "create") and self.active in self.data:
+                unsynced = range(self.synced[self.active], len(self.data[self.active]))
+                self.dropped.setdefault(self.active, set()).update(unsynced)
             raise OSError(errno.ENOSPC, "no room")
 
     def read(self) -> Sequence[tuple[int, bytes]]:
@@ -78,16 +85,27 @@ class Files:
         self._refused("truncate")
         del self.data[self.active][size:]
         self.synced[self.active] = min(size, self.synced[self.active])
+        self.dropped[self.active] = {at for at in self.dropped.get(self.active, ()) if at < size}
+
+    def rewrite(self, offset: int, data: bytes) -> None:
+        self._refused("rewrite")
+        file = self.data[self.active]
+        assert file[offset:] == data
+        self.dropped.get(self.active, set()).difference_update(range(offset, len(file)))
+        self.synced[self.active] = len(file)
 
     def remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             del self.data[number]
             self.synced.pop(number, None)
+            self.dropped.pop(number, None)
 
     def close(self) -> None: ...
 
     def lose_power(self, random: Random) -> None:
         for number, file in self.data.items():
+            for at in self.dropped.pop(number, ()):
+                file[at] = 0
             del file[random.randint(self.synced.get(number, 0), len(file)) :]
             self.synced[number] = len(file)
 
@@ -392,6 +410,66 @@ def test_behind_an_append_that_failed_all_goes_on(how: str) -> None:
     do(log, databases, commit(2))
     assert recover(files).logged.of(P) == [commit(1), commit(2)]
     assert recover(files).logged.of(Q) == []
+
+
+@pytest.mark.parametrize("more", [None, "rewrite"])
+@pytest.mark.parametrize(("how", "others"), [("sync", 1), ("sync", 60), ("create", 1)])
+def test_what_was_not_durable_when_a_sync_failed_is_written_again(how: str, others: int, more: str | None) -> None:
+    """A frame that was written without a sync before a sync failed is not lost with the power.
+
+    The kernel marks what it could not write as written, so that the next sync succeeds without it. The log then counted
+    as damaged: a frame was missing before later ones.
+    """
+    files, databases = Files(), Databases()
+    log = opened(files, databases, 1 << 16)
+    gone = [PartitionId("Gone", number) for number in range(others)]
+    databases.refuses.add(Q)  # so that the segment stays
+    log.append([commit(1, each) for each in [Q, *gone]])
+    log.forget(gone, sync=False)
+    one = commit(1, data=b"c" * (1 << 14 if how == "create" else 40))  # in the same segment, or in a new one
+    for files.refuses in (how, more):
+        if files.refuses is not None:
+            with pytest.raises(OSError, match="no room"):
+                log.append([one])
+    files.refuses = None
+    do(log, databases, one)
+    files.lose_power(Random(0))
+    logged = recover(files).logged
+    assert (logged.of(P), logged.of(Q)) == ([one], [commit(1, Q)])
+    assert not {*logged.partitions} & {*gone}
+
+
+def test_written_again_are_the_same_bytes_in_the_same_place(tmp_path: Path) -> None:
+    files = DirectorySegments(tmp_path / "commits")
+    files.create(1, b"one")
+    files.append(b" two three", sync=False)
+    files.rewrite(3, b" two three")
+    files.append(b" four")
+    assert files.read() == [(1, b"one two three four")]
+    files.close()
+
+
+def test_a_segment_that_cannot_be_closed_is_not_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Appends go to a new segment although closing the former one fails, whose number may be another file's by then."""
+    files = DirectorySegments(tmp_path / "commits")
+    files.create(1, b"one")
+    close, former = os.close, files._file
+
+    def failing(file: int) -> None:
+        close(file)
+        if file == former:
+            raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "close", failing)
+    files.create(2, b"two")
+    files.append(b" more")
+    assert files.read() == [(1, b"one"), (2, b"two more")]
+    former = files._file
+    with pytest.raises(OSError, match="broken"):
+        files.close()
+    files.close()
 
 
 def test_a_database_that_has_lost_commits_gets_them_but_none_of_a_failed_append() -> None:
