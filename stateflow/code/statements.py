@@ -139,7 +139,7 @@ class Aliases:
         yield from touches(node, order, binds, functions)
         nodes = list(_run_by(node))
         bound = {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
-        new = {}
+        new: dict[str, tuple[str, tuple[str, ...]]] = {}
         for each in nodes:
             if isinstance(each, ast.Assign) and (at := _path(each.value)) is not None:
                 root, path = self._of.get(at[0], (at[0], ()))
