@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import struct
-from typing import Any
+from typing import Any, SupportsIndex
 
 import xxhash
 
@@ -102,8 +102,8 @@ def check_belongs(partition: int, partitions: int, key: Any) -> None:
 
 
 def check_partitions(partitions: int) -> int:
-    if not 1 <= partitions <= PARTITIONS_MAX:
+    if not isinstance(partitions, SupportsIndex) or not 1 <= partitions <= PARTITIONS_MAX:
         raise InvalidArgument(
-            f"invalid number of partitions: {partitions}", remedy=f"use 1 to {PARTITIONS_MAX}; 128 is the default"
+            f"invalid number of partitions: {partitions!r}", remedy=f"use 1 to {PARTITIONS_MAX}; 128 is the default"
         )
     return partitions

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.client.stream import numbered, rows_given
-from stateflow.errors import InvalidArgument
+from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.local.cluster import LocalCluster
 from stateflow.metrics.figures import Histogram
 from stateflow.metrics.own import OwnFigures
@@ -47,9 +47,11 @@ class OperatorHarness:
     harness cannot hide a serialisation fault.
 
     Args:
-        operator: an instance or the class.
+        operator: the class, or an instance of it. As a replica does, the harness makes its own instances.
         backend: ``memory`` or ``rocksdb`` (in a temporary directory, removed by ``close`` or with the harness).
         initial_state: rows for :meth:`Operator.init_state`.
+
+    Raises DeclarationError for an instance with attributes that the harness's own instances would lack.
 
     Example: ``OperatorHarness(Count, backend="memory").send([{"k": "a"}])``
     """
@@ -70,6 +72,8 @@ class OperatorHarness:
         self._backend = backend
         self._engine = RocksEngine(8 << 20, 8 << 20)
         check_whole(self._cls)
+        if isinstance(operator, Operator):
+            _check_unchanged(operator)
         self._key = key_columns(self._cls)
         self._output = OutputReader(output_schema(self._cls), side_schemas(self._cls))
         self._spec = self._described()
@@ -88,6 +92,11 @@ class OperatorHarness:
         self._hosts = [self._new_host(p) for p in range(partitions)]
         if rows := rows_given(initial_state):
             self._apply(*self._messages(rows), source=INITIAL)
+
+    def _open_hosts(self) -> list[PartitionProcessor]:
+        if not self._hosts:
+            raise InvalidArgument("the harness is closed", remedy="create a new harness")
+        return self._hosts
 
     def _described(self) -> OperatorSpec:
         """Returns a specification with what the harness needs of the operator: name, partitions, key and states."""
@@ -122,6 +131,7 @@ class OperatorHarness:
         Raises OperatorFailed for an exception of ``process``; the state of that partition is then as before. Raises
         InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey.
         """
+        self._open_hosts()
         self._changes.clear()
         return self._apply(*self._messages(rows_given(rows)))
 
@@ -142,11 +152,13 @@ class OperatorHarness:
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
         """Advances the watermark, which asserts that no older rows follow. Returns the output of timers and
         ``on_watermark``."""
+        self._open_hosts()
         self._watermark_us = to_us(watermark)
         return self._visit()
 
     def advance_processing_time(self, seconds: float) -> list[dict[str, Any]]:
         """Advances the clock, which starts at 1970. Returns the output of timers."""
+        self._open_hosts()
         if seconds < 0:
             raise InvalidArgument("time does not run backwards", remedy="pass 0 seconds or more")
         if not self._now_us + seconds * 1e6 < 1 << 63:  # also for NaN
@@ -174,7 +186,7 @@ class OperatorHarness:
 
         Raises InvalidArgument if the key has more or fewer columns than the operator's.
         """
-        host = self._hosts[self._partition_of(key)]
+        host = self._open_hosts()[self._partition_of(key)]
         return host.peek(key[0] if len(self._key) == 1 else key, self._now_us)
 
     def metric(self, name: str, /, **labels: str) -> float | Histogram:
@@ -209,6 +221,7 @@ class OperatorHarness:
 
         Raises InvalidArgument if the directory is not empty.
         """
+        self._open_hosts()
         if directory is None:
             target = Path(tempfile.mkdtemp(prefix="stateflow-snapshot-"))
             atexit.register(shutil.rmtree, target, ignore_errors=True)
@@ -245,6 +258,7 @@ class OperatorHarness:
         return harness
 
     def close(self) -> None:
+        """Closes the stores. The harness cannot be used any more, but for the results of the last call."""
         for host, store in zip(self._hosts, self._stores, strict=True):
             host.close()
             store.close()
@@ -256,3 +270,31 @@ class OperatorHarness:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_unchanged(operator: Operator) -> None:
+    """Checks that a new instance has all attributes of this one, with the same values. Raises DeclarationError
+    otherwise, because the instances that process rows are new ones."""
+    cls = type(operator)
+    try:
+        new = vars(cls())
+    except Exception:  # noqa: BLE001 - the harness's own instances report it
+        return
+    changed = [name for name, value in vars(operator).items() if name not in new or _differs(value, new[name])]
+    if changed:
+        raise DeclarationError(
+            f"attributes are set on an instance of the operator: {', '.join(changed)}; rows are processed by other "
+            "instances",
+            remedy="pass the class, and set attributes in open(ctx) or on the class",
+            operator=cls.__name__,
+        )
+
+
+def _differs(one: object, other: object) -> bool:
+    """Tells whether two attributes differ, if their types are ones whose values can be compared."""
+    if type(one) is not type(other):
+        return True
+    try:
+        return isinstance(one, bool | int | float | str | bytes | tuple | list | dict | set) and one != other
+    except Exception:  # noqa: BLE001 - items compare as they please
+        return False

@@ -80,7 +80,7 @@ def agent(
         typer.Option(help="Host at which others reach the agent and its replicas; default: the host of --listen."),
     ] = None,
     cores: Annotated[
-        int, typer.Option(help="Cores that its replicas may use; 0: all cores of the machine.", min=0)
+        int, typer.Option(help="Cores that its replicas may use; 0: all cores of the machine.", min=0, max=1 << 16)
     ] = 0,
     memory: Annotated[
         str | None, typer.Option(help="Memory that its replicas may use, e.g. 4GiB; default: all.")

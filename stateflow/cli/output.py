@@ -7,6 +7,7 @@ that takes longer than a second shows a progress line, which is removed at the e
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import io
@@ -123,7 +124,7 @@ def telling(*, as_json: bool = False) -> Iterator[None]:
     except Exception as error:
         from stateflow.storage.faults import meaning  # imports the database
 
-        meant = _of_words(error) or meaning(error)
+        meant = _of_words(error) or meaning(error) or _of_path(error)
         if meant is None:  # a defect of stateflow keeps its traceback
             raise
         _tell(meant, as_json)
@@ -136,6 +137,21 @@ def _of_words(error: Exception) -> StateflowError | None:
         return None
     return InvalidArgument(
         f"{shown(error.object)} is not UTF-8", remedy="use a terminal whose encoding is UTF-8, and type it again"
+    )
+
+
+#: errors of a path that cannot be the file or directory that a command needs; a missing file may be one of stateflow's
+_PATH_ERRORS = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP})
+
+
+def _of_path(error: Exception) -> StateflowError | None:
+    """Returns the error to show for a path that cannot be used; None: it is another error."""
+    if not isinstance(error, OSError) or error.errno not in _PATH_ERRORS:
+        return None
+    return InvalidArgument(
+        f"a path cannot be used: {os.strerror(error.errno)}",
+        remedy="correct the path, or name another file or directory",
+        path=error.filename2 or error.filename,
     )
 
 

@@ -49,7 +49,7 @@ from stateflow.rpc.serving import ask_health
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.settings.base import check_variables
 from stateflow.storage.store import raise_limit
-from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
+from stateflow.types import WEIGHT_MAX, WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
 log = logging.getLogger(__name__)
 app = Commands()
@@ -191,7 +191,7 @@ def replica(
     advertise: Annotated[
         str | None, typer.Option(help="host:port at which others reach the replica; default: --listen.")
     ] = None,
-    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1)] = 1,
+    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1, max=WEIGHT_MAX)] = 1,
     workers: Annotated[
         int,
         typer.Option(help="Worker processes; each uses one core, for some of the partitions.", min=1, max=WORKERS_MAX),

@@ -165,6 +165,8 @@ def export(
         raise InvalidArgument(f"{out.name!r} has no known format", remedy="use the suffix .parquet or .arrow")
     if not out.absolute().parent.is_dir():
         raise InvalidArgument("the directory does not exist", remedy="create it first", path=out.parent)
+    if out.is_dir():
+        raise InvalidArgument("a directory has this name", remedy="name a file with --out", path=out)
     lacking: list[StateflowError] | None = [] if incomplete else None
     with waiting(f"reading {state} of {operator}", as_json=as_json):
         rows = export_pages(_pages(operator, state, controller, url, savepoint, target, lacking), out)

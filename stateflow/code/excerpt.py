@@ -24,7 +24,7 @@ import re
 import symtable
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import PosixPath, PurePosixPath
@@ -32,7 +32,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from stateflow.code.statements import Touch, functions_of, touches
+from stateflow.code.statements import Aliases, Touch, functions_of, is_fixed
 from stateflow.errors import OperatorNotImportable
 
 # -- Values as text --------------------------------------------------------------------------------------------------
@@ -279,6 +279,7 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
             raise _in_magic(f"{name!r} is", program.magics[name])
         raise OperatorNotImportable(f"there is no {name!r} at the top level of the program", remedy="define it there")
     taken.check_order()
+    taken.check_aliases()
     text = taken.text()
     if values is not None:
         _check_same(text, taken.statements, values, qualname)
@@ -308,11 +309,12 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
         program.futures |= any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body)
         lines = re.split(r"\r\n?|\n", text)  # splitlines() would also split at form feeds, and within strings
         bodies.append((number, lines, tree.body))
-    functions = functions_of(body for _, _, body in bodies)
+    functions, aliases = functions_of(body for _, _, body in bodies), Aliases()
     for number, lines, body in bodies:
         _read(program, number, lines, body, package)
         for node in body:
-            program.touches += touches(node, (number, _first_line(node)), _binds(node) or (), functions)
+            order = (number, _first_line(node))
+            program.touches += aliases.touches(node, order, _binds(node) or (), functions)
     for statement in program.statements:
         _find_names(statement, program.futures)
     return program
@@ -528,16 +530,39 @@ class _Taking:
             line=reader.order[1] if self._program.single else None,
         )
 
-    def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
+    def check_aliases(self) -> None:
+        """Checks that no statement outside the excerpt changes an object of the excerpt through another name. Raises
+        OperatorNotImportable."""
+        taken = {statement.order for statement in self.statements}
+        for name in sorted({name for statement in self.statements for name in statement.binds} - self._as_now):
+            value = None if self._values is None else self._values.get(name)
+            if name in self._late or isinstance(value, defaultdict):  # written as it is now
+                continue
+            touch = self._touch(name, self._program.makers(name), value, taken)
+            if touch is not None:
+                user = next((min(each.binds) for each in self.statements if name in each.uses), name)
+                raise self._changed(name, user, f" (also named {touch.through!r}),", touch)
+
+    def _touch(
+        self, name: str, makers: list[Statement], value: object, taken: Container[tuple[int, int]] | None = None
+    ) -> Touch | None:
         """Returns the first place where another statement may change the object that ``makers`` made; None: there is no
-        such place."""
+        such place.
+
+        Args:
+            taken: positions of the excerpt's statements, for the places where another name of the object stands; None:
+                for the others.
+        """
         if not makers:
             return None
         own = {statement.order for statement in makers}
         for touch in self._program.touches:
+            if bool(touch.through) != (taken is not None) or (taken is not None and touch.order in taken):
+                continue
             if touch.name == name and touch.order > makers[-1].order and touch.order not in own:
                 if self._values is not None:
-                    found = touch.may_change(value)
+                    part = self._values.get(touch.through, value)
+                    found = touch.may_change(value) and (not touch.through or not is_fixed(part))
                 elif makers[0].imports:
                     found = False
                 elif makers[0].defines:

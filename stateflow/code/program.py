@@ -147,6 +147,8 @@ def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[st
     while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         behind += 1
     stores = any(each.opname in _CHANGING for each in instructions[behind : behind + 2])
+    before = instructions[at - 1] if at else instructions[at]
+    stores |= before.opname in _READS and before.argval in ("setattr", "delattr")
     return tuple(each.argval for each in instructions[at + 1 : behind]), stores
 
 

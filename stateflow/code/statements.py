@@ -13,7 +13,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
@@ -49,6 +49,7 @@ class Touch:
         stores: the place is an assignment or a deletion.
         discards: the place is a call whose result is not used.
         guarded: the place is in an ``if`` statement that tests ``__name__``.
+        through: another name of the value, or of a part of it, which stands at this place; empty: the name itself does.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Touch:
     stores: bool = False
     discards: bool = False
     guarded: bool = False
+    through: str = ""
 
     def may_change(self, value: object) -> bool:
         """Tells whether the statement at this place may change ``value``, the present value of the name."""
@@ -68,8 +70,7 @@ class Touch:
             return isinstance(inner, list | dict | set | deque) and not only_looks(self.path)
         if isinstance(value, FunctionType):
             return self.path[-1:] == ("register",)
-        fixed = isinstance(value, _FIXED) or type(value).__module__.partition(".")[0] in _FIXED_IN or _is_frozen(value)
-        return not fixed and not only_looks(self.path)
+        return not is_fixed(value) and not only_looks(self.path)
 
     def may_change_any(self) -> bool:
         """Tells whether the statement at this place may change the name's value. Use it if the value is not known."""
@@ -81,6 +82,11 @@ class Touch:
 def only_looks(path: tuple[str, ...]) -> bool:
     """Tells whether the name of the called method suggests that the method only reads the object."""
     return bool(path) and _LOOKS.fullmatch(path[-1]) is not None
+
+
+def is_fixed(value: object) -> bool:
+    """Tells whether a value never changes, or changes in no way that matters to an operator."""
+    return isinstance(value, _FIXED) or type(value).__module__.partition(".")[0] in _FIXED_IN or _is_frozen(value)
 
 
 def _is_frozen(value: object) -> bool:
@@ -116,6 +122,35 @@ def touches(
             for found, _, path, stores, discards in _found(list(ast.walk(function)), seen, called):
                 if found not in local:
                     yield Touch(found, order, node.lineno, path, stores, discards, guarded)
+
+
+class Aliases:
+    """Other names of values, or of parts of them, as plain assignments at the top level give: ``d = c.table``."""
+
+    def __init__(self) -> None:
+        #: name → the name whose value it is a part of, and the path to that part
+        self._of: dict[str, tuple[str, tuple[str, ...]]] = {}
+
+    def touches(
+        self, node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
+    ) -> Iterator[Touch]:
+        """Yields what :func:`touches` yields, and the places where a value may be changed through another name. Call it
+        with the statements in their order."""
+        yield from touches(node, order, binds, functions)
+        nodes = list(_run_by(node))
+        bound = {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
+        new: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for each in nodes:
+            if isinstance(each, ast.Assign) and (at := _path(each.value)) is not None:
+                root, path = self._of.get(at[0], (at[0], ()))
+                names = [target.id for target in each.targets if isinstance(target, ast.Name)]
+                new |= {name: (root, (*path, *at[1])) for name in names if root not in bound}
+        kept = {name: of for name, of in self._of.items() if not bound & {name, of[0]}}
+        self._of = kept | new
+        for touch in touches(node, order, (), functions) if self._of else ():
+            if touch.name in self._of and touch.path:  # an empty path binds the other name anew
+                root, path = self._of[touch.name]
+                yield replace(touch, name=root, path=(*path, *touch.path), through=touch.name)
 
 
 _Found = tuple[str, int, tuple[str, ...], bool, bool]
@@ -157,6 +192,8 @@ def _of_call(
             for name, value in given:
                 if isinstance(value, ast.Name) and name in changed:
                     yield value.id, call.lineno, (name or "", "change"), False, True
+        if call.func.id in ("setattr", "delattr") and call.args and (root := _root(call.args[0])) is not None:
+            yield root, call.lineno, ("",), True, False
     elif (at := _path(call.func)) is not None and at[1]:
         yield at[0], call.lineno, at[1], False, discards
 
@@ -183,15 +220,18 @@ def _local(function: _Function) -> set[str]:
 
 
 def _path(node: ast.expr) -> tuple[str, tuple[str, ...]] | None:
-    """Returns ``a.b.c`` as ("a", ("b", "c")); None for other expressions. Subscripts, as in ``a[0].b``, are left
-    out."""
+    """Returns ``a.b.c`` as ("a", ("b", "c")); None for other expressions. Subscripts, as in ``a[0].b``, and ``vars``,
+    as in ``vars(a)``, are left out."""
     path: list[str] = []
     while not isinstance(node, ast.Name):
-        if isinstance(node, ast.Attribute):
-            path.insert(0, node.attr)
-        elif not isinstance(node, ast.Subscript):
-            return None
-        node = node.value
+        match node:
+            case ast.Attribute(value=value, attr=attribute):
+                path.insert(0, attribute)
+            case ast.Subscript(value=value) | ast.Call(func=ast.Name(id="vars"), args=[value]):
+                pass
+            case _:
+                return None
+        node = value
     return node.id, tuple(path)
 
 

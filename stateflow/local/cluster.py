@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ from stateflow.errors import InvalidArgument, NameTaken, StateflowError, Unavail
 from stateflow.local.process import START_TIMEOUT_S, Process
 from stateflow.node.workers import WORKERS, nobody_in
 from stateflow.operator.operator import Operator, check_class
+from stateflow.partitioner import check_partitions
 from stateflow.security.plain import CRL, OWN_CERT, environment, host_of, variables_of
 from stateflow.security.roles import Identity
 from stateflow.settings import ReplicaSettings
-from stateflow.types import check_name, worker_name
+from stateflow.types import WORKERS_MAX, check_name, worker_name
 
 
 class Certificates:
@@ -79,6 +80,7 @@ class Certificates:
 
 log = logging.getLogger(__name__)
 CONTROLLERS_MAX = 9
+INTERVAL_MAX_S = 1e9
 #: arguments with empty addresses; those in the settings file or the environment would apply to all processes
 _NOWHERE = ("--advertise", "", "--metrics", "")
 
@@ -90,6 +92,8 @@ def _checked_sites(sites: object) -> dict[str, int]:
             f"sites={sites!r} does not map sites to replica counts", remedy="pass sites={'cloud': 1, …}"
         )
     for site, count in sites.items():
+        if not isinstance(site, str):
+            raise InvalidArgument(f"{site!r} is not a valid site name", remedy="pass sites={'cloud': 1, …}")
         check_name("site", site)
         if not isinstance(count, int) or count < 1:
             raise InvalidArgument(
@@ -98,6 +102,37 @@ def _checked_sites(sites: object) -> dict[str, int]:
     if not sites:
         raise InvalidArgument("no site given", remedy="pass sites={'cloud': 1, …}")
     return dict(sites)
+
+
+def _checked_count(what: str, count: object, most: int) -> int:
+    if not isinstance(count, int) or not 1 <= count <= most:
+        raise InvalidArgument(f"invalid number of {what}: {count!r}", remedy=f"use 1 to {most}")
+    return count
+
+
+def _checked_target(deploy_to: object, sites: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns ``deploy_to`` as a tuple. Raises InvalidArgument unless all of it are ``sites``."""
+    given = tuple(deploy_to) if isinstance(deploy_to, Iterable) and not isinstance(deploy_to, str) else (deploy_to,)
+    if isinstance(deploy_to, str) or not set(given) <= set(sites):
+        raise InvalidArgument(
+            f"deploy_to={deploy_to!r} are not sites of this cluster", remedy=f"use some of ({', '.join(sites)},)"
+        )
+    return given
+
+
+def _make(directory: Path) -> None:
+    """Creates the data directory if there is none. Raises InvalidArgument if it cannot be written to."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        why = "" if os.access(directory, os.W_OK | os.X_OK) else "it is not writable"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:  # a null character
+        why = str(error)
+    if why:
+        raise InvalidArgument(
+            f"the data directory cannot be used: {why}", remedy="pass a writable data_dir", path=directory
+        )
 
 
 class LocalCluster:
@@ -119,7 +154,7 @@ class LocalCluster:
         tls: True gives the cluster its own certificate authority, and certificates to its processes. This process has
             an administrator's certificate while the cluster runs.
 
-    Raises InvalidArgument inside a replica, and while an operator's code is being loaded.
+    Raises InvalidArgument for invalid arguments, inside a replica, and while an operator's code is being loaded.
 
     Example: ``with LocalCluster(Count, sites={"cloud": 1, "edge-1": 1}) as cluster: print(cluster.address)``
     """
@@ -141,14 +176,17 @@ class LocalCluster:
             check_class(operator)
         self._operators = operators
         self._sites = _checked_sites({"local": 1} if sites is None else sites)
-        self._partitions = partitions
+        self._partitions = check_partitions(partitions)
         self._temporary = data_dir is None
-        self._deploy_to = deploy_to
-        self._interval_s, self._workers = checkpoint_interval_s, workers
-        if not 1 <= controllers <= CONTROLLERS_MAX:
+        self._deploy_to = _checked_target(deploy_to, self._sites)
+        if not isinstance(checkpoint_interval_s, int | float) or not 0 <= checkpoint_interval_s <= INTERVAL_MAX_S:
             raise InvalidArgument(
-                f"invalid number of controllers: {controllers!r}", remedy=f"use 1 to {CONTROLLERS_MAX}"
+                f"invalid checkpoint_interval_s: {checkpoint_interval_s!r}", remedy="use seconds; 0: no checkpoints"
             )
+        self._interval_s, self._workers = checkpoint_interval_s, _checked_count("workers", workers, WORKERS_MAX)
+        _checked_count("controllers", controllers, CONTROLLERS_MAX)
+        if data_dir is not None and not isinstance(data_dir, str | os.PathLike):
+            raise InvalidArgument(f"data_dir={data_dir!r} is not a path", remedy="pass a directory, or None")
         self.controllers = ("controller", *(f"controller-{number}" for number in range(1, controllers)))
         if taken := sorted({*self.controllers} & {*self._replicas()}):
             raise InvalidArgument(
@@ -158,6 +196,8 @@ class LocalCluster:
         self.data_dir = Path(tempfile.mkdtemp(prefix="stateflow-") if data_dir is None else data_dir)
         self.processes: dict[str, Process] = {}
         self.address = ""  # addresses of all controllers
+        if tls:
+            _make(self.data_dir)
         #: certificates of the cluster; None: the cluster uses plain text
         self.certificates = Certificates(self.data_dir / "certificates") if tls else None
 
@@ -173,7 +213,7 @@ class LocalCluster:
     def start(self) -> LocalCluster:
         if any(process.running for process in self.processes.values()):
             raise InvalidArgument("this cluster has been started already", remedy="use it, or stop it first")
-        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make(self.data_dir)
         try:
             if self.certificates is not None:
                 place = self.data_dir / "certificates"

@@ -220,7 +220,7 @@ class ControllerSettings(CheckedSettings):
     model_config = _of("STATEFLOW_CONTROLLER_")
 
     heartbeat_interval_s: float = Field(
-        default=1.0, gt=0, description="interval at which heartbeats of replicas are expected, in seconds"
+        default=1.0, ge=0.001, description="interval at which heartbeats of replicas are expected, in seconds"
     )
     heartbeats_missed_max: int = Field(
         default=5, ge=1, description="number of missed heartbeats after which a replica counts as silent"
@@ -338,7 +338,7 @@ class ReplicaProcess(Settings):
         default="", description="host:port at which others reach the replica; empty: the listen address"
     )
     weight: Annotated[int, Flag("--weight")] = Field(
-        default=1, ge=1, description="share of partitions relative to other replicas, for each worker"
+        default=1, ge=1, le=1000, description="share of partitions relative to other replicas, for each worker"
     )
     workers: Annotated[int, Flag("--workers")] = Field(
         default=1, ge=1, le=256, description="number of worker processes, each with a part of the partitions and a core"
@@ -550,7 +550,7 @@ class AgentProcess(Settings):
         description="host:port of the pages /metrics and /sd; replicas have other ports of this host; empty: none",
     )
     cores: Annotated[int, Flag("--cores")] = Field(
-        default=0, ge=0, description="number of cores that replicas may use; 0: all of the machine"
+        default=0, ge=0, le=1 << 16, description="number of cores that replicas may use; 0: all of the machine"
     )
     memory: Annotated[str, Flag("--memory")] = Field(
         default="", description="memory that replicas may use, e.g. 4GiB; empty: all of the machine"

@@ -370,3 +370,47 @@ def test_own_figures_can_be_read() -> None:
         assert (observed.count, observed.counts, observed.total) == (20, [11, 9], 190.0)
         with pytest.raises(InvalidArgument, match=r"alarms.*site.*a.*level"):
             h.metric("alarm")
+
+
+class Limited(Operator):
+    """An operator with a constructor."""
+
+    key = "who"
+    output = "who string, limit long"
+
+    def __init__(self) -> None:
+        self.limit = 3
+        self.lock = object()
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        yield row.who, self.limit
+
+
+def test_an_instance_with_attributes_of_its_own_is_refused() -> None:
+    """A replica makes its own instances, and so does the harness: the attributes would be ignored."""
+    changed, extended = Limited(), Basket()
+    changed.limit = 5
+    extended.currency = "EUR"  # type: ignore[attr-defined]
+    with pytest.raises(DeclarationError, match="instance of the operator: limit;"):
+        OperatorHarness(changed)
+    with pytest.raises(DeclarationError, match="instance of the operator: currency;"):
+        OperatorHarness(extended)
+    with OperatorHarness(Limited()) as harness:
+        assert harness.send([{"who": "a"}]) == [{"who": "a", "limit": 3}]
+
+
+def test_a_closed_harness_says_so(tmp_path: Path) -> None:
+    harness = OperatorHarness(Basket)
+    harness.send(FIRST)
+    harness.close()
+    harness.close()
+    for use in (
+        lambda: harness.send(FIRST),
+        lambda: harness.state("a"),
+        lambda: harness.advance_watermark(1),
+        lambda: harness.advance_processing_time(1),
+        lambda: harness.checkpoint(tmp_path / "new"),
+    ):
+        with pytest.raises(InvalidArgument, match="the harness is closed"):
+            use()
+    assert not list(tmp_path.iterdir())

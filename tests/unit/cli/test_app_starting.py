@@ -55,3 +55,18 @@ def test_help_imports_nothing_that_takes_long() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     heavy = {"grpc", "pyarrow", "numpy", "rocksdict", "sqlalchemy", "pandas", "pyspark", "fsspec", "cryptography"}
     assert heavy & set(done.stdout.split()) == set()
+
+
+def test_ctrl_c_while_the_modules_load_leaves_no_traceback() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from stateflow.cli import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert (done.returncode, done.stderr) == (130, "")

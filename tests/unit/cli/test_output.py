@@ -12,11 +12,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from stateflow.cli import app
-from stateflow.cli.output import JsonLines, shown_time
+from stateflow.cli.output import JsonLines, shown_time, telling
 from stateflow.cli.show import new_table
 
 
@@ -120,3 +121,27 @@ def test_an_exception_is_in_it_whole() -> None:
 )
 def test_a_time_is_of_utc(at_us: int | None, exactly: bool, shown: str) -> None:
     assert shown_time(at_us, exactly=exactly) == shown
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("a" * 400, "File name too long"),
+        (".", "Is a directory"),
+        ("file/x", "Not a directory"),
+        ("file", "File exists"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_line(
+    path: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(typer.Exit), telling():
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    assert "".join(capsys.readouterr().err).startswith("invalid_argument: a path cannot be used: " + said)
+
+
+def test_a_missing_file_of_the_program_itself_keeps_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), telling():
+        (tmp_path / "none").read_text()

@@ -93,3 +93,12 @@ def test_columns_of_windows_are_shown_and_exported(tmp_path: Path) -> None:
     table = pq.read_table(out)
     assert table.column_names == ["key", "window_start", "map_key", "value", "partition"]
     assert (table["window_start"].to_pylist(), table["value"].to_pylist()) == ([NOON], [7])
+
+
+def test_a_directory_is_refused_before_the_state_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_pages", lambda *_: pytest.fail("the state was read"))
+    out = tmp_path / "out.parquet"
+    out.mkdir()
+    ran = CliRunner().invoke(app, ["state", "export", "Count", "n", "--out", str(out)])
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("invalid_argument: a directory has this name")

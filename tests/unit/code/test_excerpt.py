@@ -412,6 +412,8 @@ CHANGED = [
     ("class A:\n    n = 0\n    def add(self): self.n += 1\nN = A()", "N.add()", "a A"),
     ("class A: ...\nN = A()", "for _ in range(2): N.x = 1", "a A"),
     ("class A:\n    table = {}\nN = A", "N.table.update(a=1)", "a type"),
+    ("class A: ...\nN = A()", "setattr(N, 'x', 1)", "a A"),
+    ("class A: ...\nN = A()", "def fill(): setattr(N, 'x', 1)\nfill()", "a A"),
     ("class A: ...\nN = []", "for _ in range(2): N.append(A())", "a list"),
     ("class A: ...\nN = {}", "exec('N[1] = A()')", "a dict"),
     ("from functools import singledispatch\n@singledispatch\ndef N(x): ...", "@N.register\ndef _(x: int): ...", "a f"),
@@ -429,10 +431,53 @@ def test_what_another_statement_changes_is_refused_with_its_name(made: str, chan
             module_under_test.excerpt(program, "Op", live)
 
 
+HELD = "class A:\n    def __init__(self): self.held = {}\nN = A()\n"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "vars(N)['x'] = 1",
+        "vars(N).update(x=1)",
+        "d = N\nd.x = 1",
+        "d = e = N\ne.x = 1",
+        "d = N.held\nd['x'] = 1",
+        "d = N\ne = d.held\ne.update(x=1)",
+        "d = vars(N)\nd['x'] = 1",
+        "if N:\n    d = N\n    setattr(d, 'x', 1)",
+        "d = N\ndef fill(): d.x = 1\nfill()",
+    ],
+)
+def test_what_is_changed_under_another_name_is_refused(changed: str) -> None:
+    source = f"{HELD}{changed}\nclass Op:\n    def f(self):\n        return N\n"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"uses 'N'.* which is changed by a statement that replicas do"):
+            excerpt([source], "Op", live)
+
+
+@pytest.mark.parametrize(
+    ("other", "uses"),
+    [
+        ("d = N\nd = {}\nd['x'] = 1", "N"),  # another object by then
+        ("M = N\nN = A()\nM.x = 1", "N"),
+        ("d = N.held\nd['x'] = 1", "d"),  # the excerpt has this statement, too
+        ("d = N\nd.x = 1", "N, d"),
+        ("d = N.held\nprint(d.get('x'))", "N"),
+        ("N.name = 'n'\nd = N.name\nprint(d.upper())", "N"),  # text
+        ("d = N\ndef other():\n    d = A()\n    d.x = 1\nother()", "N"),
+    ],
+)
+def test_another_name_that_changes_nothing_else_comes_along(other: str, uses: str) -> None:
+    source = f"{HELD}{other}\nclass Op:\n    def f(self):\n        return {uses}\n"
+    live = run(source, "live")
+    assert run(excerpt([source], "Op", live))["Op"]().f() is not None
+
+
 @pytest.mark.parametrize(
     ("made", "filled"),
     [
         ("N = {}", "N.update(a=1)"),
+        ("N = {}", "setattr(N, 'a', 1)"),
         ("N = []", "for n in range(3): N.append(n)"),
         ("N = make()", "N.start()"),
         ("N = None", "with open('x') as f: N = f.read()"),

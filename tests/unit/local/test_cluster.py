@@ -18,6 +18,41 @@ def test_a_replica_and_a_controller_have_names_of_their_own(tmp_path: Path) -> N
     LocalCluster(sites={"controller": 2}, controllers=1, data_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"partitions": "4"}, "invalid number of partitions: '4'"),
+        ({"partitions": 2.5}, "invalid number of partitions: 2.5"),
+        ({"controllers": "2"}, "invalid number of controllers: '2'"),
+        ({"controllers": 1.0}, "invalid number of controllers: 1.0"),
+        ({"workers": "2"}, "invalid number of workers: '2'"),
+        ({"workers": 257}, "invalid number of workers: 257"),
+        ({"checkpoint_interval_s": "60"}, "invalid checkpoint_interval_s: '60'"),
+        ({"checkpoint_interval_s": float("nan")}, "invalid checkpoint_interval_s: nan"),
+        ({"deploy_to": "local"}, "deploy_to='local' are not sites"),
+        ({"deploy_to": ("mars",)}, "are not sites of this cluster"),
+        ({"deploy_to": 5}, "deploy_to=5 are not sites"),
+        ({"sites": {5: 1}}, "5 is not a valid site name"),
+        ({"data_dir": 5}, "data_dir=5 is not a path"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_not_valid_are_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        LocalCluster(**arguments)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("name", ["file/x", "file", "a" * 300, "a\0b"], ids=["below", "file", "long", "null"])
+def test_a_data_directory_that_cannot_be_used_is_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tls: bool
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(LocalCluster, "_start", lambda _: pytest.fail("it was started"))
+    with pytest.raises(InvalidArgument, match="the data directory cannot be used"):
+        LocalCluster(data_dir=tmp_path / name, tls=tls).start()
+
+
 class Running:
     running = True
 

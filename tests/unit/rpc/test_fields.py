@@ -13,6 +13,8 @@ from google.protobuf.message_factory import GetMessageClass
 from stateflow.errors import InvalidArgument
 from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, replica_pb2
 from stateflow.rpc.fields import ANY, KINDS, REQUIRED, Kind, checked, kind_of
+from stateflow.settings.base import Settings
+from stateflow.settings.models import AgentProcess, ControllerSettings, ReplicaProcess
 from stateflow.types import EPOCH_MAX, FILE, LABEL, NAME, PARTITIONS_MAX, TOKEN
 
 FILES = (agent_pb2.DESCRIPTOR, common_pb2.DESCRIPTOR, replica_pb2.DESCRIPTOR, controller_pb2.DESCRIPTOR)
@@ -253,3 +255,25 @@ def test_names() -> None:
         assert FILE.holds(name)
     for name in ("RESTORING", "LOCK", "x.py", "000012.sst.part", "000012.sst\n", "../000012.sst", "operator.json"):
         assert not FILE.holds(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "place", "outside"),
+    [
+        (ControllerSettings, "heartbeat_interval_s", "AgentBeatReply.heartbeat_interval_s", (0.0009, 2e9)),
+        (ReplicaProcess, "weight", "weight", (0, 1001)),
+        (ReplicaProcess, "workers", "workers", (0, 257)),
+        (AgentProcess, "cores", "cores", (65537,)),
+        (ControllerSettings, "lease_s", "lease_s", (2e9,)),
+    ],
+)
+def test_a_setting_that_no_message_could_carry_is_refused(
+    kind: type[Settings], name: str, place: str, outside: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = KINDS[place]
+    assert isinstance(field, Kind)
+    for value in outside:
+        assert value == 0 or not field.holds(value)
+        monkeypatch.setenv(kind.variable(name), str(value))
+        with pytest.raises(InvalidArgument, match=f"{kind.variable(name)} cannot be"):
+            kind()
