@@ -493,13 +493,23 @@ def _later(one: int, other: int | None) -> int:
 def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
     """Returns (values of the columns, indices of the rows with these values). The indices are None if all rows have
     the same values."""
-    names = list(zip(*(table[column].to_pylist() for column in columns), strict=True))
+    names = list(zip(*(_zoneless(table[column]).to_pylist() for column in columns), strict=True))
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(name, []).append(place)
     if len(found) == 1:
         return [(names[0], None)]
     return [(name, np.array(places)) for name, places in found.items()]
+
+
+def _zoneless(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns times in UTC, and other values as they are.
+
+    Times come in the session's zone. A source's name must not change with the session, and in a zone with summer time
+    Python takes two times of the same hour for equal.
+    """
+    is_in_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None
+    return column.cast(pa.timestamp(column.type.unit, "UTC")) if is_in_zone else column
 
 
 # -- The Spark task --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from stateflow.partition import layout
 from stateflow.partition.layout import Session
 from stateflow.partition.processor import PartitionProcessor
 from stateflow.partitioner import partition_of
-from stateflow.spark.real_time import Epoch, EpochSteps, Kept, Of, Outputs, Plan
+from stateflow.spark.real_time import Epoch, EpochSteps, Kept, Of, Outputs, Plan, _by_source
 from stateflow.spark.task import PARTITION_COLUMN
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
@@ -245,6 +246,16 @@ def test_a_source_partition_keeps_its_name() -> None:
     names = [("flights", 3), ("s3://b/flights", 3), ("s3://b/f/3",), ("a", "b")]
     assert [PLAN.rows_of(name).removeprefix("real-time:q:rows:") for name in names] == [
         *("flights/3", "s3://b/flights/3", "s3://b/f/3", "a/b")
+    ]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "+05:30"])
+def test_a_source_partition_that_is_a_time_keeps_its_name_in_every_zone(zone: str) -> None:
+    """An hour lies between the two times, which clocks in Berlin show alike."""
+    at = pa.array([datetime(2024, 10, 27, hour, 30, tzinfo=UTC) for hour in (0, 1)], pa.timestamp("us", zone))
+    found = _by_source(pa.table({"part": at}), ("part",))
+    assert [PLAN.rows_of(name).removeprefix("real-time:q:rows:") for name, _ in found] == [
+        *("2024-10-27 00:30:00+00:00", "2024-10-27 01:30:00+00:00")
     ]
 
 
