@@ -63,6 +63,8 @@ Outputs: TypeAlias = dict[int, bytes]
 _VISITS_MAX = 1 << 20
 #: numbers for marks. Each attempt that reaches the epoch's end marks it with another one.
 _MARKS_MAX = 1 << 10
+#: separates a client's id and the number of a mark
+_MARKED = "~"
 #: longest delay until an advanced watermark is sent, in seconds
 TELL_EVERY_S = 0.1
 #: longest delay of processing-time timers, in seconds
@@ -188,7 +190,8 @@ class Visits(_Source):
 
     A partition with an epoch's newest mark contains all of the epoch's rows. If an older copy replaced a newer copy of
     a partition, the mark is missing. An epoch may run again after it was marked, and then has more rows, so each
-    attempt makes another mark.
+    attempt makes another mark. Batches of the next epoch replace the marks. So if there were several, the attempts at
+    the next epoch add the newest one to their client's id, which partitions store with a batch.
     """
 
     def __init__(
@@ -198,10 +201,22 @@ class Visits(_Source):
         self._everywhere = BatchRows.visit(range(partitions))
         self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
         self._mark = self._last + 1 - _MARKS_MAX  # of the first attempt that ends
+        self._newest = -1  # newest mark of the previous epoch
 
     def open(self) -> FeedSteps[list[Outputs]]:
         """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
         kept = yield from self._open()
+        contained = self._history.contained
+        self._newest = max((batch for batch in contained if batch <= self._settled), default=-1)
+        if max(contained) > self._settled:  # an earlier attempt at this epoch may have replaced the newest mark
+            found: Mapping[int, Position] = yield Look()
+            clients = (position.client.partition(_MARKED)[2] for position in found.values())
+            marks = [int(mark) for mark in clients if mark.isdecimal() and int(mark) <= self._settled]
+            self._newest = max(self._newest, *marks, -1)
+        if self._newest > self.marked:  # with one mark only there is no older one to take for it
+            session = self._delivery.session
+            self._delivery.session = Session(session.generation_us, f"{session.id}{_MARKED}{self._newest}")
+            kept = yield from self._open()
         self._number = max(self._number, max(self._history.contained) + 1)
         return [{partition: output} for _, partition, output in kept]
 
@@ -223,9 +238,8 @@ class Visits(_Source):
     @property
     def unmarked(self) -> list[int]:
         """Partitions without the newest mark of the previous epoch."""
-        contained = self._history.contained
-        newest = max((batch for batch in contained if batch <= self._settled), default=-1)
-        return [number for number, batch in enumerate(contained) if batch < max(newest, self.marked)]
+        least = max(self._newest, self.marked)
+        return [number for number, batch in enumerate(self._history.contained) if batch < least]
 
     def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Visits all partitions, and returns their outputs.
