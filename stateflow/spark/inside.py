@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
+from stateflow.agent.processes import last_line, pump
 from stateflow.client import Cluster
 from stateflow.client.packing import comes_along, pack
 from stateflow.clock import SYSTEM_CLOCK
@@ -61,6 +62,10 @@ log = logging.getLogger(__name__)
 SITE = "spark"
 #: file in a replica's directory with the replica's name
 _NAME = "REPLICA"
+#: file in a replica's directory with the replica's log; older parts are rotated
+_LOG = "replica.log"
+#: seconds to wait for the last lines of an ended replica's log, whose pipe a process of the replica may hold open
+LOGGED_S = 5.0
 #: environment variables with secrets for calling Spark's executors and the daemon that starts Python workers
 _SECRETS_OF_SPARK = frozenset({"_SPARK_AUTH_SECRET", "PYTHON_WORKER_FACTORY_SECRET"})
 
@@ -109,25 +114,37 @@ class ReplicaTask:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
         _wait_for_former(folder / "state")
-        environment = {**self.environment(os.environ), **self._enrolled(folder, name)}
-        with (folder / "replica.log").open("ab") as said:
-            replica = subprocess.Popen(
-                self._command(folder, name),
-                stdin=subprocess.PIPE,  # closes when this process ends, and the replica ends with it
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                env=environment,
-            )
+        replica, logged = self._start(folder, name)
         try:
             status = self._ended(replica, folder, name)
         finally:
             replica.kill()
-        last = (folder / "replica.log").read_text(errors="replace").strip().splitlines()[-1:]
+        logged.join(LOGGED_S)
         raise Unavailable(
-            f"the replica {name} exited with status {status}: {''.join(last)}",
-            remedy="Spark retries the task; replica.log in this directory on the executor has the whole error",
+            f"the replica {name} exited with status {status}: {last_line(folder / _LOG)}",
+            remedy=f"Spark retries the task; {_LOG} in this directory on the executor has the whole error",
             log=folder,
         )
+
+    def _start(self, folder: Path, name: str) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+        """Starts the replica. Returns its process, and the thread that writes its log until the process has ended."""
+        environment = {**self.environment(os.environ), **self._enrolled(folder, name)}
+        reads, writes = os.pipe()
+        try:
+            replica = subprocess.Popen(
+                self._command(folder, name),
+                stdin=subprocess.PIPE,  # closes when this process ends, and the replica ends with it
+                stdout=subprocess.DEVNULL,
+                stderr=writes,
+                pass_fds=(reads,),  # if this process dies first, the replica can still write, as with LocalLauncher
+                env=environment,
+            )
+        except BaseException:
+            os.close(reads)
+            raise
+        finally:
+            os.close(writes)
+        return replica, pump(os.fdopen(reads, "rb", buffering=0), folder / _LOG, name)
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Returns the environment variables of a replica, made from those of a Python worker.
