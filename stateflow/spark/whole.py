@@ -119,10 +119,11 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
 
     def noted(self: Any, said: Mapping[str, Any]) -> dict[str, Any]:
         """Notes options, and returns all that were noted, by their names in lower case."""
-        before = getattr(self, "_stateflow_options", {})
         found = {key.lower(): value for key, value in said.items() if value is not None}
-        self._stateflow_options = {**before, **{key: found[key] for key in _OF_CHECKPOINT if key in found}}
-        return self._stateflow_options
+        noticed: dict[str, Any] = {**getattr(self, "_stateflow_options", {})}
+        noticed |= {key: found[key] for key in _OF_CHECKPOINT if key in found}
+        self._stateflow_options = noticed
+        return noticed
 
     @functools.wraps(option)
     def with_option(self: Any, key: str, value: Any) -> Any:
