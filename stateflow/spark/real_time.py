@@ -28,8 +28,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import queue
-import threading
 import uuid
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
@@ -54,7 +52,17 @@ from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.security.plain import use_token
 from stateflow.spark.metrics import with_report
-from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, run_of, span
+from stateflow.spark.task import (
+    PARTITION_COLUMN,
+    Inbox,
+    OperatorTask,
+    Work,
+    ended,
+    no_query,
+    record_batches,
+    run_of,
+    span,
+)
 
 T = TypeVar("T")
 #: partition → output, see :mod:`stateflow.operator.output`
@@ -75,9 +83,6 @@ _TEXT_MAX = 128
 TICK_COLUMN = "__stateflow_tick"
 #: bytes of sent rows of one source partition that a task keeps during its epoch, in case partitions lose them
 KEPT_BYTES = 16 << 20
-#: most messages (rows or ticks) that wait to be taken; when there are so many, Spark has to wait
-MESSAGES_MAX = 4096
-_LOOK_S = 0.1
 
 
 # -- Sources of one attempt of a task --------------------------------------------------------------------------------
@@ -691,58 +696,3 @@ def _promised(plan: Plan, router: Router) -> dict[str, int]:
         router, 0, lambda: ReplicaClient(router.table.routes[0].address).sources(router.operator, [0])[0]
     )
     return {view.source: view.watermark_us for view in found if view.watermark_us is not None}
-
-
-class Inbox:
-    """Input of a task, read by a separate thread, so that rows which arrive while others are applied form one batch.
-
-    It contains at most ``messages_max`` messages. When it is full, the thread waits.
-    """
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], messages_max: int = MESSAGES_MAX) -> None:
-        self._arrived: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(messages_max)
-        self._closed = threading.Event()
-        self.ended = False
-        threading.Thread(target=self._read, args=(batches,), name="real-time input", daemon=True).start()
-
-    def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
-        try:
-            for batch in batches:
-                if not self._put(batch):
-                    return
-            self._put(None)
-        except BaseException as error:  # noqa: BLE001 - raised where it is taken
-            self._put(error)
-
-    def _put(self, came: pa.RecordBatch | BaseException | None) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._arrived.put(came, timeout=_LOOK_S)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def take(self, timeout_s: float | None) -> list[pa.RecordBatch]:
-        """Waits for a message, and returns all messages that have arrived, or an empty list after ``timeout_s``.
-
-        Raises the error with which reading the input failed.
-        """
-        found: list[pa.RecordBatch] = []
-        try:
-            came = self._arrived.get(timeout=timeout_s)
-            while True:
-                if came is None:
-                    self.ended = True
-                    break
-                if isinstance(came, BaseException):
-                    raise came
-                found.append(came)
-                came = self._arrived.get_nowait()
-        except queue.Empty:
-            pass
-        return found
-
-    def close(self) -> None:
-        """Stops the reading thread. Call it when no more messages will be taken."""
-        self._closed.set()

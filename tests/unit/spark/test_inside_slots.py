@@ -14,7 +14,7 @@ import pytest
 
 from stateflow.agent import processes
 from stateflow.errors import InvalidArgument, Unavailable
-from stateflow.spark import inside, start_cluster
+from stateflow.spark import checks, inside, start_cluster
 
 #: the class itself: the tests below replace it
 CLUSTER = inside.SparkCluster
@@ -65,7 +65,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return self
 
     monkeypatch.setattr(inside, "SparkCluster", Started)
-    monkeypatch.setattr(inside, "EXECUTORS_S", 0.05)
+    monkeypatch.setattr(checks, "EXECUTORS_S", 0.05)
+    monkeypatch.setattr(checks, "_LOOK_S", 0.001)
     monkeypatch.setattr(inside, "_LOOK_S", 0.001)
     return passed
 
