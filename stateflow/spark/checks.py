@@ -534,6 +534,12 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
             f"position={names!r} cannot tell apart equal partition numbers of different topics",
             remedy='use position=("topic", "partition", "offset"), or drop the column topic if there is only one topic',
         )
+    for name in names[:-1]:
+        if (kind := df.schema[name].dataType.simpleString()).startswith(("array<", "map<", "struct<")):
+            raise InvalidArgument(
+                f"the column {name!r} is {kind}, which cannot name a source partition",
+                remedy="name the fields with position=, as columns of their own",
+            )
     offset = df.schema[names[-1]].dataType.simpleString()
     if offset not in ("tinyint", "smallint", "int", "bigint"):
         raise InvalidArgument(
