@@ -71,8 +71,8 @@ Outputs: TypeAlias = dict[int, bytes]
 _VISITS_MAX = 1 << 20
 #: numbers for marks. Each attempt that reaches the epoch's end marks it with another one.
 _MARKS_MAX = 1 << 10
-#: separates a client's id and the number of a mark
-_MARKED = "~"
+#: separates a client's id, which does not contain it, and the number of a mark
+_MARKED = "."
 #: longest delay until an advanced watermark is sent, in seconds
 TELL_EVERY_S = 0.1
 #: longest delay of processing-time timers, in seconds

@@ -26,7 +26,7 @@ from stateflow.partitioner import partition_of
 from stateflow.spark.real_time import Epoch, EpochSteps, Kept, Of, Outputs, Plan, _by_source
 from stateflow.spark.task import PARTITION_COLUMN
 from stateflow.storage import MemoryStore
-from stateflow.types import PartitionId
+from stateflow.types import TOKEN, PartitionId
 from tests.sizes import sized
 
 PARTITIONS, KEYS, SOURCES = 3, 5, 2
@@ -125,6 +125,7 @@ class World:
         self.clock += 1
         match of.step:
             case Open(session, settled):
+                assert TOKEN.holds(session.id), "replicas refuse other ids"
                 for host in self.hosts:
                     host.open_source(of.source, session, settled)
                 return self.look(of.source)
