@@ -226,6 +226,17 @@ def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
     return thread
 
 
+def last_line(path: Path) -> str:
+    """Returns the last line of a log, or its end if the line is longer than ``PIECE_BYTES``; empty: there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - PIECE_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
 class Reader:
     """Reads a log that may be written and rotated at the same time."""
 

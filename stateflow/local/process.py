@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from stateflow.agent.processes import LocalLauncher, Processes
+from stateflow.agent.processes import LocalLauncher, Processes, last_line
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.fleet import Command, Launcher, Listening, NotReady, Started, heard
 from stateflow.fleet import Process as Child
@@ -391,11 +391,8 @@ class Process:
         self.stop()
         if said is not None:
             raise said.fault if isinstance(said, NotReady) else said
-        raise Unavailable(f"{self.name} did not start: {self._tail()}", remedy="read its log", log=self._log)
-
-    def _tail(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "no output"
+        why = last_line(self._log) or "no output"
+        raise Unavailable(f"{self.name} did not start: {why}", remedy="read its log", log=self._log)
 
     def kill(self) -> None:
         """Kills the process with SIGKILL, so that it can neither flush data nor notify others."""

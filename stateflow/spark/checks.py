@@ -17,6 +17,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ from stateflow.operator.operator import Operator
 from stateflow.rpc.clients import ControllerClient, ReplicaClient, addresses_of
 from stateflow.security.plain import check_dialled, host_of, tls_files, use_token
 from stateflow.spark.session import (
+    LOCAL,
     REAL_TIME,
     SPECULATION,
     analyzed_plan,
@@ -54,6 +56,7 @@ from stateflow.state import declarations_of
 from stateflow.types import LABEL, ReplicaInfo
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -531,6 +534,12 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
             f"position={names!r} cannot tell apart equal partition numbers of different topics",
             remedy='use position=("topic", "partition", "offset"), or drop the column topic if there is only one topic',
         )
+    for name in names[:-1]:
+        if (kind := df.schema[name].dataType.simpleString()).startswith(("array<", "map<", "struct<")):
+            raise InvalidArgument(
+                f"the column {name!r} is {kind}, which cannot name a source partition",
+                remedy="name the fields with position=, as columns of their own",
+            )
     offset = df.schema[names[-1]].dataType.simpleString()
     if offset not in ("tinyint", "smallint", "int", "bigint"):
         raise InvalidArgument(
@@ -614,3 +623,71 @@ def _stored_key(by_owner: dict[str, list[int]], operator: type[Operator], name: 
                 found: pa.DataType = table.schema.field("key").type
                 return found
     return None
+
+
+# -- Slots and retries for replicas ----------------------------------------------------------------------------------
+
+#: Lowest good value of ``spark.task.maxFailures``. Spark counts the failures of a task until the task succeeds, but a
+#: replica's task never succeeds. With a lower value, occasional failures of one replica end the job and all replicas.
+FAILURES_LOW = 100
+THRESHOLD = "spark.speculation.task.duration.threshold"
+#: seconds to wait until executors with enough slots have registered
+EXECUTORS_S = 60.0
+_LOOK_S = 0.5
+
+
+def check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
+    """Checks that a session's master can run replicas as tasks. Waits for executors to register.
+
+    Raises InvalidArgument if the master does not retry failed tasks or has too few slots.
+    """
+    if replicas < 1 or not 0 <= standbys < replicas:
+        raise InvalidArgument(
+            f"{replicas} replicas cannot have {standbys} standbys",
+            remedy="use one replica or more, and fewer standbys than replicas",
+        )
+    context = spark.sparkContext
+    local = LOCAL.match(context.master)
+    failures = int((local["failures"] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
+    if failures < 2:
+        raise InvalidArgument(
+            f"the master {context.master} does not retry failed tasks",
+            remedy="use e.g. local[4,10], which allows ten failures; on a cluster set "
+            "spark.task.maxFailures to 2 or more",
+        )
+    if failures < FAILURES_LOW and not local:
+        log.warning(
+            "spark.task.maxFailures=%d: when one replica's task has failed that often, no matter over how long a time, "
+            "Spark ends all replicas at once; set it to %d or more",
+            failures,
+            FAILURES_LOW,
+        )
+    # without the threshold Spark starts second attempts only when others have succeeded, which replicas never do
+    threshold = context.getConf().get(THRESHOLD, "")
+    if speculates(context.getConf(), context.master) and threshold:
+        log.warning(
+            "%s=%s: Spark may start each replica a second time on another host, where it occupies a slot as long as "
+            "the cluster runs; remove the setting, or set %s=false",
+            THRESHOLD,
+            threshold,
+            SPECULATION,
+        )
+    until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
+    while (slots := slots_of(context)) <= replicas and SYSTEM_CLOCK.monotonic() < until:
+        time.sleep(_LOOK_S)  # executors register one by one
+    if slots <= replicas:
+        raise InvalidArgument(
+            f"{replicas} replicas leave no slot for queries: Spark has {slots}",
+            remedy="use more executors or cores, or fewer replicas",
+        )
+
+
+def slots_of(spark: SparkContext) -> int:
+    """Returns the number of tasks that the registered executors, or a local master, run at once.
+
+    The JVM's count considers cores, ``spark.task.cpus`` and other resources of the executors. Spark's
+    ``defaultParallelism`` would be wrong here: it is ``spark.default.parallelism`` if that is set, and otherwise at
+    least 2, even before any executor has registered.
+    """
+    context = spark._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
+from stateflow.agent.processes import last_line, pump
 from stateflow.client import Cluster
 from stateflow.client.packing import comes_along, pack
 from stateflow.clock import SYSTEM_CLOCK
@@ -48,9 +49,9 @@ from stateflow.node.workers import nobody_in
 from stateflow.operator.operator import Operator
 from stateflow.security.plain import NO_TOKEN_VARIABLES, is_loopback, tls_files, variables_of
 from stateflow.settings import ReplicaSettings
-from stateflow.spark.checks import check_running
+from stateflow.spark.checks import check_master, check_running
 from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment
-from stateflow.spark.session import LOCAL, SPECULATION, is_connect, speculates
+from stateflow.spark.session import LOCAL, is_connect
 from stateflow.status import ClusterStatus, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ log = logging.getLogger(__name__)
 SITE = "spark"
 #: file in a replica's directory with the replica's name
 _NAME = "REPLICA"
+#: file in a replica's directory with the replica's log; older parts are rotated
+_LOG = "replica.log"
+#: seconds to wait for the last lines of an ended replica's log, whose pipe a process of the replica may hold open
+LOGGED_S = 5.0
 #: environment variables with secrets for calling Spark's executors and the daemon that starts Python workers
 _SECRETS_OF_SPARK = frozenset({"_SPARK_AUTH_SECRET", "PYTHON_WORKER_FACTORY_SECRET"})
 
@@ -109,25 +114,37 @@ class ReplicaTask:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
         _wait_for_former(folder / "state")
-        environment = {**self.environment(os.environ), **self._enrolled(folder, name)}
-        with (folder / "replica.log").open("ab") as said:
-            replica = subprocess.Popen(
-                self._command(folder, name),
-                stdin=subprocess.PIPE,  # closes when this process ends, and the replica ends with it
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                env=environment,
-            )
+        replica, logged = self._start(folder, name)
         try:
             status = self._ended(replica, folder, name)
         finally:
             replica.kill()
-        last = (folder / "replica.log").read_text(errors="replace").strip().splitlines()[-1:]
+        logged.join(LOGGED_S)
         raise Unavailable(
-            f"the replica {name} exited with status {status}: {''.join(last)}",
-            remedy="Spark retries the task; replica.log in this directory on the executor has the whole error",
+            f"the replica {name} exited with status {status}: {last_line(folder / _LOG)}",
+            remedy=f"Spark retries the task; {_LOG} in this directory on the executor has the whole error",
             log=folder,
         )
+
+    def _start(self, folder: Path, name: str) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+        """Starts the replica. Returns its process, and the thread that writes its log until the process has ended."""
+        environment = {**self.environment(os.environ), **self._enrolled(folder, name)}
+        reads, writes = os.pipe()
+        try:
+            replica = subprocess.Popen(
+                self._command(folder, name),
+                stdin=subprocess.PIPE,  # closes when this process ends, and the replica ends with it
+                stdout=subprocess.DEVNULL,
+                stderr=writes,
+                pass_fds=(reads,),  # if this process dies first, the replica can still write, as with LocalLauncher
+                env=environment,
+            )
+        except BaseException:
+            os.close(reads)
+            raise
+        finally:
+            os.close(writes)
+        return replica, pump(os.fdopen(reads, "rb", buffering=0), folder / _LOG, name)
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Returns the environment variables of a replica, made from those of a Python worker.
@@ -229,12 +246,6 @@ START_S = 180.0
 END_S = 60.0
 #: most jobs that may end while the driver waits for replicas
 ATTEMPTS = 3
-#: Lowest good value of ``spark.task.maxFailures``. Spark counts the failures of a task until the task succeeds, but a
-#: replica's task never succeeds. With a lower value, occasional failures of one replica end the job and all replicas.
-FAILURES_LOW = 100
-THRESHOLD = "spark.speculation.task.duration.threshold"
-#: seconds to wait until executors with enough slots have registered
-EXECUTORS_S = 60.0
 _LOOK_S = 0.5
 
 
@@ -645,7 +656,7 @@ def start_cluster(
             remedy="start the cluster in the server's driver, or start a controller and replicas outside of Spark",
         )
     check_running(spark)
-    _check_master(spark, replicas, standbys)
+    check_master(spark, replicas, standbys)
     if tls is None:
         tls = not insecure and (not is_loopback(f"{_driver_host(spark)}:0") or tls_files() is not None)
     if directory is not None:
@@ -656,59 +667,6 @@ def start_cluster(
     except BaseException:
         started.stop()
         raise
-
-
-def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
-    if replicas < 1 or not 0 <= standbys < replicas:
-        raise InvalidArgument(
-            f"{replicas} replicas cannot have {standbys} standbys",
-            remedy="use one replica or more, and fewer standbys than replicas",
-        )
-    context = spark.sparkContext
-    local = LOCAL.match(context.master)
-    failures = int((local["failures"] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
-    if failures < 2:
-        raise InvalidArgument(
-            f"the master {context.master} does not retry failed tasks",
-            remedy="use e.g. local[4,10], which allows ten failures; on a cluster set "
-            "spark.task.maxFailures to 2 or more",
-        )
-    if failures < FAILURES_LOW and not local:
-        log.warning(
-            "spark.task.maxFailures=%d: when one replica's task has failed that often, no matter over how long a time, "
-            "Spark ends all replicas at once; set it to %d or more",
-            failures,
-            FAILURES_LOW,
-        )
-    # without the threshold Spark starts second attempts only when others have succeeded, which replicas never do
-    threshold = context.getConf().get(THRESHOLD, "")
-    if speculates(context.getConf(), context.master) and threshold:
-        log.warning(
-            "%s=%s: Spark may start each replica a second time on another host, where it occupies a slot as long as "
-            "the cluster runs; remove the setting, or set %s=false",
-            THRESHOLD,
-            threshold,
-            SPECULATION,
-        )
-    until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
-    while (slots := slots_of(context)) <= replicas and SYSTEM_CLOCK.monotonic() < until:
-        time.sleep(_LOOK_S)  # executors register one by one
-    if slots <= replicas:
-        raise InvalidArgument(
-            f"{replicas} replicas leave no slot for queries: Spark has {slots}",
-            remedy="use more executors or cores, or fewer replicas",
-        )
-
-
-def slots_of(spark: SparkContext) -> int:
-    """Returns the number of tasks that the registered executors, or a local master, run at once.
-
-    The JVM's count considers cores, ``spark.task.cpus`` and other resources of the executors. Spark's
-    ``defaultParallelism`` would be wrong here: it is ``spark.default.parallelism`` if that is set, and otherwise at
-    least 2, even before any executor has registered.
-    """
-    context = spark._jsc.sc()
-    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
 def _driver_host(spark: SparkSession) -> str:

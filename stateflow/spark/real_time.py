@@ -28,8 +28,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import queue
-import threading
 import uuid
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
@@ -54,7 +52,17 @@ from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.security.plain import use_token
 from stateflow.spark.metrics import with_report
-from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, run_of, span
+from stateflow.spark.task import (
+    PARTITION_COLUMN,
+    Inbox,
+    OperatorTask,
+    Work,
+    ended,
+    no_query,
+    record_batches,
+    run_of,
+    span,
+)
 
 T = TypeVar("T")
 #: partition → output, see :mod:`stateflow.operator.output`
@@ -63,6 +71,8 @@ Outputs: TypeAlias = dict[int, bytes]
 _VISITS_MAX = 1 << 20
 #: numbers for marks. Each attempt that reaches the epoch's end marks it with another one.
 _MARKS_MAX = 1 << 10
+#: separates a client's id, which does not contain it, and the number of a mark
+_MARKED = "."
 #: longest delay until an advanced watermark is sent, in seconds
 TELL_EVERY_S = 0.1
 #: longest delay of processing-time timers, in seconds
@@ -73,9 +83,6 @@ _TEXT_MAX = 128
 TICK_COLUMN = "__stateflow_tick"
 #: bytes of sent rows of one source partition that a task keeps during its epoch, in case partitions lose them
 KEPT_BYTES = 16 << 20
-#: most messages (rows or ticks) that wait to be taken; when there are so many, Spark has to wait
-MESSAGES_MAX = 4096
-_LOOK_S = 0.1
 
 
 # -- Sources of one attempt of a task --------------------------------------------------------------------------------
@@ -188,7 +195,8 @@ class Visits(_Source):
 
     A partition with an epoch's newest mark contains all of the epoch's rows. If an older copy replaced a newer copy of
     a partition, the mark is missing. An epoch may run again after it was marked, and then has more rows, so each
-    attempt makes another mark.
+    attempt makes another mark. Batches of the next epoch replace the marks. So if there were several, the attempts at
+    the next epoch add the newest one to their client's id, which partitions store with a batch.
     """
 
     def __init__(
@@ -198,10 +206,22 @@ class Visits(_Source):
         self._everywhere = BatchRows.visit(range(partitions))
         self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
         self._mark = self._last + 1 - _MARKS_MAX  # of the first attempt that ends
+        self._newest = -1  # newest mark of the previous epoch
 
     def open(self) -> FeedSteps[list[Outputs]]:
         """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
         kept = yield from self._open()
+        contained = self._history.contained
+        self._newest = max((batch for batch in contained if batch <= self._settled), default=-1)
+        if max(contained) > self._settled:  # an earlier attempt at this epoch may have replaced the newest mark
+            found: Mapping[int, Position] = yield Look()
+            clients = (position.client.partition(_MARKED)[2] for position in found.values())
+            marks = [int(mark) for mark in clients if mark.isdecimal() and int(mark) <= self._settled]
+            self._newest = max(self._newest, *marks, -1)
+        if self._newest > self.marked:  # with one mark only there is no older one to take for it
+            session = self._delivery.session
+            self._delivery.session = Session(session.generation_us, f"{session.id}{_MARKED}{self._newest}")
+            kept = yield from self._open()
         self._number = max(self._number, max(self._history.contained) + 1)
         return [{partition: output} for _, partition, output in kept]
 
@@ -223,9 +243,8 @@ class Visits(_Source):
     @property
     def unmarked(self) -> list[int]:
         """Partitions without the newest mark of the previous epoch."""
-        contained = self._history.contained
-        newest = max((batch for batch in contained if batch <= self._settled), default=-1)
-        return [number for number, batch in enumerate(contained) if batch < max(newest, self.marked)]
+        least = max(self._newest, self.marked)
+        return [number for number, batch in enumerate(self._history.contained) if batch < least]
 
     def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Visits all partitions, and returns their outputs.
@@ -493,13 +512,23 @@ def _later(one: int, other: int | None) -> int:
 def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
     """Returns (values of the columns, indices of the rows with these values). The indices are None if all rows have
     the same values."""
-    names = list(zip(*(table[column].to_pylist() for column in columns), strict=True))
+    names = list(zip(*(_zoneless(table[column]).to_pylist() for column in columns), strict=True))
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(name, []).append(place)
     if len(found) == 1:
         return [(names[0], None)]
     return [(name, np.array(places)) for name, places in found.items()]
+
+
+def _zoneless(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns times in UTC, and other values as they are.
+
+    Times come in the session's zone. A source's name must not change with the session, and in a zone with summer time
+    Python takes two times of the same hour for equal.
+    """
+    is_in_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None
+    return column.cast(pa.timestamp(column.type.unit, "UTC")) if is_in_zone else column
 
 
 # -- The Spark task --------------------------------------------------------------------------------------------------
@@ -667,58 +696,3 @@ def _promised(plan: Plan, router: Router) -> dict[str, int]:
         router, 0, lambda: ReplicaClient(router.table.routes[0].address).sources(router.operator, [0])[0]
     )
     return {view.source: view.watermark_us for view in found if view.watermark_us is not None}
-
-
-class Inbox:
-    """Input of a task, read by a separate thread, so that rows which arrive while others are applied form one batch.
-
-    It contains at most ``messages_max`` messages. When it is full, the thread waits.
-    """
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], messages_max: int = MESSAGES_MAX) -> None:
-        self._arrived: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(messages_max)
-        self._closed = threading.Event()
-        self.ended = False
-        threading.Thread(target=self._read, args=(batches,), name="real-time input", daemon=True).start()
-
-    def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
-        try:
-            for batch in batches:
-                if not self._put(batch):
-                    return
-            self._put(None)
-        except BaseException as error:  # noqa: BLE001 - raised where it is taken
-            self._put(error)
-
-    def _put(self, came: pa.RecordBatch | BaseException | None) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._arrived.put(came, timeout=_LOOK_S)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def take(self, timeout_s: float | None) -> list[pa.RecordBatch]:
-        """Waits for a message, and returns all messages that have arrived, or an empty list after ``timeout_s``.
-
-        Raises the error with which reading the input failed.
-        """
-        found: list[pa.RecordBatch] = []
-        try:
-            came = self._arrived.get(timeout=timeout_s)
-            while True:
-                if came is None:
-                    self.ended = True
-                    break
-                if isinstance(came, BaseException):
-                    raise came
-                found.append(came)
-                came = self._arrived.get_nowait()
-        except queue.Empty:
-            pass
-        return found
-
-    def close(self) -> None:
-        """Stops the reading thread. Call it when no more messages will be taken."""
-        self._closed.set()

@@ -11,9 +11,11 @@ at first use and kept.
 from __future__ import annotations
 
 import gc
+import queue
 import re
 import shlex
 import sys
+import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -608,3 +610,65 @@ def _widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+# -- Input of a task in real-time mode -------------------------------------------------------------------------------
+
+#: most messages (rows or ticks) that wait to be taken; when there are so many, Spark has to wait
+MESSAGES_MAX = 4096
+_LOOK_S = 0.1
+
+
+class Inbox:
+    """Input of a task, read by a separate thread, so that rows which arrive while others are applied form one batch.
+
+    It contains at most ``messages_max`` messages. When it is full, the thread waits.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], messages_max: int = MESSAGES_MAX) -> None:
+        self._arrived: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(messages_max)
+        self._closed = threading.Event()
+        self.ended = False
+        threading.Thread(target=self._read, args=(batches,), name="real-time input", daemon=True).start()
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
+        try:
+            for batch in batches:
+                if not self._put(batch):
+                    return
+            self._put(None)
+        except BaseException as error:  # noqa: BLE001 - raised where it is taken
+            self._put(error)
+
+    def _put(self, came: pa.RecordBatch | BaseException | None) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._arrived.put(came, timeout=_LOOK_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def take(self, timeout_s: float | None) -> list[pa.RecordBatch]:
+        """Waits for a message, and returns all messages that have arrived, or an empty list after ``timeout_s``.
+
+        Raises the error with which reading the input failed.
+        """
+        found: list[pa.RecordBatch] = []
+        try:
+            came = self._arrived.get(timeout=timeout_s)
+            while True:
+                if came is None:
+                    self.ended = True
+                    break
+                if isinstance(came, BaseException):
+                    raise came
+                found.append(came)
+                came = self._arrived.get_nowait()
+        except queue.Empty:
+            pass
+        return found
+
+    def close(self) -> None:
+        """Stops the reading thread. Call it when no more messages will be taken."""
+        self._closed.set()

@@ -41,6 +41,12 @@ _TASKS: dict[str, OperatorTask] = {}
 _REAL_TIME: dict[str, OperatorTask] = {}
 #: setting that allows real-time mode to write checkpoint files in the format of micro-batches
 _OLD_FORMAT_ALLOWED = "spark.sql.streaming.realTimeMode.dangerouslyAllowCheckpointV1.enabled"
+#: setting with the folder for checkpoints of queries that name no checkpoint; each has one there with the query's name
+_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+#: options of a writer that decide where the checkpoint is, in lower case
+_OF_CHECKPOINT = ("checkpointlocation", "queryname")
+#: place of the query's name among the arguments of a writer's ``start`` and ``toTable``
+_NAME_AT = 4
 #: most entries of ``_TASKS`` and of ``_REAL_TIME``, because a driver may restart a query for years and apply its
 #: operator each time. Running queries do not need the tables.
 KEPT = 1000
@@ -109,11 +115,15 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
     checkpoint would apply it again.
     """
     option, options, start, to_table = writer.option, writer.options, writer.start, writer.toTable
+    query_name = writer.queryName
 
-    def noted(self: Any, said: Mapping[str, Any]) -> None:
-        for key, value in said.items():
-            if key.lower() == "checkpointlocation":
-                self._stateflow_checkpoint = value
+    def noted(self: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Notes options, and returns all that were noted, by their names in lower case."""
+        found = {key.lower(): value for key, value in said.items() if value is not None}
+        noticed: dict[str, Any] = {**getattr(self, "_stateflow_options", {})}
+        noticed |= {key: found[key] for key in _OF_CHECKPOINT if key in found}
+        self._stateflow_options = noticed
+        return noticed
 
     @functools.wraps(option)
     def with_option(self: Any, key: str, value: Any) -> Any:
@@ -125,23 +135,25 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
         noted(self, said)
         return options(self, **said)
 
+    @functools.wraps(query_name)
+    def with_name(self: Any, queryName: str) -> Any:  # noqa: N803 - as in Spark
+        noted(self, {"queryName": queryName})
+        return query_name(self, queryName)
+
     def starting(begin: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(begin)
         def begun(self: Any, *arguments: Any, **said: Any) -> Any:
-            noted(self, said)
-            runs, checkpoint = _runs_of(self._df), getattr(self, "_stateflow_checkpoint", None)
+            runs, noticed = _runs_of(self._df), noted(self, _named(arguments) | said)
             if _REAL_TIME.keys() & runs.keys() and not getattr(self, "_stateflow_real_time", False):
                 raise _not_in_micro_batches()
             _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
-            if checkpoint is not None and runs:
-                if _REAL_TIME.keys() & runs.keys():
-                    _check_ran_in_real_time(checkpoint, self._df.sparkSession)
-                _put_aside(checkpoint)
+            if runs:
+                _prepare_checkpoint(noticed, runs, self._df.sparkSession)
             return begin(self, *arguments, **said)
 
         return begun
 
-    writer.option, writer.options = with_option, with_options
+    writer.option, writer.options, writer.queryName = with_option, with_options, with_name
     writer.start, writer.toTable = starting(start), starting(to_table)
 
 
@@ -188,7 +200,28 @@ def _check_ran_in_real_time(checkpoint: str, spark: Any) -> None:
         )
 
 
-def _put_aside(checkpoint: str) -> None:
+def _named(arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns the option for the query's name, if it is among the arguments of ``start`` or ``toTable``."""
+    return {"queryName": arguments[_NAME_AT]} if len(arguments) > _NAME_AT else {}
+
+
+def _prepare_checkpoint(options: Mapping[str, Any], runs: Mapping[str, None], spark: Any) -> None:
+    """Checks a query's checkpoint, and moves aside files with which Spark would not start the query.
+
+    Args:
+        options: the writer's options, with their names in lower case.
+        runs: runs of the operators that the query applies.
+
+    Raises InvalidArgument if the query has run in another mode.
+    """
+    checkpoint, name = map(options.get, _OF_CHECKPOINT)
+    if checkpoint is None:
+        folder = spark.conf.get(_CHECKPOINTS, None)
+        if not folder or not name:  # Spark makes a new checkpoint
+            return
+        checkpoint = f"{folder.rstrip('/')}/{name}"
+    if _REAL_TIME.keys() & runs.keys():
+        _check_ran_in_real_time(checkpoint, spark)
     if left := take_out_left(checkpoint):
         log.warning("checkpoint %s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
 
@@ -221,13 +254,9 @@ def watch_connect(task: OperatorTask, *, real_time: bool) -> None:
     def starting(begin: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(begin)
         def begun(self: Any, *arguments: Any, **said: Any) -> Any:
-            options = {key.lower(): value for key, value in {**self._write_proto.options, **said}.items()}
-            checkpoint = options.get("checkpointlocation")
             runs = _check_started_over_connect(self)
-            if checkpoint is not None and is_here(self._session) and runs:
-                if _REAL_TIME.keys() & runs.keys():
-                    _check_ran_in_real_time(checkpoint, self._session)
-                _put_aside(checkpoint)
+            if is_here(self._session) and runs:
+                _prepare_checkpoint(_options_over_connect(self._write_proto, arguments, said), runs, self._session)
             return begin(self, *arguments, **said)
 
         return begun
@@ -254,6 +283,15 @@ def _check_started_over_connect(writer: Any) -> dict[str, None]:
             raise _not_in_micro_batches()
     _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
     return runs
+
+
+def _options_over_connect(proto: Any, arguments: tuple[Any, ...], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a writer of Spark Connect that ``start`` or ``toTable`` is called for, in lower case."""
+    name = {"queryName": proto.query_name} if proto.query_name else {}
+    options = {**proto.options, **name}
+    for more in (_named(arguments), said):
+        options |= {key: value for key, value in more.items() if value is not None}
+    return {key.lower(): value for key, value in options.items()}
 
 
 def _plan_of(writer: Any) -> Any:

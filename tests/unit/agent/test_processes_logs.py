@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.agent.processes import Reader, Rotating, older
+from stateflow.agent.processes import PIECE_BYTES, Reader, Rotating, last_line, older
 
 
 def test_full_files_are_kept_and_the_oldest_dropped(tmp_path: Path) -> None:
@@ -50,3 +50,19 @@ def test_a_reader_misses_nothing_while_files_take_turns(tmp_path: Path) -> None:
         while data := reader.more():
             found += data
     assert found == b"".join(f"line{number}\n".encode() for number in range(20))
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (b"a\nb\n", "b"),
+        (b"\n", ""),
+        (b"a\n" * PIECE_BYTES + b"end\n\n", "end"),
+        (b"a" * 2 * PIECE_BYTES, "a" * PIECE_BYTES),
+    ],
+)
+def test_the_last_line_is_found_in_the_end_of_a_log(log: bytes, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.log"
+    assert last_line(path) == "", "there is none yet"
+    path.write_bytes(log)
+    assert last_line(path) == found

@@ -227,6 +227,18 @@ def test_rows_of_kafka_are_identified_by_topic_partition_and_offset() -> None:
         check_real_time(live("k topic partition offset"), ("partition", "offset"))
 
 
+@needs(REAL_TIME)
+@pytest.mark.usefixtures("unshuffled")
+def test_a_source_partition_that_is_no_single_value_is_refused_before_the_query_starts() -> None:
+    """Python cannot look such values up, so each task would fail."""
+    from pyspark.sql import types as t
+
+    frame = live("k offset")
+    frame.schema.add("place", t.StructType().add("part", "long"))
+    with pytest.raises(InvalidArgument, match=r"'place' is struct<part:bigint>, which cannot name a source partition"):
+        check_real_time(frame, ("place", "offset"))
+
+
 class Node:
     """A node of a plan, or what leads to it."""
 

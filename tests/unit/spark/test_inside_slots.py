@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from stateflow.agent import processes
 from stateflow.errors import InvalidArgument, Unavailable
-from stateflow.spark import inside, start_cluster
+from stateflow.spark import checks, inside, start_cluster
 
 #: the class itself: the tests below replace it
 CLUSTER = inside.SparkCluster
@@ -61,7 +65,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return self
 
     monkeypatch.setattr(inside, "SparkCluster", Started)
-    monkeypatch.setattr(inside, "EXECUTORS_S", 0.05)
+    monkeypatch.setattr(checks, "EXECUTORS_S", 0.05)
+    monkeypatch.setattr(checks, "_LOOK_S", 0.001)
     monkeypatch.setattr(inside, "_LOOK_S", 0.001)
     return passed
 
@@ -288,6 +293,23 @@ def test_a_replica_has_the_environment_of_its_task_without_the_secrets_of_spark(
     found = task.environment(given)
     assert found.pop("PYTHONPATH")
     assert found == {"HOME": "/h", "STATEFLOW_X": "y", "STATEFLOW_CHECKPOINTS": "s3://bucket/x"}
+
+
+def test_the_log_of_a_replica_is_rotated_and_its_last_line_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A replica may run for months in one task."""
+    said = f"for at in range(20): os.write(2, b'.' * {processes.FILE_BYTES // 8})"
+    command = [sys.executable, "-c", f"import os\n{said}\nos.write(2, b'\\nthe reason\\n'); os._exit(3)"]
+    monkeypatch.setattr(inside.ReplicaTask, "_command", lambda self, folder, name: command)
+    monkeypatch.setattr(inside.ReplicaTask, "_folder", lambda self, number: tmp_path)
+    context = SimpleNamespace(partitionId=lambda: 0, attemptNumber=lambda: 0)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    with pytest.raises(Unavailable, match="spark-abc123-0 exited with status 3: the reason"):
+        list(inside.ReplicaTask("h:1", "app", "abc123", "", insecure=True)(iter([pa.RecordBatch.from_pydict({})])))
+    sizes = [path.stat().st_size for path in tmp_path.glob("replica.log*")]
+    assert len(sizes) == 3
+    assert max(sizes) <= processes.FILE_BYTES
 
 
 def test_a_session_of_spark_connect_is_refused(started: list[Any]) -> None:

@@ -1,7 +1,10 @@
-"""Pieces of a task, sent by a stand-in for the router: what the task holds while an operator is slow."""
+"""Pieces of a task, sent by a stand-in for the router: what the task holds while an operator is slow. And the input of
+a task in real-time mode: what it is given, and by when."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -14,7 +17,7 @@ from stateflow.partition.positions import Batch
 from stateflow.router import Delivery
 from stateflow.rpc.apply import BatchRows
 from stateflow.spark import task as tasks
-from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, OperatorTask
+from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, Inbox, OperatorTask
 
 ROWS_EACH, BATCHES = 1000, 60
 SCHEMA = pa.schema([("k", pa.string()), (PARTITION_COLUMN, pa.int32()), (HASH_COLUMN, pa.int64())])
@@ -220,3 +223,60 @@ def test_columns_that_come_by_their_places_have_their_own_names_again() -> None:
     assert rows.rows.schema.names == list(names)
     assert [field.nullable for field in rows.rows.schema] == [False, True, True, True, True, True]
     assert [column.to_pylist() for column in rows.rows.columns[2:4]] == [[20, 2, 30], [1, 3, 2]], "in order"
+
+
+ROW = pa.RecordBatch.from_pydict({"n": [1]})
+
+
+def test_what_has_come_is_taken_together_and_the_end_behind_it() -> None:
+    inbox, found = Inbox(iter([ROW] * 5)), list[pa.RecordBatch]()
+    while not inbox.ended:
+        found += inbox.take(None)
+    assert found == [ROW] * 5
+
+
+def test_nothing_comes_in_time() -> None:
+    gate = threading.Event()
+
+    def later() -> Iterator[pa.RecordBatch]:
+        gate.wait()
+        yield ROW
+
+    inbox = Inbox(later())
+    assert inbox.take(0.01) == []
+    assert not inbox.ended
+    gate.set()
+    assert inbox.take(None) == [ROW]
+
+
+def test_what_reading_raises_is_raised_behind_what_came() -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield ROW
+        raise InputIncomplete("it ended", remedy="again")
+
+    inbox = Inbox(broken())
+    with pytest.raises(InputIncomplete):
+        for _ in range(3):
+            inbox.take(None)
+
+
+def test_it_reads_no_more_than_it_holds_and_ends_when_it_is_closed() -> None:
+    read = itertools.count()
+    reached, threads = 0, threading.active_count()
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        nonlocal reached
+        while True:
+            reached = next(read)
+            yield ROW
+
+    inbox = Inbox(endless(), messages_max=3)
+    (reader,) = [each for each in threading.enumerate() if each.name == "real-time input" and each.is_alive()][-1:]
+    while reached < 3:
+        pass
+    assert len(inbox.take(None)) >= 3
+    inbox.close()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert reached < 20, "it did not run ahead"
+    assert threading.active_count() <= threads + 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,3 +97,95 @@ def test_over_connect_a_trigger_must_fit_the_operators_that_the_server_sees() ->
     whole._remember(whole._REAL_TIME, other)
     with pytest.raises(OperatorUsedTwice, match="pass a different source= to each"):
         begun(writer(live, real, other))
+
+
+class Writer:
+    """A writer of a session whose setting names a folder for checkpoints."""
+
+    def __init__(self, folder: Path, task: OperatorTask) -> None:
+        self._df = frame(task)
+        values = {"spark.sql.streaming.checkpointLocation": str(folder)}
+        self._df.sparkSession = SimpleNamespace(conf=SimpleNamespace(get=values.get))
+
+    def option(self, key: str, value: Any) -> Writer:
+        return self
+
+    def options(self, **said: Any) -> Writer:
+        return self
+
+    def queryName(self, queryName: str) -> Writer:
+        return self
+
+    def start(self, *arguments: Any, **said: Any) -> str:
+        return "started"
+
+    def toTable(self, *arguments: Any, **said: Any) -> str:
+        return "started"
+
+
+def left(folder: Path) -> Path:
+    """Makes the checkpoint of a query whose Spark was killed as it wrote its first offsets. Returns their file."""
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "metadata").touch()
+    file = folder / "offsets" / f".0.{uuid.uuid4()}.tmp"
+    file.touch()
+    return file
+
+
+NAMED: list[Callable[[Any], Any]] = [
+    lambda writer: writer.queryName("q").start(),
+    lambda writer: writer.option("QUERYNAME", "q").start("out"),
+    lambda writer: writer.options(queryName="q").toTable("out"),
+    lambda writer: writer.queryName("other").start(queryName="q"),
+    lambda writer: writer.toTable("out", None, None, None, "q"),
+]
+
+
+@pytest.mark.parametrize("start", NAMED)
+def test_a_checkpoint_that_the_session_names_is_as_good_as_the_querys_own(
+    start: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """Spark keeps such a checkpoint under the query's name."""
+    micro, real = applied(), applied()
+    whole._remember(whole._TASKS, micro)
+    whole._remember(whole._REAL_TIME, real)
+    watched = type("Watched", (Writer,), {})
+    whole._start_beside_what_was_left(watched)  # type: ignore[arg-type]
+    mine, others = left(tmp_path / "q"), left(tmp_path / "other")
+    assert start(watched(tmp_path, micro)) == "started"
+    assert not mine.exists()
+    assert others.exists()
+    (tmp_path / "q" / "commits").mkdir()
+    (tmp_path / "q" / "commits" / "0").write_text("v1\n{}")
+    live = watched(tmp_path, real)
+    live._stateflow_real_time = True
+    with pytest.raises(InvalidArgument, match="has run in micro-batches"):
+        start(live)
+
+
+def test_a_checkpoint_of_its_own_comes_before_the_sessions_and_none_is_made_up(tmp_path: Path) -> None:
+    micro = applied()
+    whole._remember(whole._TASKS, micro)
+    watched = type("Watched", (Writer,), {})
+    whole._start_beside_what_was_left(watched)  # type: ignore[arg-type]
+    files = {name: left(tmp_path / name) for name in ("q", "own")}
+    watched(tmp_path, micro).start()
+    assert all(file.exists() for file in files.values())
+    watched(tmp_path, micro).queryName("q").start(checkpointLocation=str(tmp_path / "own"))
+    assert [name for name, file in files.items() if file.exists()] == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("proto", "arguments", "said", "name"),
+    [
+        ({"queryName": "a"}, (), {}, "a"),
+        ({"queryname": "a", "b": "c"}, (), {"queryName": "q"}, "q"),
+        ({}, (None, None, None, None, "q"), {"queryName": None}, "q"),
+    ],
+)
+def test_over_connect_the_name_of_a_query_is_found(
+    proto: dict[str, str], arguments: tuple[Any, ...], said: dict[str, Any], name: str
+) -> None:
+    for called in ("", "before"):
+        found = whole._options_over_connect(SimpleNamespace(options=proto, query_name=called), arguments, said)
+        assert found["queryname"] == (called if called and name == "a" else name)
