@@ -330,7 +330,7 @@ class Reconfigurations:
                 self._check_free(choice.moves)
                 if unheard(self._context, choice, said):
                     continue
-                moves = with_room(self._context, choice, said, in_part=in_part)
+                moves: Moves = with_room(self._context, choice, said, in_part=in_part)
                 targets = self._targets(moves)
                 if not targets <= taught.keys():
                     continue

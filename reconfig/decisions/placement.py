@@ -380,7 +380,7 @@ class Avoided:
 
     @staticmethod
     def _lasts_s(count: int) -> float:
-        return AVOIDED_S * 2 ** min(count - 1, MOST_DOUBLINGS)
+        return math.ldexp(AVOIDED_S, min(count - 1, MOST_DOUBLINGS))
 
 
 # -- One replica for each partition ----------------------------------------------------------------------------------
