@@ -62,7 +62,10 @@ class Placing:
         view = self._measuring.view()
         moves = view.fitted(choice)
         proposals = [MoveProposal(each, view.owners[each], target, reasons[each]) for each, target in moves.items()]
-        return self._placement(view, proposals, cost, Left())
+        left = Left()
+        for partition, reason in choice.left.items():
+            left.note(partition, reason)
+        return self._placement(view, proposals, cost, left)
 
     async def place(
         self,

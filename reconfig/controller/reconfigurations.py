@@ -103,19 +103,25 @@ class Reconfigurations:
         possible.
 
         If an operator is allowed at some sites only, its partitions are shared among the replicas there. An empty
-        ``operator`` means all operators.
+        ``operator`` means all operators. Partitions whose owner does not answer stay: their moves would fail.
 
         Args:
             in_part: see :meth:`place`.
         """
         await self._context.acquainted()
         async with self._planned(lambda: self.rebalancing(operator), in_part) as (moves, said):
-            return await self._start_all(moves, said, options, Cause.REBALANCE)
+            silent = sorted(set(self.rebalancing(operator).left.values()))
+            if silent:
+                log.warning("rebalance leaves out partitions: %s", ", ".join(silent))
+            reasons = dict.fromkeys(moves, f"others stay: {', '.join(silent)}" if silent else "")
+            return await self._start_all(moves, said, options, Cause.REBALANCE, reasons=reasons)
 
     def rebalancing(self, operator: str) -> Choice:
         """Returns the moves that :meth:`rebalance` would begin, without alternative targets."""
-        view = self._view(operator)
-        return Choice(ring.rebalance(view.owners, view.replicas, view.allowed))
+        view, alive = self._view(operator), self._context.members.alive
+        left = {each: f"{owner} does not answer" for each, owner in view.owners.items() if not alive(owner)}
+        owners = {each: owner for each, owner in view.owners.items() if each not in left}
+        return Choice(ring.rebalance(owners, view.replicas, view.allowed), left=left)
 
     async def place(
         self,

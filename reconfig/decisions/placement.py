@@ -220,11 +220,13 @@ class Left:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The target that a command chooses for each partition. ``instead`` maps a partition to groups of other replicas
-    that may receive it; preferred groups come first.
+    that may receive it; preferred groups come first. ``left`` maps partitions that stay, although the command may mean
+    them, to the reason.
     """
 
     moves: dict[PartitionId, str]
     instead: Mapping[PartitionId, Sequence[Collection[str]]] = field(default_factory=dict)
+    left: Mapping[PartitionId, str] = field(default_factory=dict)
 
     def others(self) -> set[str]:
         return {name for ranks in self.instead.values() for rank in ranks for name in rank}

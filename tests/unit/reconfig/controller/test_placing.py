@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from reconfig.controller.placing import AutoRebalance, Placing
-from reconfig.decisions.placement import MoveProposal, View
+from reconfig.decisions.budget import FixedCost
+from reconfig.decisions.placement import Choice, MoveProposal, View
 from reconfig.decisions.policies import AutopilotSettings, PolicyName
 from stateflow.clock import ManualClock
+from stateflow.reports import LeftPartition
 from stateflow.types import PartitionId
 
 FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
@@ -64,6 +66,17 @@ def test_the_autopilot_avoids_what_refused_and_only_what_moves_cools_down() -> N
     assert [view.avoided for view in views] == [{"Op": {"b"}}]
     assert world.asked == [{"in_part": True}]
     assert cooling == [{FIRST}]
+
+
+def test_what_a_command_leaves_out_is_proposed_with_its_reason() -> None:
+    world = World()
+
+    async def rates() -> None: ...
+
+    measuring: Any = SimpleNamespace(rates=rates, view=lambda: View({}, []), silent=set())
+    pilot = Placing(world.context, world.reconfigurations, measuring)
+    found = asyncio.run(pilot.costs(Choice({}, left={SECOND: "c does not answer"}), {}, FixedCost()))
+    assert found.left == (LeftPartition("Op", 1, "c does not answer"),)
 
 
 def test_a_newcomer_that_could_not_take_its_share_has_another_chance(monkeypatch: Any) -> None:

@@ -397,6 +397,24 @@ def test_without_a_command_a_target_that_refuses_is_avoided_and_the_other_moves_
     assert asked == ["c"], "b is not asked again so soon"
 
 
+def test_a_rebalance_leaves_out_what_silent_owners_have_and_says_so(
+    cluster: Written, caplog: pytest.LogCaptureFixture
+) -> None:
+    deploy(cluster, replace(SPEC, name="Other"), dict.fromkeys(range(4), "c"))
+    again = three(cluster)
+    again.context.members.alive = lambda name: name != "c"
+    fit = again.context.fit
+    again.context.fit = lambda: {name: info for name, info in fit().items() if name != "c"}
+    choice = again.reconfigurations.rebalancing("")
+    assert choice.left == {PartitionId("Other", n): "c does not answer" for n in range(4)}
+    asyncio.run(again.reconfigurations.rebalance("", OPTIONS))
+    moves = [open_move.planned for open_move in again.cluster.open_moves.values()]
+    assert {(move.partition.operator, move.source, move.target, move.reason) for move in moves} == {
+        ("Op", "a", "b", "others stay: c does not answer")
+    }
+    assert "rebalance leaves out partitions: c does not answer" in caplog.text
+
+
 def test_without_a_command_a_target_receives_what_it_has_room_for(cluster: Written) -> None:
     again = three(cluster)
 
