@@ -445,6 +445,10 @@ class Executor:
     def cost(self) -> FixedCost:
         return self._experience.cost(self._context.clock.monotonic())
 
+    def undeployed(self, operator: str) -> None:
+        """Forgets the partitions of an undeployed operator."""
+        self.change_rates = {each: rate for each, rate in self.change_rates.items() if each.operator != operator}
+
     def hooks(self, running: Running, planned: Planned) -> Hooks:
         async def record_grant() -> None:
             await self._context.record(steps.grant, planned)

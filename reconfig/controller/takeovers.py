@@ -332,7 +332,9 @@ class Takeovers:
         )
 
     def undeployed(self, operator: str) -> None:
-        """Forgets the orphans of an undeployed operator."""
+        """Forgets the partitions of an undeployed operator, here and where standbys and moves remember them."""
+        self._standbys.undeployed(operator)
+        self._executor.undeployed(operator)
         for partition in [each for each in self._orphans if each.operator == operator]:
             self._no_orphan(partition)
 

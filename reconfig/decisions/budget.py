@@ -251,6 +251,7 @@ class Links:
     def bytes_per_s(self, now_s: float) -> dict[Pair, float]:
         """Returns bandwidths by (from, to)."""
         found = {pair: [rate for at, rate in moves if now_s - at < MOVES_KEPT_S] for pair, moves in self._moves.items()}
+        self._moves = {pair: self._moves[pair] for pair, rates in found.items() if rates}
         return {pair: max(rates) for pair, rates in found.items() if rates}
 
     def due(self, now_s: float, wanted: Iterable[Pair]) -> dict[str, list[str]]:

@@ -290,3 +290,12 @@ def test_the_fixed_cost_that_is_learnt_predicts_the_pauses_it_was_learnt_from(
         assert predicted_pause_ms(measured, cost.expected_ms) == pytest.approx(pause_ms)
 
     carried(tmp_path, fault, scenario, StrategyName.WARM_UP)
+
+
+def test_change_rates_of_an_undeployed_operator_are_forgotten(tmp_path: Path) -> None:
+    async def scenario(carried: Carried) -> None:
+        carried.executor.change_rates = {PartitionId("Op", 0): 1.0, PartitionId("Other", 0): 2.0}
+        carried.executor.undeployed("Op")
+        assert carried.executor.change_rates == {PartitionId("Other", 0): 2.0}
+
+    carried(tmp_path, fault, scenario, StrategyName.WARM_UP)

@@ -50,8 +50,8 @@ def takeovers(epoch: int) -> Takeovers:
     )
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     context: Any = SimpleNamespace(cluster=cluster, members=SimpleNamespace(session=lambda _: "s"), clock=clock)
-    nothing: Any = SimpleNamespace()
-    executor: Any = SimpleNamespace(queue=SimpleNamespace(leave=lambda _: None))
+    nothing: Any = SimpleNamespace(undeployed=lambda _: None)
+    executor: Any = SimpleNamespace(queue=SimpleNamespace(leave=lambda _: None), undeployed=lambda _: None)
     return Takeovers(context, nothing, executor, nothing)
 
 
@@ -88,6 +88,16 @@ def test_an_operator_that_is_undeployed_while_a_source_is_asked_whether_it_seale
     made._context.replicas = SimpleNamespace(cancel=cancel)  # type: ignore[assignment]
     asyncio.run(made._settle_fence("a", FIRST, 1, "m1"))
     assert made._orphans == ({} if gone else {FIRST: Orphan(1, f.Why.SEALED)})
+
+
+def test_an_undeployed_operator_is_forgotten_everywhere() -> None:
+    made, told = takeovers(1), list[tuple[str, str]]()
+    made._standbys = SimpleNamespace(undeployed=lambda name: told.append(("standbys", name)))  # type: ignore[assignment]
+    made._executor = SimpleNamespace(undeployed=lambda name: told.append(("moves", name)))  # type: ignore[assignment]
+    made._orphans[FIRST] = Orphan(1, f.Why.LAPSED)
+    made.undeployed("Op")
+    assert not made._orphans
+    assert told == [("standbys", "Op"), ("moves", "Op")]
 
 
 def test_an_orphan_of_an_operator_that_is_gone_keeps_no_other_from_its_turn() -> None:
