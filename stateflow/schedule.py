@@ -138,18 +138,29 @@ class Schedule:
         """The schedule's text with an interval as a plain number of seconds: ``every 900`` for ``every 15m``."""
         return " ".join(map(_in_seconds, self.text.split()))
 
-    def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
+    def due(
+        self,
+        now_us: int,
+        since_us: int,
+        fired_us: int | None,
+        ended_us: int | None,
+        seen_us: int | None = None,
+    ) -> int | None:
         """Returns the due time for which the job must run now; None: it is not due yet, or never again.
 
         Args:
             since_us: when the job was created or resumed. Earlier due times are skipped.
             fired_us: newest due time for which the job ran; None: it never ran.
             ended_us: when that run ended; None: it is under way, or the job never ran.
+            seen_us: the earliest time that the clock has shown since then. It is earlier than ``ended_us`` or
+                ``since_us`` if these are from a clock that ran ahead and was put back; an interval counts from it then,
+                because the job would otherwise wait until that time comes again. None: not known.
         """
         if self.once_us is not None:
             return self.once_us if self.once_us <= now_us and not self._is_over(fired_us) else None
         if self.every_us is not None:
-            at = max(since_us, ended_us or 0) + self.every_us
+            began_us = max(since_us, ended_us or 0)
+            at = (began_us if seen_us is None else min(began_us, seen_us)) + self.every_us
             return at if at <= now_us else None
         after = max(since_us, fired_us or 0)
         return None if (last := self._before(now_us)) is None or last <= after else last
@@ -159,7 +170,7 @@ class Schedule:
         if self.once_us is not None:
             return None if self._is_over(fired_us) else self.once_us
         if self.every_us is not None:
-            return max(since_us, ended_us or 0) + self.every_us
+            return min(max(since_us, ended_us or 0), now_us) + self.every_us  # a time to come is of a clock put back
         after = max(now_us, fired_us or 0)
         # cronsim names a fixed time of an hour that is repeated in the first of the two hours, also in the second one
         return next((at for at in map(_us, CronSim(self._line, self._local(after))) if at > after), None)

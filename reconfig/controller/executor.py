@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -29,7 +28,7 @@ from reconfig.controller.context import ControllerContext
 from reconfig.controller.history import is_waiting, past, progress_of, report_to_record, with_downtime
 from reconfig.controller.runners import Hooks, MoveRunner, Runner
 from reconfig.decisions import migration as m
-from reconfig.decisions.budget import Experience, FixedCost, Links
+from reconfig.decisions.budget import Experience, FixedCost, Links, experience_of
 from reconfig.decisions.placement import View, replan
 from reconfig.decisions.plan import Copy, Limits, Part, Planned, PlannedMove, ReconfigurationState, Strategy, next_turns
 from stateflow.errors import BudgetUnreachable, MoveConflict, MoveUnknown, StateflowError
@@ -446,6 +445,10 @@ class Executor:
     def cost(self) -> FixedCost:
         return self._experience.cost(self._context.clock.monotonic())
 
+    def undeployed(self, operator: str) -> None:
+        """Forgets the partitions of an undeployed operator."""
+        self.change_rates = {each: rate for each, rate in self.change_rates.items() if each.operator != operator}
+
     def hooks(self, running: Running, planned: Planned) -> Hooks:
         async def record_grant() -> None:
             await self._context.record(steps.grant, planned)
@@ -570,10 +573,9 @@ class Executor:
             sites = replicas[planned.source].site, replicas[planned.target].site
             self.links.moved(self._context.clock.monotonic(), *sites, report.bandwidth)
         self.change_rates[runner.planned.partition] = report.change_rate
-        predicted = report.predicted_pause_ms
-        if predicted and math.isfinite(predicted):
-            explained_ms = predicted - machine.fixed_ms
-            self._experience.completed(self._context.clock.monotonic(), explained_ms, report.pause_ms)
+        shown = None if machine.measured is None else experience_of(machine.measured, report.pause_ms)
+        if shown is not None:
+            self._experience.completed(self._context.clock.monotonic(), *shown)
 
     async def _run_stopped(self, running: Running, first: dict[str, list[m.Instruction]]) -> None:
         """Runs a reconfiguration during which no partition of the operator is served.

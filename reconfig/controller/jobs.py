@@ -20,7 +20,7 @@ from reconfig.controller.history import past
 from reconfig.controller.placing import Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.sweeping import Checkpoints
-from reconfig.decisions.jobs import Affinity, Do, Go, Job, Node, Run, RunState, choose, due, next_at_us
+from reconfig.decisions.jobs import Affinity, Do, Earliest, Go, Job, Node, Run, RunState, choose, due, next_at_us
 from reconfig.decisions.plan import ReconfigurationState
 from reconfig.decisions.policies import PolicyName
 from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, OperatorNotDeployed, StateflowError
@@ -50,6 +50,7 @@ class Jobs:
         self._ordering = asyncio.Lock()
         self._there = asyncio.Event()  # there may be jobs
         self._waits: dict[str, str] = {}  # by id of a run under way: what the run waits for
+        self._earliest = Earliest()
         self._trouble: dict[str, str] = {}  # by job: why it has not begun, as last logged
 
     # -- commands -----------------------------------------------------------------------------------------
@@ -138,9 +139,12 @@ class Jobs:
         """Begins the jobs that are due. A job that cannot begin delays no other job, and is tried again at the next
         check."""
         async with self._ordering:
+            self._earliest.keep(self._book.there)
+            self._trouble = {name: why for name, why in self._trouble.items() if name in self._book.there}
             for job in list(self._book.there.values()):
+                runs, now_us = self._book.runs.get(job.name, []), self._context.clock.now_us()
                 try:
-                    at_us = due(job, self._book.runs.get(job.name, []), self._context.clock.now_us())
+                    at_us = due(job, runs, now_us, self._earliest.at(job, runs, now_us))
                     if at_us is not None:
                         await self._begin(job, at_us)
                     self._trouble.pop(job.name, None)

@@ -94,14 +94,21 @@ def _concerned(context: ControllerContext, choice: Choice) -> set[str]:
     return (targets | set(owners.values())) & context.alive().keys()
 
 
-def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[PartitionId, str]:
+def with_room(
+    context: ControllerContext, choice: Choice, said: Heard, *, in_part: bool = False
+) -> dict[PartitionId, str]:
     """Returns a target with room for each partition. Raises NoRoom if a target would receive more than it has room for.
 
     A target that does not answer counts as having room; it refuses by itself a partition that does not fit.
+
+    Args:
+        in_part: leave out the moves that a target has no room for, instead of raising.
     """
     view, moves = _view(context, choice, said), choice.moves
     if view.lacks(moves):
         moves = view.fitted(choice)
+        if in_part:
+            return view.fitting(moves)
     if lacks := view.lacks(moves):
         raise no_room(lacks)
     return moves

@@ -62,7 +62,10 @@ class Placing:
         view = self._measuring.view()
         moves = view.fitted(choice)
         proposals = [MoveProposal(each, view.owners[each], target, reasons[each]) for each, target in moves.items()]
-        return self._placement(view, proposals, cost, Left())
+        left = Left()
+        for partition, reason in choice.left.items():
+            left.note(partition, reason)
+        return self._placement(view, proposals, cost, left)
 
     async def place(
         self,
@@ -121,14 +124,18 @@ class Placing:
     async def _step(self) -> None:
         pilot, orders = self._autopilot, self._autopilot.orders
         await self._measuring.rates()
-        clock, view, busy = self._context.clock, self._measuring.view(), self._reconfigurations.busy()
+        clock, busy = self._context.clock, self._reconfigurations.busy()
+        view = replace(self._measuring.view(), avoided=self._reconfigurations.avoided())
         proposals = await self._context.aside(pilot.step, clock.monotonic(), view, busy)
         if pilot is not self._autopilot or not proposals:  # the settings were changed in between
             return
         options = MoveOptions(max_pause_ms=orders.max_pause_ms)
-        begun = await self._reconfigurations.place(proposals, options, Cause.AUTOPILOT)
-        pilot.began(clock.monotonic(), [proposal.partition for proposal in proposals])
+        begun = await self._reconfigurations.place(proposals, options, Cause.AUTOPILOT, in_part=True)
+        moved = {PartitionId(each.operator, move.partition) for each in begun for move in each.moves}
+        pilot.began(clock.monotonic(), moved)
         for proposal in proposals:
+            if proposal.partition not in moved:
+                continue
             log.info(
                 "autopilot moves %s from %s to %s: %s",
                 proposal.partition,
@@ -136,7 +143,9 @@ class Placing:
                 proposal.target,
                 proposal.reason,
             )
-        log.info("autopilot began %s", ", ".join(each.id for each in begun) or "nothing: no move still applies")
+        log.info(
+            "autopilot began %s", ", ".join(each.id for each in begun) or "nothing: no move still applies, or can begin"
+        )
 
     # -- told ---------------------------------------------------------------------------------------------
 
@@ -188,11 +197,13 @@ class AutoRebalance:
 
     async def _look(self) -> None:
         members = self._context.members
-        present = {name: members.session(name) for name in await self._newcomers()}
+        avoided = {name for names in self._reconfigurations.avoided().values() for name in names}
+        # a newcomer that could not take its share counts as another one when it is avoided no longer
+        present = {name: members.session(name) for name in await self._newcomers() if name not in avoided}
         joined = self._joining.step(self._context.clock.monotonic(), present, self._is_busy())
         if joined:
             names = ", ".join(sorted(joined))
-            started = await self._reconfigurations.rebalance("", MoveOptions())
+            started = await self._reconfigurations.rebalance("", MoveOptions(), in_part=True)
             log.warning("rebalancing for %s, which joined: %s", names, ", ".join(each.id for each in started))
 
     async def _newcomers(self) -> list[str]:

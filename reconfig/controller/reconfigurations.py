@@ -18,7 +18,7 @@ from reconfig.controller.measuring import Heard, heard, loads_of, owners_of, unh
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions import plan
-from reconfig.decisions.placement import Choice, MoveProposal, View, drained, spread
+from reconfig.decisions.placement import Avoided, Choice, MoveProposal, View, drained, spread
 from reconfig.decisions.plan import Asked, Cause, Load, PlannedMove, ReconfigurationState, Transfer
 from reconfig.decisions.sweeps import Maintenance, ordered
 from stateflow import ring
@@ -59,6 +59,7 @@ class Ask:
 class Reconfigurations:
     def __init__(self, context: ControllerContext, runs: RunRegistry, executor: Executor) -> None:
         self._context, self._runs, self._executor = context, runs, executor
+        self._avoided = Avoided()
 
     async def migrate(
         self,
@@ -97,38 +98,55 @@ class Reconfigurations:
             raise AlreadyThere(f"all named partitions are already at {to}", remedy="name other ones", operator=operator)
         return spread(away, self._answering(to, here, only), self._context.cluster.owned_counts())
 
-    async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
+    async def rebalance(self, operator: str, options: MoveOptions, *, in_part: bool = False) -> list[Reconfiguration]:
         """Gives each replica that answers the share of partitions that its weight calls for, by as few moves as
         possible.
 
         If an operator is allowed at some sites only, its partitions are shared among the replicas there. An empty
-        ``operator`` means all operators.
+        ``operator`` means all operators. Partitions whose owner does not answer stay: their moves would fail.
+
+        Args:
+            in_part: see :meth:`place`.
         """
         await self._context.acquainted()
-        async with self._planned(lambda: self.rebalancing(operator)) as (moves, said):
-            return await self._start_all(moves, said, options, Cause.REBALANCE)
+        async with self._planned(lambda: self.rebalancing(operator), in_part) as (moves, said):
+            silent = sorted(set(self.rebalancing(operator).left.values()))
+            if silent:
+                log.warning("rebalance leaves out partitions: %s", ", ".join(silent))
+            reasons = dict.fromkeys(moves, f"others stay: {', '.join(silent)}" if silent else "")
+            return await self._start_all(moves, said, options, Cause.REBALANCE, reasons=reasons)
 
     def rebalancing(self, operator: str) -> Choice:
         """Returns the moves that :meth:`rebalance` would begin, without alternative targets."""
-        view = self._view(operator)
-        return Choice(ring.rebalance(view.owners, view.replicas, view.allowed))
+        view, alive = self._view(operator), self._context.members.alive
+        left = {each: f"{owner} does not answer" for each, owner in view.owners.items() if not alive(owner)}
+        owners = {each: owner for each, owner in view.owners.items() if each not in left}
+        return Choice(ring.rebalance(owners, view.replicas, view.allowed), left=left)
 
     async def place(
-        self, proposals: Sequence[MoveProposal], options: MoveOptions, cause: Cause, only: Nodes = None
+        self,
+        proposals: Sequence[MoveProposal],
+        options: MoveOptions,
+        cause: Cause,
+        only: Nodes = None,
+        *,
+        in_part: bool = False,
     ) -> list[Reconfiguration]:
         """Begins the moves that policies propose. Skips partitions that have moved since the proposal, or are moving.
 
         Args:
             only: see :meth:`migrate`.
+            in_part: also skip the moves whose target cannot run the operator or has no room, and avoid that target for
+                a while. No one who could choose another target sees the error.
 
-        Raises the error of a target that cannot run the operator; then nothing moves.
+        Unless ``in_part``, raises NoRoom or the error of a target that cannot run the operator; then nothing moves.
         """
         if only is not None:
             proposals = [proposal for proposal in proposals if node_of(proposal.target) in only]
         if not proposals:
             return []
         await self._context.acquainted()
-        async with self._planned(lambda: _chosen(self._standing(proposals))) as (moves, said):
+        async with self._planned(lambda: _chosen(self._standing(proposals)), in_part) as (moves, said):
             reasons = {proposal.partition: proposal.reason for proposal in proposals}
             return await self._start_all(moves, said, options, cause, _asked(only), reasons)
 
@@ -143,6 +161,10 @@ class Reconfigurations:
             and proposal.partition not in busy
             and proposal.target in alive
         ]
+
+    def avoided(self) -> dict[str, frozenset[str]]:
+        """Returns, by operator, the replicas that could not take its partitions and are avoided for now."""
+        return self._avoided.now(self._context.clock.monotonic())
 
     def busy(self) -> set[PartitionId]:
         """Returns the partitions that are moving or being restored."""
@@ -286,12 +308,15 @@ class Reconfigurations:
         return [name for name in self._context.cluster.roster.replicas if node_of(name) == node]
 
     @contextlib.asynccontextmanager
-    async def _planned(self, choose: Callable[[], Choice]) -> AsyncIterator[tuple[Moves, Heard]]:
+    async def _planned(self, choose: Callable[[], Choice], in_part: bool = False) -> AsyncIterator[tuple[Moves, Heard]]:
         """Acquires the lock ``planning``, and yields the target of each partition, and replicas' reports of their room.
 
         Before the lock is acquired, replicas are asked, and targets fetch the code that they lack. That may take
         minutes, during which takeovers must not wait. If the choice of targets has changed by then, the new targets are
         asked, too.
+
+        Args:
+            in_part: leave out the moves whose target refuses them, see :meth:`place`.
 
         Raises the errors of ``choose``, MoveConflict, NoRoom, the error of a target that cannot run the operator, and
         Unavailable if the choice changes faster than replicas can be asked.
@@ -300,21 +325,24 @@ class Reconfigurations:
         taught: dict[tuple[str, OperatorSpec], StateflowError | None] = {}
         for _ in range(PREPARATIONS_MAX):
             try:
-                choice = choose()
+                choice = self._left_over(choose()) if in_part else choose()
                 self._check_free(choice.moves)
                 said = await heard(self._context, choice, said, SAID_WITHIN_S)
-                await self._teach(with_room(self._context, choice, said), taught)
+                await self._teach(with_room(self._context, choice, said, in_part=in_part), taught)
             except StateflowError as error:
                 log.info("preparation of moves failed, the command may be refused: %s", error)
             async with self._context.planning:
-                choice = choose()
+                choice = self._left_over(choose()) if in_part else choose()
                 self._check_free(choice.moves)
                 if unheard(self._context, choice, said):
                     continue
-                moves = with_room(self._context, choice, said)
+                moves: Moves = with_room(self._context, choice, said, in_part=in_part)
                 targets = self._targets(moves)
                 if not targets <= taught.keys():
                     continue
+                if in_part:
+                    moves = self._able(choice.moves, moves, taught)
+                    targets = self._targets(moves)
                 for target in sorted(targets, key=lambda each: (each[1].name, each[0])):
                     if (refused := taught[target]) is not None:
                         raise refused
@@ -324,6 +352,41 @@ class Reconfigurations:
             "the placement kept changing while the command was prepared",
             remedy="run the command again when no replica starts or stops and no partition moves",
         )
+
+    def _left_over(self, choice: Choice) -> Choice:
+        """Returns a choice without the moves to targets that are avoided for now."""
+        avoided = self.avoided()
+        moves = {each: target for each, target in choice.moves.items() if target not in avoided.get(each.operator, ())}
+        return replace(choice, moves=moves)
+
+    def _able(
+        self, chosen: Moves, fit: Moves, taught: Mapping[tuple[str, OperatorSpec], StateflowError | None]
+    ) -> Moves:
+        """Returns the moves whose targets can take them. The targets of the others are avoided for a while.
+
+        Args:
+            chosen: all moves.
+            fit: the moves for which there is room.
+            taught: the error of each target that cannot run the operator.
+        """
+        spec = {
+            operator: self._context.cluster.operator(operator).spec for operator in {each.operator for each in chosen}
+        }
+        failed: dict[tuple[str, str], str] = {}
+        for partition, target in chosen.items():
+            refused = taught.get((target, spec[partition.operator]))
+            if refused is not None:
+                failed[partition.operator, target] = str(refused)
+            elif partition not in fit:
+                failed.setdefault((partition.operator, target), f"no room for {partition}")
+        for (operator, target), why in sorted(failed.items()):
+            log.warning("operator %s: %s is avoided for a while: %s", operator, target, why)
+        able = {
+            partition: target for partition, target in fit.items() if taught[target, spec[partition.operator]] is None
+        }
+        self._avoided.took({(each.operator, target) for each, target in able.items()} - failed.keys())
+        self._avoided.failed(self._context.clock.monotonic(), failed)
+        return able
 
     def _targets(self, moves: Moves) -> set[tuple[str, OperatorSpec]]:
         """Returns the targets, each with the operator that it will run."""

@@ -4,8 +4,9 @@ them to messages."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
@@ -83,7 +84,9 @@ class Replicas:
         self._cluster, self._members, self._settings, self._clock = cluster, members, settings, clock
         self._connect, self._command, self._refused = connect, command, refused
         self._random = random
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, grpc.aio.Channel] = {}  # by address
+        self._users: Counter[str] = Counter()  # calls under way, by address
+        self._closing: set[asyncio.Task[None]] = set()
 
     # -- operators ----------------------------------------------------------------------------------------
 
@@ -245,9 +248,10 @@ class Replicas:
         """Calls a replica without waiting for a connection."""
         commanded = self._commanded(name, request)
         try:
-            answer = await getattr(self._stub(name), method)(
-                commanded, timeout=timeout_s or self._settings.rpc_timeout_s, **_traced()
-            )
+            with self._stub(name) as stub:
+                answer = await getattr(stub, method)(
+                    commanded, timeout=timeout_s or self._settings.rpc_timeout_s, **_traced()
+                )
         except grpc.aio.AioRpcError as error:
             raise self._meant(error, name) from error
         return answered(answer, self._shown(name))
@@ -260,15 +264,15 @@ class Replicas:
         Raises Unavailable if the replica answers neither request for ``SILENCE_S``.
         """
         await self._connected(name)
-        stub = self._stub(name)
-        call = getattr(stub, method)(self._commanded(name, request), **_traced())
-        async with aclosing(read_stream(call, self._shown(name), SILENCE_S, partial(_answers, stub))) as messages:
-            try:
-                async for message in messages:
-                    yield message
-            except StateflowError as error:
-                self._refused(error)
-                raise
+        with self._stub(name) as stub:
+            call = getattr(stub, method)(self._commanded(name, request), **_traced())
+            async with aclosing(read_stream(call, self._shown(name), SILENCE_S, partial(_answers, stub))) as messages:
+                try:
+                    async for message in messages:
+                        yield message
+                except StateflowError as error:
+                    self._refused(error)
+                    raise
 
     def _commanded(self, name: str, request: Any) -> Any:
         """Adds this controller's identity to a request that is a command. No other place adds it."""
@@ -282,17 +286,37 @@ class Replicas:
         self._refused(meant)
         return meant
 
-    def _stub(self, name: str) -> replica_pb2_grpc.ReplicaServiceStub:
-        return replica_pb2_grpc.ReplicaServiceStub(self._channel(name))
+    @contextmanager
+    def _stub(self, name: str) -> Iterator[replica_pb2_grpc.ReplicaServiceStub]:
+        with self._channel(name) as channel:
+            yield replica_pb2_grpc.ReplicaServiceStub(channel)
 
-    def _channel(self, name: str) -> grpc.aio.Channel:
+    @contextmanager
+    def _channel(self, name: str) -> Iterator[grpc.aio.Channel]:
+        """Yields the channel to a replica, which stays open until the caller is done."""
         address = self._address(name)
         if address not in self._channels:
             self._channels[address] = self._connect(address)
-        return self._channels[address]
+            self._close_unused()
+        self._users[address] += 1
+        try:
+            yield self._channels[address]
+        finally:
+            self._users[address] -= 1
+
+    def _close_unused(self) -> None:
+        """Closes the channels of addresses that no replica has any more: replicas may have another one after each
+        restart. A channel in use stays open."""
+        known = {info.address for info in self._cluster.roster.replicas.values()}
+        self._users = +self._users
+        for address in self._channels.keys() - known - self._users.keys():
+            closing = asyncio.get_running_loop().create_task(self._channels.pop(address).close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _connected(self, name: str) -> None:
-        await connected(self._channel(name), self._shown(name))
+        with self._channel(name) as channel:
+            await connected(channel, self._shown(name))
 
     def _shown(self, name: str) -> str:
         """Returns a replica's name and address for messages, or the name alone if the replica was forgotten."""
@@ -309,6 +333,7 @@ class Replicas:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+        await asyncio.gather(*self._closing)
 
 
 async def _answers(stub: replica_pb2_grpc.ReplicaServiceStub, within_s: float) -> bool:

@@ -64,6 +64,12 @@ class Standbys:
             )
         await self._context.record(steps.want_standbys, operator, count)
 
+    def undeployed(self, operator: str) -> None:
+        """Forgets the former standbys of an undeployed operator."""
+        for kept in (self._not_before, self._tried, self._near):
+            for partition in [each for each in kept if each.operator == operator]:
+                del kept[partition]
+
     def views(self) -> list[StandbyReport]:
         return [
             StandbyReport(

@@ -177,7 +177,8 @@ class Takeovers:
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
         self._failed: dict[PartitionId, str] = {}  # why the last takeover failed
-        self._tried: dict[PartitionId, Counter[str]] = {}  # failed takeovers by target, since it last registered
+        self._tried: dict[PartitionId, Counter[str]] = {}  # failed takeovers by target
+        self._came: dict[PartitionId, set[str]] = {}  # replicas that registered since the first takeover failed
         self._accepted: set[PartitionId] = set()  # partitions whose loss was accepted by command
         self._looked_at = len(context.cluster.finished)
         self._restores_looked_at = len(context.cluster.restores.failed)
@@ -194,16 +195,27 @@ class Takeovers:
         for partition, told in held.items():
             if told.epoch > max(seen.get(partition, 0), granted.get(partition, 0)):
                 seen[partition] = told.epoch
-        for kept in (self._not_before, self._failures, self._failed):
-            kept.clear()  # those takeovers may have failed because this replica was missing
-        for tried in self._tried.values():
-            tried.pop(name, None)
+        for partition in self._failed.keys() | self._failures.keys():
+            self._try_with(name, partition)
         for partition, epoch in self._context.cluster.assigned(name).items():
             view = held.get(partition)
             self._check_held(name, partition, epoch, view)
             if view is not None and view.state is State.FENCING:
                 self._context.spawn(self._settle_fence(name, partition, view.epoch, view.move_id))
         return [gone for partition, view in held.items() if (gone := self._superseded(name, partition, view))]
+
+    def _try_with(self, name: str, partition: PartitionId) -> None:
+        """Lets the next takeover of a partition begin at once: earlier ones may have failed because this replica was
+        missing. A replica that registers once more has not helped, and may be one that crashes again and again; then
+        the delays between the attempts go on growing.
+        """
+        came = self._came.setdefault(partition, set())
+        if name not in came:
+            came.add(name)
+            for kept in (self._not_before, self._failures, self._failed):
+                kept.pop(partition, None)
+            if (tried := self._tried.get(partition)) is not None:
+                tried.pop(name, None)
 
     def _check_held(self, name: str, partition: PartitionId, epoch: int, view: PartitionView | None) -> None:
         if view is not None and view.state is State.SEALED and view.epoch > epoch:
@@ -269,6 +281,8 @@ class Takeovers:
         """Notes that a partition has an owner again, or is gone. A loss that was accepted for it counts no longer."""
         self._orphans.pop(partition, None)
         self._accepted.discard(partition)
+        for kept in (self._not_before, self._failures, self._failed, self._tried, self._came):
+            kept.pop(partition, None)
 
     def is_orphan(self, partition: PartitionId) -> bool:
         """Tells whether a partition is an orphan: its owner's lease has lapsed, or the owner lost or sealed it."""
@@ -318,11 +332,11 @@ class Takeovers:
         )
 
     def undeployed(self, operator: str) -> None:
-        """Forgets the orphans of an undeployed operator."""
+        """Forgets the partitions of an undeployed operator, here and where standbys and moves remember them."""
+        self._standbys.undeployed(operator)
+        self._executor.undeployed(operator)
         for partition in [each for each in self._orphans if each.operator == operator]:
             self._no_orphan(partition)
-            for kept in (self._not_before, self._failures, self._failed, self._tried):
-                kept.pop(partition, None)
 
     def _owner(self, partition: PartitionId) -> tuple[str, int] | None:
         deployed = self._context.cluster.deployed.get(partition.operator)
@@ -572,8 +586,6 @@ class Takeovers:
         state = self._context.cluster.history[running.id].state
         if state is ReconfigurationState.COMPLETED:
             self._no_orphan(partition)
-            for kept in (self._failures, self._failed, self._tried):
-                kept.pop(partition, None)
             log.warning(
                 "partition %s taken over from %s by %s: %s",
                 partition,
@@ -583,7 +595,8 @@ class Takeovers:
             )
         else:
             log.error("takeover of partition %s failed: %s", partition, runner.machine.error)
-            self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
+            if partition in self._orphans:
+                self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
             if self._orphans.get(partition) == known:  # otherwise the owner came back: retried at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)

@@ -105,6 +105,25 @@ def lag_ms(measured: Measured) -> float:
     return predicted_pause_ms(replace(measured, rtt_ms=0.0, sync_ms=0.0), 0.0)
 
 
+def experience_of(measured: Measured, pause_ms: float) -> tuple[float, float] | None:
+    """Returns what a completed move shows of the fixed cost: (pause predicted with a fixed cost of 0, actual pause), in
+    milliseconds. The difference of both is the fixed cost with which the actual pause would have been predicted. None:
+    no finite pause was predicted.
+
+    Both are scaled to a link that carries no changes, because a fixed cost of ``c`` adds ``c / (1 - w/B)`` to a pause.
+    The last durable write is left out, because the fixed cost contains durable writes.
+
+    Args:
+        measured: the last report before the fence.
+        pause_ms: actual pause.
+    """
+    explained_ms = predicted_pause_ms(replace(measured, sync_ms=0.0), 0.0)
+    if not math.isfinite(explained_ms):
+        return None
+    unshared = 1 - measured.change_rate / measured.bandwidth if measured.bandwidth > 0 else 1.0
+    return explained_ms * unshared, pause_ms * unshared
+
+
 # -- The fixed cost --------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +251,7 @@ class Links:
     def bytes_per_s(self, now_s: float) -> dict[Pair, float]:
         """Returns bandwidths by (from, to)."""
         found = {pair: [rate for at, rate in moves if now_s - at < MOVES_KEPT_S] for pair, moves in self._moves.items()}
+        self._moves = {pair: self._moves[pair] for pair, rates in found.items() if rates}
         return {pair: max(rates) for pair, rates in found.items() if rates}
 
     def due(self, now_s: float, wanted: Iterable[Pair]) -> dict[str, list[str]]:

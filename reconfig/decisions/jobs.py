@@ -16,7 +16,7 @@ settings exclude jobs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -389,14 +389,37 @@ def next_at_us(runs: Sequence[Run], now_us: int) -> int:
     return max([now_us, *(run.at_us + 1 for run in runs)])
 
 
-def due(job: Job, runs: Sequence[Run], now_us: int) -> int | None:
+def due(job: Job, runs: Sequence[Run], now_us: int, seen_us: int | None = None) -> int | None:
     """Returns the time of the run that is due now; None: none is due. If a controller whose clock is ahead has begun
-    the run of a due time, a controller whose clock is behind does not run the job for that time again."""
+    the run of a due time, a controller whose clock is behind does not run the job for that time again.
+
+    Args:
+        seen_us: the earliest time that the clock has shown since the job's last change, see :class:`Earliest`; None:
+            not known.
+    """
     newest = runs[-1] if runs else None
     if job.paused or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None
     fired, ended = (None, None) if newest is None else (max(run.at_us for run in runs), newest.ended_us)
-    return job.schedule.due(now_us, job.since_us, fired, ended)
+    return job.schedule.due(now_us, job.since_us, fired, ended, seen_us)
+
+
+class Earliest:
+    """The earliest time that the clock has shown since each job was last defined or has last run."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[tuple[int, int], int]] = {}  # by job: since when, and the earliest time
+
+    def at(self, job: Job, runs: Sequence[Run], now_us: int) -> int:
+        """Notes the present time, and returns the earliest one."""
+        since = job.since_us, runs[-1].ended_us if runs else 0
+        known, seen_us = self._seen.get(job.name, (since, now_us))
+        self._seen[job.name] = since, min(seen_us, now_us) if known == since else now_us
+        return self._seen[job.name][1]
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets all jobs but these."""
+        self._seen = {name: seen for name, seen in self._seen.items() if name in names}
 
 
 def next_us(job: Job, runs: Sequence[Run], now_us: int) -> int:

@@ -345,6 +345,7 @@ def _prepare(move: Move, _: Event) -> None:
 
 def _measure(move: Move, event: CaughtUp) -> None:
     move.rounds += 1
+    move.measured = event.measured
     move.predicted_pause_ms, move.margin_now_ms = move.prediction(event)
 
 
@@ -686,6 +687,7 @@ class Move:
     cancelling: bool = False
     source_gone: bool = False
     target_up: bool = False  # a transfer is under way as far as we know
+    measured: Measured | None = None  # the target's last report while it caught up
     predicted_pause_ms: float = 0.0
     margin_now_ms: float = 0.0  # at least the last report's stall_ms, because another stall may follow
     rounds: int = 0

@@ -59,6 +59,9 @@ Pair = tuple[str, str]
 RTT_MS_DEFAULT = 20.0
 #: seconds within which a move must pay off; the move itself may take no longer
 PAYBACK_S = 600.0
+#: seconds for which moves without a command avoid a target after its first failure; doubled by each further failure
+AVOIDED_S = 30.0
+MOST_DOUBLINGS = 5
 #: maximum number of partitions for which a policy says why they stay
 LEFT_MAX = 100
 #: causes that spread partitions over all replicas: a replica that joins gets its share of the waiting moves
@@ -217,11 +220,13 @@ class Left:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The target that a command chooses for each partition. ``instead`` maps a partition to groups of other replicas
-    that may receive it; preferred groups come first.
+    that may receive it; preferred groups come first. ``left`` maps partitions that stay, although the command may mean
+    them, to the reason.
     """
 
     moves: dict[PartitionId, str]
     instead: Mapping[PartitionId, Sequence[Collection[str]]] = field(default_factory=dict)
+    left: Mapping[PartitionId, str] = field(default_factory=dict)
 
     def others(self) -> set[str]:
         return {name for ranks in self.instead.values() for rank in ranks for name in rank}
@@ -243,6 +248,7 @@ class View:
         copies: size, in bytes, of the files that a replica has of a partition that it does not own, by partition and
             replica. A move of the partition to the replica needs that much less room.
         bytes_per_s: bandwidth from one site to another.
+        avoided: by operator, replicas that receive none of its partitions, because they could not lately.
     """
 
     owners: Mapping[PartitionId, str]
@@ -255,6 +261,7 @@ class View:
     pinned: Mapping[PartitionId, str] = field(default_factory=dict)
     copies: Mapping[tuple[PartitionId, str], int] = field(default_factory=dict)
     bytes_per_s: Mapping[Pair, float] = field(default_factory=dict)
+    avoided: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def of(self, partition: PartitionId) -> Seen:
         return self.seen.get(partition, _UNSEEN)
@@ -327,6 +334,55 @@ class View:
                         break
             space.take(found[partition], self.takes(partition, found[partition]))
         return found
+
+    def fitting(self, moves: Mapping[PartitionId, str]) -> dict[PartitionId, str]:
+        """Returns the moves for which their targets have room together. Smaller partitions come first, because more of
+        them fit."""
+        space, found = Space(self.room), dict[PartitionId, str]()
+        for partition, target in sorted(moves.items(), key=lambda each: self.takes(*each)):
+            if space.holds(target, size := self.takes(partition, target)):
+                space.take(target, size)
+                found[partition] = target
+        return {partition: target for partition, target in moves.items() if partition in found}
+
+
+class Avoided:
+    """Remembers which replicas could not take an operator's partitions, so that moves without a command avoid them for
+    a while. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._failed: dict[tuple[str, str], tuple[int, float]] = {}  # by operator and replica: failures, and until when
+
+    def failed(self, now_s: float, failures: Iterable[tuple[str, str]]) -> None:
+        """Notes failures.
+
+        Args:
+            failures: (operator, replica) of each failure.
+        """
+        for key in failures:
+            count = self._failed.get(key, (0, 0.0))[0] + 1
+            self._failed[key] = count, now_s + self._lasts_s(count)
+
+    def took(self, done: Iterable[tuple[str, str]]) -> None:
+        """Forgets the failures of replicas that can take an operator's partitions, given as (operator, replica)."""
+        for key in done:
+            self._failed.pop(key, None)
+
+    def now(self, now_s: float) -> dict[str, frozenset[str]]:
+        """Returns the replicas to avoid, by operator."""
+        # a replica that is not asked again, because it is gone or not wanted, is forgotten
+        self._failed = {
+            key: (count, until) for key, (count, until) in self._failed.items() if now_s < until + self._lasts_s(count)
+        }
+        found: dict[str, frozenset[str]] = {}
+        for (operator, replica), (_, until) in self._failed.items():
+            if now_s < until:
+                found[operator] = found.get(operator, frozenset()) | {replica}
+        return found
+
+    @staticmethod
+    def _lasts_s(count: int) -> float:
+        return math.ldexp(AVOIDED_S, min(count - 1, MOST_DOUBLINGS))
 
 
 # -- One replica for each partition ----------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ class Nodes:
         return sorted(self._workers[node], key=lambda name: (*self._counts.get(name, (0.0, 0)), name))
 
     def target(self, partition: PartitionId, here: str, there: str, workers: Iterable[str], to: str) -> str | None:
-        """Returns the first of ``workers`` that has room. Returns None, and notes why the partition stays, if none has
-        room or the move would take too long.
+        """Returns the first of ``workers`` that has room and is not avoided. Returns None, and notes why the partition
+        stays, if there is none or the move would take too long.
 
         Args:
             here: the partition's site.
@@ -136,10 +136,11 @@ class Nodes:
         if why := self.view.bytes_per_s and self.view.too_long(partition, here, there):
             self.left.note(partition, why)
             return None
-        fits = self._space.holds
-        found = next((name for name in workers if not room or fits(name, self.view.takes(partition, name))), None)
+        fits, avoided = self._space.holds, self.view.avoided.get(partition.operator, ())
+        able = [name for name in workers if name not in avoided] if avoided else workers
+        found = next((name for name in able if not room or fits(name, self.view.takes(partition, name))), None)
         if found is None:
-            self.left.note(partition, f"{to} has no room for it")
+            self.left.note(partition, f"{to} has no room for it" if able else f"{to} could not take it lately")
         return found
 
     def propose(self, partition: PartitionId, target: str, reason: str) -> None:

@@ -90,6 +90,7 @@ class IncomingTransfer:
         self._node = node
         self._move = move
         self._source = source
+        self.addresses = {source.address}  # of the sources that the present attempt may use
         self._executor, self._quick = executor, quick
         self._clock = clock
         self._checkpoints = checkpoints
@@ -143,6 +144,7 @@ class IncomingTransfer:
     async def _attempt(self) -> AsyncIterator[Progress]:
         """Continues where the last attempt broke off. Raises Unavailable if the connection breaks, or _Restart."""
         move = self._move
+        self.addresses = {self._source.address}
         if self._base is None:
             kept = await self._in_thread(
                 self._node.receiver.prepare,
@@ -189,6 +191,7 @@ class IncomingTransfer:
     def copy_from(self, source: SourceReplica) -> None:
         """Makes later attempts connect to this source, which may be the same one at another address."""
         self._source = source
+        self.addresses.add(source.address)
 
     async def _failed(self, error: StateflowError) -> Progress:
         """Abandons the copy, and returns the last report. The partition must be free for another move even if no
@@ -503,7 +506,9 @@ class IncomingTransfers:
     ) -> None:
         self._node, self._checkpoints, self._clock = node, checkpoints, clock
         self._connect, self._threads = connect, threads
-        self._peers: dict[str, grpc.aio.Channel] = {}
+        self._peers: dict[str, grpc.aio.Channel] = {}  # by address
+        self._closing: set[asyncio.Task[None]] = set()
+        self._under_way: set[RunningTransfer] = set()
         self._running: dict[PartitionId, RunningTransfer] = {}
         self._turns = asyncio.Semaphore()  # of on-demand moves for which no batch waits
         self._loop = asyncio.get_running_loop()
@@ -549,7 +554,10 @@ class IncomingTransfers:
             self._turns,
         )
         alone_s = None if move.standby else self._node.settings.resume_timeout_s
-        return RunningTransfer(move.move_id, transfer, self._loop, alone_s)
+        running = RunningTransfer(move.move_id, transfer, self._loop, alone_s)
+        self._under_way.add(running)
+        running.task.add_done_callback(lambda _: self._under_way.discard(running))
+        return running
 
     def _source(self, move: Preparation) -> SourceReplica:
         address = move.source.address
@@ -557,8 +565,18 @@ class IncomingTransfers:
 
     def _peer(self, address: str) -> grpc.aio.Channel:
         if address not in self._peers:
+            self._close_unused()
             self._peers[address] = self._connect(address)
         return self._peers[address]
+
+    def _close_unused(self) -> None:
+        """Closes the channels that no transfer uses: their replicas may have other addresses by now, and this replica
+        does not know them all."""
+        used = {address for running in self._under_way for address in running.transfer.addresses}
+        for address in self._peers.keys() - used:
+            closing = self._loop.create_task(self._peers.pop(address).close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def ask(self, partition: PartitionId) -> None:
         """Lets the partition's copy begin now, because a batch waits for the partition."""
@@ -599,3 +617,4 @@ class IncomingTransfers:
             running.task.cancel()
         for channel in self._peers.values():
             await channel.close()
+        await asyncio.gather(*self._closing)

@@ -225,3 +225,53 @@ def test_a_copy_goes_on_at_the_address_that_its_source_has_now(tmp_path: Path, m
     node.close()
     assert isinstance(last.fault, StateMissing)
     assert tried[-1] == "a:2"
+
+
+def test_a_channel_that_no_transfer_uses_is_closed_when_another_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas of agents have another address after each restart. Every channel used to stay open."""
+    closed: list[str] = []
+    node = ReplicaNode(ReplicaInfo("target", "edge", "edge:1"), tmp_path, ReplicaSettings())
+    spec = describe(Count, 4)
+
+    def connect(address: str) -> Any:
+        async def close() -> None:
+            closed.append(address)
+
+        return SimpleNamespace(close=close, **dict.fromkeys(("unary_unary", "unary_stream"), lambda *_, **__: None))
+
+    async def run() -> None:
+        ends, follows = asyncio.Event(), asyncio.Event()
+
+        async def reports(transfer: Any) -> AsyncIterator[Progress]:
+            if transfer._move.partition.partition == 0:
+                follows.set()
+                await ends.wait()
+            yield OWNED
+
+        async def in_files(*_: object) -> None: ...
+
+        monkeypatch.setattr(transfer_in.IncomingTransfer, "run", reports)
+        threads: Any = SimpleNamespace(in_files=in_files, in_quick=in_files, files=None, quick=None)
+        transfers = IncomingTransfers(node, None, SYSTEM_CLOCK, connect, threads)
+
+        async def moved(number: int, address: str) -> None:
+            source = replace(SOURCE, address=address)
+            move = Preparation(f"m{number}", spec, PartitionId(spec.name, number), source, 1)
+            assert [each async for each in transfers.run(move, "")] == [OWNED]
+
+        first = asyncio.ensure_future(moved(0, "a:1"))
+        await follows.wait()
+        for number in (1, 2, 3):
+            await moved(number, f"b:{number}")
+        assert set(transfers._peers) == {"a:1", "b:3"}
+        ends.set()
+        await first
+        await moved(4, "b:4")
+        await asyncio.gather(*transfers._closing)
+        assert (set(transfers._peers), set(closed)) == ({"b:4"}, {"a:1", "b:1", "b:2", "b:3"})
+        await transfers.close()
+
+    asyncio.run(run())
+    node.close()

@@ -17,6 +17,7 @@ from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
+from reconfig.decisions.budget import MOVES_ENOUGH, Measured, predicted_pause_ms
 from reconfig.decisions.plan import STRATEGIES, Part, PlannedMove, StrategyName
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, StateflowError, Unavailable
@@ -258,3 +259,43 @@ def test_what_waits_and_is_cancelled_does_not_begin(tmp_path: Path) -> None:
         assert batch.status == "CANCELLED"
 
     carried(tmp_path, lambda *_: None, scenario, StrategyName.WARM_UP)
+
+
+@pytest.mark.parametrize(
+    ("measured", "true_ms"),
+    [
+        (Measured(50_000, 0.0, 1e6, 4.0), 12.0),
+        (Measured(50_000, 5e5, 1e6, 4.0), 12.0),
+        (Measured(50_000, 9e5, 1e6, 4.0), 3.0),
+        (Measured(50_000, 5e5, 1e6, 4.0, 2.0), 12.0),
+        (Measured(0, 0.0, 0.0, 4.0, 20.0), 25.0),
+        (Measured(50_000, 1e6, 0.0, 4.0), 12.0),
+    ],
+)
+def test_the_fixed_cost_that_is_learnt_predicts_the_pauses_it_was_learnt_from(
+    tmp_path: Path, measured: Measured, true_ms: float
+) -> None:
+    async def scenario(carried: Carried) -> None:
+        (runner, *_), pause_ms = carried.running.runners, predicted_pause_ms(measured, true_ms)
+        for _ in range(MOVES_ENOUGH):
+            fixed_ms = carried.executor.cost().expected_ms
+            machine = replace(runner.machine, fixed_ms=fixed_ms, phase=m.Phase.CATCHING_UP, settle_s=0.0)
+            machine.handle(m.CaughtUp(measured, 0.0))
+            machine.phase = m.Phase.COMPLETED
+            report = replace(runner.report, predicted_pause_ms=machine.predicted_pause_ms, pause_ms=pause_ms)
+            done: Any = SimpleNamespace(planned=runner.planned, machine=machine, report=report)
+            carried.executor._learn(done)
+        cost = carried.executor.cost()
+        assert cost.expected_ms == pytest.approx(true_ms)
+        assert predicted_pause_ms(measured, cost.expected_ms) == pytest.approx(pause_ms)
+
+    carried(tmp_path, fault, scenario, StrategyName.WARM_UP)
+
+
+def test_change_rates_of_an_undeployed_operator_are_forgotten(tmp_path: Path) -> None:
+    async def scenario(carried: Carried) -> None:
+        carried.executor.change_rates = {PartitionId("Op", 0): 1.0, PartitionId("Other", 0): 2.0}
+        carried.executor.undeployed("Op")
+        assert carried.executor.change_rates == {PartitionId("Other", 0): 2.0}
+
+    carried(tmp_path, fault, scenario, StrategyName.WARM_UP)

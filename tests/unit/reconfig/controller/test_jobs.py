@@ -94,3 +94,14 @@ def test_an_operator_whose_stage_fails_with_a_bug_holds_up_none_behind_it(ledger
     state, note = asyncio.run(scenario())
     assert (done, state) == (["A", "B"], RunState.FAILED)
     assert "A: ValueError: who knows" in note
+
+
+def test_a_job_runs_within_its_period_after_the_clock_was_put_back(ledger: Ledger) -> None:
+    book = Book(ledger)
+    write(book.cluster, steps.define_job, "a", Job("a", Schedule.parse("every 60"), Do.CHECKPOINT))
+    corrected_us = book.cluster.jobs.there["a"].since_us - 3600 * S
+    for later_s, begun in ((0, []), (59, []), (61, ["a"]), (62, ["a"])):
+        clock: Any = SimpleNamespace(now_us=lambda later_s=later_s: corrected_us + later_s * S)
+        book.jobs._context.clock = clock  # type: ignore[misc]
+        asyncio.run(book.jobs._look())
+        assert book.carried_on == begun

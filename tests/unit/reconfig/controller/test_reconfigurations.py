@@ -26,8 +26,10 @@ from reconfig.decisions.placement import Choice, MoveProposal
 from reconfig.decisions.plan import STRATEGIES, Asked, Cause, Kind, PlannedMove, StrategyName
 from reconfig.decisions.sweeps import Maintenance
 from stateflow.clock import ManualClock
-from stateflow.errors import InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
+from stateflow.errors import InMaintenance, InvalidArgument, MoveConflict, NoRoom, StateflowError, Unavailable
 from stateflow.ledger import Ledger
+from stateflow.partition.control import DiskView, PartitionView
+from stateflow.partition.lifecycle import State
 from stateflow.schedule import Schedule
 from stateflow.settings import ControllerSettings
 from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo
@@ -343,6 +345,91 @@ def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: Writte
     with pytest.raises(InvalidArgument, match="b has not the module"):
         asyncio.run(again.reconfigurations.migrate("Op", [0], "b", OPTIONS))
     assert not again.cluster.open_moves
+
+
+def three(cluster: Written) -> Again:
+    """Returns the reconfigurations of a cluster of three replicas, of which ``a`` owns everything."""
+    for name in "abc":
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    again = Again(cluster)
+    again.context.alive = again.context.fit
+    return again
+
+
+def proposed(**targets: str) -> list[MoveProposal]:
+    return [MoveProposal(PartitionId("Op", int(n[1:])), "a", target, "why") for n, target in targets.items()]
+
+
+def open_targets(again: Again) -> dict[int, str]:
+    planned = [open_move.planned for open_move in again.cluster.open_moves.values()]
+    return {each.partition.partition: each.target for each in planned}
+
+
+@pytest.mark.parametrize("of_policies", [True, False])
+def test_without_a_command_a_target_that_refuses_is_avoided_and_the_other_moves_begin(
+    cluster: Written, of_policies: bool
+) -> None:
+    again = three(cluster)
+    asked: list[str] = []
+
+    async def learn(name: str, spec: OperatorSpec) -> None:
+        asked.append(name)
+        if name == "b":
+            raise InvalidArgument(f"{name} has not the module", remedy="install it")
+
+    async def step() -> None:
+        if of_policies:
+            moves = proposed(p0="b", p1="c")
+            await again.reconfigurations.place(moves, OPTIONS, Cause.AUTOPILOT, in_part=True)
+        else:
+            await again.reconfigurations.rebalance("", OPTIONS, in_part=True)
+
+    again.context.replicas.learn = learn
+    asyncio.run(step())
+    begun = open_targets(again)
+    assert set(begun.values()) == {"c"}
+    assert again.reconfigurations.avoided() == {"Op": {"b"}}
+    for record in list(again.cluster.open_moves.values()):
+        write(again.cluster, steps.move_aborted, record.planned, ERROR, {})
+    asked.clear()
+    asyncio.run(step())
+    assert open_targets(again) == begun
+    assert asked == ["c"], "b is not asked again so soon"
+
+
+def test_a_rebalance_leaves_out_what_silent_owners_have_and_says_so(
+    cluster: Written, caplog: pytest.LogCaptureFixture
+) -> None:
+    deploy(cluster, replace(SPEC, name="Other"), dict.fromkeys(range(4), "c"))
+    again = three(cluster)
+    again.context.members.alive = lambda name: name != "c"
+    fit = again.context.fit
+    again.context.fit = lambda: {name: info for name, info in fit().items() if name != "c"}
+    choice = again.reconfigurations.rebalancing("")
+    assert choice.left == {PartitionId("Other", n): "c does not answer" for n in range(4)}
+    asyncio.run(again.reconfigurations.rebalance("", OPTIONS))
+    moves = [open_move.planned for open_move in again.cluster.open_moves.values()]
+    assert {(move.partition.operator, move.source, move.target, move.reason) for move in moves} == {
+        ("Op", "a", "b", "others stay: c does not answer")
+    }
+    assert "rebalance leaves out partitions: c does not answer" in caplog.text
+
+
+def test_without_a_command_a_target_receives_what_it_has_room_for(cluster: Written) -> None:
+    again = three(cluster)
+
+    async def views(name: str, within_s: float) -> Any:
+        there = [PartitionView(PartitionId("Op", n), State.OWNED, 1, 0, bytes=100 * (n + 1)) for n in range(4)]
+        return (there, DiskView()) if name == "a" else ([], DiskView(room_bytes=350))
+
+    again.context.replicas.views = views
+    moves = proposed(p0="b", p1="c", p2="b", p3="b")
+    with pytest.raises(NoRoom, match="b: "):
+        asyncio.run(again.reconfigurations.place(moves, OPTIONS, Cause.REBALANCE))
+    assert not again.cluster.open_moves
+    asyncio.run(again.reconfigurations.place(moves, OPTIONS, Cause.AUTOPILOT, in_part=True))
+    assert open_targets(again) == {0: "b", 1: "c"}
+    assert again.reconfigurations.avoided() == {"Op": {"b"}}
 
 
 @pytest.mark.parametrize("strategy", ["warm-up", "stop-and-restart", "fluid", "batched", "on-demand"])

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -340,3 +341,47 @@ def test_pauses_before_a_call_is_repeated_vary_by_a_quarter(monkeypatch: pytest.
     done(run())
     assert 3.0 <= min(slept) < max(slept) <= 5.0
     assert slept == [4.0 * random.uniform(0.75, 1.25) for random in [Random(5)] for _ in range(20)]
+
+
+def test_a_channel_to_an_address_that_no_replica_has_is_closed_when_no_call_uses_it() -> None:
+    """Replicas of agents have another address after each restart. Every channel used to stay open."""
+    world, closed = World(), list[str]()
+
+    def connect(address: str) -> Any:
+        async def close() -> None:
+            closed.append(address)
+
+        return SimpleNamespace(
+            channel_ready=world.channel_ready,
+            unary_unary=world.unary_unary,
+            unary_stream=world.unary_stream,
+            stream_stream=world.stream_stream,
+            close=close,
+        )
+
+    world.replicas._connect = connect
+
+    async def scenario() -> None:
+        replicas, first = world.replicas, A.address
+        world.known["b"] = replace(A, name="b", address="b:1")
+        world.answers = [rpb.TryPage(partition=1), rpb.TryPage(partition=2)]
+        trial = replicas.try_out("a", SPEC, [1, 2])
+        await anext(trial)
+        kept = world.answers
+        world.known["a"] = replace(A, address="a:2")
+        world.answers = []
+        for name in "ab":
+            await replicas.learn(name, SPEC)
+        assert set(replicas._channels) == {first, "a:2", "b:1"}, "a call uses the first one"
+        world.answers = kept
+        await trial.aclose()
+        world.known["a"] = replace(A, address="a:3")
+        world.answers = []
+        for name in "abab":
+            await replicas.learn(name, SPEC)
+        await asyncio.gather(*replicas._closing)
+        assert (set(replicas._channels), set(closed)) == ({"a:3", "b:1"}, {first, "a:2"})
+        await replicas.close()
+        assert set(closed) == {first, "a:2", "a:3", "b:1"}
+
+    done(scenario())

@@ -183,3 +183,16 @@ def test_a_standby_that_failed_is_tried_elsewhere_and_ever_later(tmp_path: Path)
         assert not wanting.cluster.open_moves
 
     scenario(tmp_path, acts)
+
+
+def test_nothing_is_remembered_of_an_undeployed_operator(tmp_path: Path) -> None:
+    async def acts(wanting: Wanting) -> None:
+        wanting.full = {"b"}
+        await wanting.standbys.reconcile()
+        await asyncio.gather(*wanting.tasks)
+        kept = (wanting.standbys._near, wanting.standbys._tried, wanting.standbys._not_before)
+        assert [{partition.operator for partition in each} for each in kept] == [{"A", "B"}] * 3
+        wanting.standbys.undeployed("A")
+        assert [{partition.operator for partition in each} for each in kept] == [{"B"}] * 3
+
+    scenario(tmp_path, acts)

@@ -50,8 +50,8 @@ def takeovers(epoch: int) -> Takeovers:
     )
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     context: Any = SimpleNamespace(cluster=cluster, members=SimpleNamespace(session=lambda _: "s"), clock=clock)
-    nothing: Any = SimpleNamespace()
-    executor: Any = SimpleNamespace(queue=SimpleNamespace(leave=lambda _: None))
+    nothing: Any = SimpleNamespace(undeployed=lambda _: None)
+    executor: Any = SimpleNamespace(queue=SimpleNamespace(leave=lambda _: None), undeployed=lambda _: None)
     return Takeovers(context, nothing, executor, nothing)
 
 
@@ -88,6 +88,16 @@ def test_an_operator_that_is_undeployed_while_a_source_is_asked_whether_it_seale
     made._context.replicas = SimpleNamespace(cancel=cancel)  # type: ignore[assignment]
     asyncio.run(made._settle_fence("a", FIRST, 1, "m1"))
     assert made._orphans == ({} if gone else {FIRST: Orphan(1, f.Why.SEALED)})
+
+
+def test_an_undeployed_operator_is_forgotten_everywhere() -> None:
+    made, told = takeovers(1), list[tuple[str, str]]()
+    made._standbys = SimpleNamespace(undeployed=lambda name: told.append(("standbys", name)))  # type: ignore[assignment]
+    made._executor = SimpleNamespace(undeployed=lambda name: told.append(("moves", name)))  # type: ignore[assignment]
+    made._orphans[FIRST] = Orphan(1, f.Why.LAPSED)
+    made.undeployed("Op")
+    assert not made._orphans
+    assert told == [("standbys", "Op"), ("moves", "Op")]
 
 
 def test_an_orphan_of_an_operator_that_is_gone_keeps_no_other_from_its_turn() -> None:
@@ -305,3 +315,35 @@ def test_an_owner_that_comes_back_during_a_command_keeps_its_other_partitions() 
     lack = made.lack(SECOND)
     assert lack is not None
     assert (lack.why, lack.by_command) == (f.Why.MISSING, True)
+
+
+def test_a_replica_that_crashes_again_and_again_ends_no_delay() -> None:
+    made = takeovers(1)
+    made._context.cluster.assigned = lambda _: {}  # type: ignore[method-assign]
+    now = 0.0
+    made._context.clock = SimpleNamespace(monotonic=lambda: now)  # type: ignore[assignment]
+    made._context.settings = ControllerSettings()  # type: ignore[misc]
+    made._context.over = SimpleNamespace(done=lambda: False)  # type: ignore[assignment]
+    made._context.cluster.history = {"t": SimpleNamespace(state="FAILED")}  # type: ignore[dict-item]
+    made._runs = SimpleNamespace(settle=lambda *_: None)  # type: ignore[assignment]
+    made._orphans[FIRST] = Orphan(1, f.Why.LAPSED)
+    planned = PlannedTakeover("t", FIRST, "a", "c", 1, 2, How.CHECKPOINT)
+    runner: Any = SimpleNamespace(planned=planned, machine=SimpleNamespace(error=None))
+
+    async def ended(*_: Any) -> Any:
+        return runner
+
+    made._to_its_end = ended  # type: ignore[method-assign]
+    waits: list[float] = []
+    for name, helps in (("b", True), ("c", True), ("c", False), ("c", False), ("c", False), ("d", True)):
+        running: Any = SimpleNamespace(id="t")
+        asyncio.run(made._run(running, runner, None))
+        waits.append(made._not_before[FIRST] - now)
+        now += 1.0
+        made.registered(name, [])
+        assert made._is_due(FIRST) == helps
+    retry_s = ControllerSettings().takeover_retry_s
+    assert waits == [retry_s * factor for factor in (1, 1, 1, 2, 4, 8)]
+    made._no_orphan(FIRST)
+    kept = (made._came, made._failures, made._failed, made._not_before, made._tried)
+    assert not any(FIRST in each for each in kept)

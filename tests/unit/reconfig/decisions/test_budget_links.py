@@ -62,6 +62,7 @@ def test_the_fastest_of_the_last_moves_is_what_a_link_can() -> None:
     links.moved(0, "a", "a", 1e9)
     assert links.bytes_per_s(10) == {("a", "b"): 9.0}
     assert links.bytes_per_s(MOVES_KEPT_S + 10) == {}
+    assert not links._moves, "sites may be gone for good"
 
 
 def test_what_is_where_its_rows_come_from_needs_no_figure() -> None:

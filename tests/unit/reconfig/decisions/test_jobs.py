@@ -10,7 +10,7 @@ import pytest
 
 from reconfig.controller import steps
 from reconfig.controller.history import entry
-from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, due, next_at_us, next_us, read_job
+from reconfig.decisions.jobs import Affinity, Do, Earliest, Job, Run, RunState, due, next_at_us, next_us, read_job
 from reconfig.decisions.policies import PolicyName
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger, RecordState
@@ -36,6 +36,20 @@ def test_a_clock_that_is_behind_runs_for_no_time_again() -> None:
     assert next_at_us([], 5) == 5
     assert next_at_us(runs, 7) == 1000 * S + 1, "by hand, under a controller whose clock is behind"
     assert next_us(EVERY, runs, 1002 * S) == 1061 * S
+
+
+def test_an_interval_counts_anew_from_a_clock_that_was_put_back() -> None:
+    earliest, ended = Earliest(), [ran(90_000 * S, 90_001 * S)]
+    assert earliest.at(EVERY, ended, 90_002 * S) == 90_002 * S
+    assert due(EVERY, ended, 90_002 * S, 90_002 * S) is None
+    assert next_us(EVERY, ended, 500 * S) == 560 * S
+    for now, at in ((500, None), (559, None), (560, 560 * S), (561, 560 * S)):
+        assert due(EVERY, ended, now * S, earliest.at(EVERY, ended, now * S)) == at
+    again = [*ended, ran(560 * S, 562 * S)]
+    assert earliest.at(EVERY, again, 563 * S) == 563 * S, "counted from the end of the run, as ever"
+    assert due(EVERY, again, 622 * S, 563 * S) == 622 * S
+    earliest.keep([])
+    assert earliest.at(EVERY, ended, 9 * S) == 9 * S
 
 
 def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> None:

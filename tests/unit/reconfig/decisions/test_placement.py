@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconfig.decisions.placement import Terms, View, best, drained, spread, spread_standbys
+from reconfig.decisions.placement import AVOIDED_S, Avoided, Terms, View, best, drained, spread, spread_standbys
 from stateflow.errors import AlreadyThere, Unavailable
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -126,3 +126,17 @@ def test_a_standby_is_begun_again_where_most_of_it_is() -> None:
     assert chosen("a1", "b2", "b1") == "b2"
     assert chosen("b1", "b1", "a2") == "a2", "its former owner, when it moved to where its standby was"
     assert chosen("a1", "a2") == "b1", "another site comes first"
+
+
+def test_a_target_that_fails_again_is_avoided_for_longer_and_forgotten_when_it_is_gone() -> None:
+    avoided = Avoided()
+    avoided.failed(0.0, [("Op", "a"), ("Other", "a")])
+    assert avoided.now(AVOIDED_S - 1) == {"Op": {"a"}, "Other": {"a"}}
+    avoided.took([("Other", "a")])
+    assert avoided.now(AVOIDED_S - 1) == {"Op": {"a"}}
+    assert avoided.now(AVOIDED_S) == {}
+    avoided.failed(AVOIDED_S, [("Op", "a")])
+    assert avoided.now(3 * AVOIDED_S - 1) == {"Op": {"a"}}
+    assert avoided.now(5 * AVOIDED_S) == {}
+    avoided.failed(5 * AVOIDED_S, [("Op", "a")])
+    assert avoided.now(6 * AVOIDED_S) == {}

@@ -193,6 +193,18 @@ def test_a_node_that_rests_is_given_nothing_and_keeps_what_it_has(policy: Policy
     assert all("cloud-1" not in (proposal.source, proposal.target) for proposal in proposals)
 
 
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_replica_that_could_not_take_an_operator_is_given_none_of_it(policy: PolicyName) -> None:
+    infos, owners = replicas(cloud=3, edge=1), dict.fromkeys(partitions(8), "cloud-0")
+    seen = {partition: coming(edge=100.0) for partition in partitions(8)}
+    avoided, left = {"Op": {"cloud-1", "edge-0"}}, Left()
+    targets = {proposal.target for proposal in decide([policy], View(owners, infos, seen, avoided=avoided), left)}
+    assert not targets & avoided["Op"]
+    assert targets == ({"cloud-2"} if policy is not LOCALITY else set())
+    other = {"Other": avoided["Op"]}
+    assert decide([policy], View(owners, infos, seen, avoided=other)) == decide([policy], View(owners, infos, seen))
+
+
 # -- locality -------------------------------------------------------------------------------------------------
 
 
