@@ -239,7 +239,8 @@ def test_a_channel_that_no_transfer_uses_is_closed_when_another_is_opened(
         async def close() -> None:
             closed.append(address)
 
-        return SimpleNamespace(close=close, **dict.fromkeys(("unary_unary", "unary_stream"), lambda *_, **__: None))
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        return SimpleNamespace(close=close, **dict.fromkeys(kinds, lambda *_, **__: None))
 
     async def run() -> None:
         ends, follows = asyncio.Event(), asyncio.Event()
@@ -261,8 +262,9 @@ def test_a_channel_that_no_transfer_uses_is_closed_when_another_is_opened(
             move = Preparation(f"m{number}", spec, PartitionId(spec.name, number), source, 1)
             assert [each async for each in transfers.run(move, "")] == [OWNED]
 
-        first = asyncio.ensure_future(moved(0, "a:1"))
-        await follows.wait()
+        first, waits = asyncio.ensure_future(moved(0, "a:1")), asyncio.ensure_future(follows.wait())
+        await asyncio.wait({first, waits}, return_when=asyncio.FIRST_COMPLETED)
+        assert not first.done() or first.result()
         for number in (1, 2, 3):
             await moved(number, f"b:{number}")
         assert set(transfers._peers) == {"a:1", "b:3"}
