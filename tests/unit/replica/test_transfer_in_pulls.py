@@ -261,6 +261,8 @@ def test_a_channel_that_no_transfer_uses_is_closed_when_another_is_opened(
             source = replace(SOURCE, address=address)
             move = Preparation(f"m{number}", spec, PartitionId(spec.name, number), source, 1)
             assert [each async for each in transfers.run(move, "")] == [OWNED]
+            await transfers._running[move.partition].task  # it ends just behind its last report
+            await asyncio.sleep(0)
 
         first, waits = asyncio.ensure_future(moved(0, "a:1")), asyncio.ensure_future(follows.wait())
         await asyncio.wait({first, waits}, return_when=asyncio.FIRST_COMPLETED)
