@@ -112,7 +112,7 @@ def secured(master: str, folder: Path) -> dict[str, Any]:
             "secrets": {
                 "enrolment": cluster._task.enrolment.secret if cluster._task.enrolment else "",
                 "token": str(cluster.token_file and cluster.token_file.read_text()),
-                "token of reads": (folder / "cluster" / "certificates" / "data-Tally.token").read_text(),
+                "token of reads": (folder / "cluster" / "certificates" / "query-Tally.token").read_text(),
             },
             "arguments": [text_of(pid, "cmdline") for pid in family(os.getpid())],
             "environments": [text_of(pid, "environ") for pid in family(os.getpid())],

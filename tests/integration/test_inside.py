@@ -54,7 +54,9 @@ def found_by(what: str, master: str, folder: Path) -> tuple[dict[str, Any], str]
     command = [sys.executable, "-m", "tests.integration.inside_driver", what, master, str(folder)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}  # executors have another working directory
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
+    # a driver that ends has workers in its process that go on starting executors, each in vain
+    said = [line for line in done.stderr.splitlines() if "Failed to launch executor" not in line]
+    assert done.returncode == 0, "\n".join(said)[-5000:]
     *said, last = done.stdout.splitlines()
     return json.loads(last), done.stderr + "\n".join(said)
 
