@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -76,6 +76,34 @@ async def no_lines(*_: object) -> AsyncIterator[bytes]:
     yield b""
 
 
+class Calling:
+    """The two channels of one caller.
+
+    Streams of requests are sent by the blocking one, as the client does: an asynchronous one whose server ends the call
+    while it sends loses the server's reason (grpc issue 36066).
+    """
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        if credentials is None:
+            self.channel, self.blocking = grpc.aio.insecure_channel(address), grpc.insecure_channel(address)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            self.blocking = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+        self.blocking.close()
+
+    def first(self, method: str, data: bytes, metadata: Any) -> None:
+        """Sends one message on a stream, and waits for the first answer."""
+        call = self.blocking.stream_stream(method)(iter([data]), timeout=10, metadata=metadata)
+        next(call, None)
+        call.cancel()
+
+
 class World:
     """A server with all services, and certificates for its callers. Everything runs in one event loop."""
 
@@ -106,13 +134,13 @@ class World:
         await self.server.stop(None)
         await self.replica.close()
 
-    def channel(self, environment: Mapping[str, str]) -> grpc.aio.Channel:
+    def calling(self, environment: Mapping[str, str]) -> Calling:
         ca = Path(self.own["STATEFLOW_TLS_CA"]).read_bytes()
         key, cert = (Path(environment[f"STATEFLOW_TLS_{which}"]).read_bytes() for which in ("KEY", "CERT"))
-        return self.channel_of(grpc.ssl_channel_credentials(ca, key, cert))
+        return self.calling_with(grpc.ssl_channel_credentials(ca, key, cert))
 
-    def channel_of(self, credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
-        return grpc.aio.secure_channel(self.address, credentials, options=CHANNEL_OPTIONS)
+    def calling_with(self, credentials: grpc.ChannelCredentials | None) -> Calling:
+        return Calling(self.address, credentials)
 
     def issue(self, name: str, role: Role) -> Mapping[str, str]:
         return self.certificates.issue(name, role, "127.0.0.1" if role.listens else "")
@@ -134,9 +162,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             made.loop.close()
 
 
-async def ask(
-    channel: grpc.aio.Channel, method: str, request: Any = None, metadata: Any = None
-) -> StateflowError | None:
+async def ask(calling: Calling, method: str, request: Any = None, metadata: Any = None) -> StateflowError | None:
     """Calls a method, in the shape that its description gives.
 
     Returns the error of the handler; None: the handler has answered. Raises the error of a call that reached no
@@ -144,21 +170,16 @@ async def ask(
     """
     data = b"" if request is None else request.SerializeToString()
     shape = METHODS.get(method)
-
-    async def once() -> AsyncIterator[bytes]:
-        yield data
-
     try:
         if shape is not None and shape.client_streaming:
-            call = channel.stream_stream(method)(once(), timeout=10, metadata=metadata)
+            await asyncio.to_thread(calling.first, method, data, metadata)
         elif shape is not None and shape.server_streaming:
-            call = channel.unary_stream(method)(data, timeout=10, metadata=metadata)
+            call = calling.channel.unary_stream(method)(data, timeout=10, metadata=metadata)
+            await call.read()
+            call.cancel()
         else:
-            await channel.unary_unary(method)(data, timeout=10, metadata=metadata)
-            return None
-        await call.read()
-        call.cancel()
-    except grpc.aio.AioRpcError as error:
+            await calling.channel.unary_unary(method)(data, timeout=10, metadata=metadata)
+    except grpc.RpcError as error:
         found = remote_error(error, "there")
         if isinstance(found, NotAllowed) or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
             raise found from None
@@ -167,14 +188,14 @@ async def ask(
 
 
 async def who_and_author(
-    channel: grpc.aio.Channel, method: str, request: Any = None, user: Identity | None = None
+    calling: Calling, method: str, request: Any = None, user: Identity | None = None
 ) -> tuple[str, str]:
     """Returns the caller that a controller sees, and the author that it would record.
 
     Args:
         user: the user for whom the caller calls; None: it calls for itself.
     """
-    answered = await ask(channel, method, request, None if user is None else ((USER_KEY, user.uri),))
+    answered = await ask(calling, method, request, None if user is None else ((USER_KEY, user.uri),))
     assert isinstance(answered, NotLeading), answered
     return answered.where.get("caller", ""), answered.where["author"]
 
@@ -193,12 +214,12 @@ def own_request(method: str, name: str) -> Any:
     return request
 
 
-async def let_in(channel: grpc.aio.Channel, name: str) -> tuple[set[str], dict[str, NotAllowed]]:
+async def let_in(calling: Calling, name: str) -> tuple[set[str], dict[str, NotAllowed]]:
     """Calls every method. Returns the methods that let the caller in, and the refusals of the others."""
     entered, refused = set(), {}
     for method in ALL:
         try:
-            await ask(channel, method, own_request(method, name))
+            await ask(calling, method, own_request(method, name))
         except NotAllowed as error:
             refused[method] = error
         else:
@@ -223,14 +244,14 @@ def test_a_token_has_the_rights_of_its_role_until_it_expires(
     credentials = grpc.ssl_channel_credentials(parts.ca, parts.key, parts.cert)
 
     async def run() -> None:
-        async with world.channel_of(credentials) as channel:
-            entered, _ = await let_in(channel, "alice")
+        async with world.calling_with(credentials) as calling:
+            entered, _ = await let_in(calling, "alice")
             assert entered == {method for method in ALL if admits(method, who, own_request(method, "alice"))}
-            await ask(channel, POSITIONS, OF_OP)
+            await ask(calling, POSITIONS, OF_OP)
         monkeypatch.setattr(world.clock, "ahead_s", 7200.0)  # a token expires an hour after it was made
-        async with world.channel_of(credentials) as channel:
+        async with world.calling_with(credentials) as calling:
             with pytest.raises(NotAllowed, match=f"{role}/alice has expired"):
-                await ask(channel, POSITIONS, OF_OP)
+                await ask(calling, POSITIONS, OF_OP)
 
     world.run(run())
 
@@ -240,8 +261,8 @@ def test_every_rpc_by_every_role(role: Role, world: World) -> None:
     """Each role calls what the table of roles allows. What it must not allow is in `unit/security/test_roles.py`."""
 
     async def run() -> tuple[set[str], dict[str, NotAllowed]]:
-        async with world.channel(world.issue("someone", role)) as channel:
-            return await let_in(channel, "someone")
+        async with world.calling(world.issue("someone", role)) as calling:
+            return await let_in(calling, "someone")
 
     entered, refused = world.run(run())
     assert entered == {method for method in ALL if role in RULES[method].roles}
@@ -257,13 +278,13 @@ def test_who_was_revoked_calls_nothing(role: Role, world: World) -> None:
     methods = [method for method in ALL if role in RULES[method].roles]
 
     async def run() -> None:
-        async with world.channel(world.issue("gone", role)) as channel:
-            await ask(channel, HEALTH)
+        async with world.calling(world.issue("gone", role)) as calling:
+            await ask(calling, HEALTH)
             world.certificates.revoke(who)
             for method in methods:
                 with pytest.raises(NotAllowed, match=f"the certificate of {who} was revoked"):
-                    await ask(channel, method, own_request(method, "gone"))
-            call = channel.stream_stream(APPLY)()  # nothing is sent
+                    await ask(calling, method, own_request(method, "gone"))
+            call = calling.channel.stream_stream(APPLY)()  # nothing is sent
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await asyncio.wait_for(call.read(), 10)
             assert refused.value.details() == "not_allowed"
@@ -295,14 +316,14 @@ def test_nobody_else_calls_anything(world: World, tmp_path: Path) -> None:
 
     async def run() -> None:
         ca = Path(world.own["STATEFLOW_TLS_CA"]).read_bytes()
-        channels = [world.channel(each) for each in given]
-        channels.append(world.channel_of(grpc.ssl_channel_credentials(ca)))
-        channels.append(grpc.aio.insecure_channel(world.address))
-        for channel in channels:
-            async with channel:
+        every = [world.calling(each) for each in given]
+        every.append(world.calling_with(grpc.ssl_channel_credentials(ca)))
+        every.append(world.calling_with(None))
+        for calling in every:
+            async with calling:
                 for method in ALL:
                     with pytest.raises(Unavailable):
-                        await ask(channel, method)
+                        await ask(calling, method)
 
     world.run(run())
 
@@ -317,14 +338,14 @@ def test_what_is_over_is_over_at_the_next_call(world: World, monkeypatch: pytest
     admin, data = world.issue("alice", Role.ADMIN), world.issue("gw", Role.DATA)
 
     async def run() -> None:
-        async with world.channel(admin) as channel, world.channel(data) as feed:
-            stream = feed.stream_stream(APPLY)()
+        async with world.calling(admin) as calling, world.calling(data) as feed:
+            stream = feed.channel.stream_stream(APPLY)()
             await stream.write(apply(1))
             assert await stream.read()
-            assert await who_and_author(channel, STATUS) == ("admin/alice", "admin/alice")
+            assert await who_and_author(calling, STATUS) == ("admin/alice", "admin/alice")
             world.certificates.revoke("admin/alice")
             with pytest.raises(NotAllowed, match="the certificate of admin/alice was revoked"):
-                await ask(channel, STATUS)
+                await ask(calling, STATUS)
             await stream.write(apply(2))
             assert await stream.read(), "others go on"
             before = world.refusals.counts().get(("Apply", "data"), 0)
@@ -334,11 +355,11 @@ def test_what_is_over_is_over_at_the_next_call(world: World, monkeypatch: pytest
                 await stream.read()
             assert ended.value.details() == "not_allowed"
             assert world.refusals.counts()["Apply", "data"] == before + 1, "a message of a stream leaves a trace, too"
-        async with world.channel(world.issue("bob", Role.ADMIN)) as channel:
-            assert await who_and_author(channel, STATUS) == ("admin/bob", "admin/bob")
+        async with world.calling(world.issue("bob", Role.ADMIN)) as calling:
+            assert await who_and_author(calling, STATUS) == ("admin/bob", "admin/bob")
             monkeypatch.setattr(world.clock, "ahead_s", 91 * 86_400.0)
             with pytest.raises(NotAllowed, match="the certificate of admin/bob has expired"):
-                await ask(channel, STATUS)
+                await ask(calling, STATUS)
 
     world.run(run())
 
@@ -349,35 +370,35 @@ def test_names_and_operators_are_looked_at(world: World) -> None:
     beat = controller_pb2.HeartbeatRequest
 
     async def run() -> None:
-        async with world.channel(node) as channel:
+        async with world.calling(node) as calling:
             heartbeat = CONTROLLER + "Heartbeat"
-            await ask(channel, heartbeat, beat(name="edge-0~2"))
+            await ask(calling, heartbeat, beat(name="edge-0~2"))
             with pytest.raises(NotAllowed, match="may not call Heartbeat for 'cloud-0'"):
-                await ask(channel, heartbeat, beat(name="cloud-0"))
-        async with world.channel(data) as channel:
+                await ask(calling, heartbeat, beat(name="cloud-0"))
+        async with world.calling(data) as calling:
             for operator, admitted in (("Pumps", True), ("Tally", False)):
-                stream = channel.stream_stream(APPLY)()
+                stream = calling.channel.stream_stream(APPLY)()
                 await stream.write(apply(1, operator))
                 if admitted:
                     assert await stream.read()
                     stream.cancel()
-                    await ask(channel, REPLICA + "Scan", replica_pb2.ScanRequest(operator=operator))
+                    await ask(calling, REPLICA + "Scan", replica_pb2.ScanRequest(operator=operator))
                     continue
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await stream.read()
                 assert "may not reach the operator 'Tally'" in str(remote_error(refused.value, "there"))
                 with pytest.raises(NotAllowed, match="may not reach the operator 'Tally'"):
-                    await ask(channel, REPLICA + "Scan", replica_pb2.ScanRequest(operator=operator))
+                    await ask(calling, REPLICA + "Scan", replica_pb2.ScanRequest(operator=operator))
             with pytest.raises(ReleaseMismatch, match="does not know the call"):
-                await ask(channel, "/stateflow.rpc.Nothing/Such")
+                await ask(calling, "/stateflow.rpc.Nothing/Such")
 
     world.run(run())
 
 
 def test_who_tries_everything_leaves_a_trace(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> dict[str, NotAllowed]:
-        async with world.channel(world.issue("mallory", Role.READ)) as channel:
-            return (await let_in(channel, "mallory"))[1]
+        async with world.calling(world.issue("mallory", Role.READ)) as calling:
+            return (await let_in(calling, "mallory"))[1]
 
     before = world.refusals.counts()
     refused = world.run(run())
@@ -405,11 +426,11 @@ def test_a_node_is_the_author_of_what_it_asks_for_and_of_no_report(world: World)
     }
 
     async def run() -> None:
-        async with world.channel(world.issue("edge-1", Role.NODE)) as channel:
+        async with world.calling(world.issue("edge-1", Role.NODE)) as calling:
             for call, request in asked.items():
-                assert await who_and_author(channel, CONTROLLER + call, request) == ("node/edge-1", "node/edge-1")
+                assert await who_and_author(calling, CONTROLLER + call, request) == ("node/edge-1", "node/edge-1")
             for call, request in reported.items():
-                assert await who_and_author(channel, CONTROLLER + call, request) == ("node/edge-1", "")
+                assert await who_and_author(calling, CONTROLLER + call, request) == ("node/edge-1", "")
 
     world.run(run())
 
@@ -419,23 +440,23 @@ def test_a_user_and_the_process_that_calls_for_them_are_the_author(world: World)
     alice, root = Identity(Role.OPERATE, "alice"), Identity(Role.ADMIN, "root")
 
     async def run() -> None:
-        async with world.channel(world.issue("page", Role.ADMIN)) as channel:
-            said = await who_and_author(channel, CONTROLLER + "Drain", drain, alice)
+        async with world.calling(world.issue("page", Role.ADMIN)) as calling:
+            said = await who_and_author(calling, CONTROLLER + "Drain", drain, alice)
             assert said == ("admin/page", "operate/alice via admin/page")
-            said = await who_and_author(channel, CONTROLLER + "Forget", forget, root)
+            said = await who_and_author(calling, CONTROLLER + "Forget", forget, root)
             assert said == ("admin/page", "admin/root via admin/page")
             with pytest.raises(NotAllowed, match="operate/alice may not call Forget") as refused:
-                await who_and_author(channel, CONTROLLER + "Forget", forget, alice)
+                await who_and_author(calling, CONTROLLER + "Forget", forget, alice)
             assert (refused.value.where["who"], refused.value.where["user"]) == ("admin/page", "operate/alice")
             with pytest.raises(NotAllowed, match="admin/page may not call for node/edge-1"):
-                await who_and_author(channel, CONTROLLER + "Drain", drain, Identity(Role.NODE, "edge-1"))
+                await who_and_author(calling, CONTROLLER + "Drain", drain, Identity(Role.NODE, "edge-1"))
             with pytest.raises(NotAllowed, match="the user of the call has no identity"):
-                await ask(channel, CONTROLLER + "Drain", drain, ((USER_KEY, "alice"),))
+                await ask(calling, CONTROLLER + "Drain", drain, ((USER_KEY, "alice"),))
             with pytest.raises(NotAllowed, match="data/pumps may not reach the operator 'Op'"):
-                await ask(channel, POSITIONS, OF_OP, ((USER_KEY, Identity(Role.DATA, "pumps", ("Pumps",)).uri),))
-        async with world.channel(world.issue("bob", Role.OPERATE)) as channel:
+                await ask(calling, POSITIONS, OF_OP, ((USER_KEY, Identity(Role.DATA, "pumps", ("Pumps",)).uri),))
+        async with world.calling(world.issue("bob", Role.OPERATE)) as calling:
             with pytest.raises(NotAllowed, match="operate/bob may not call for operate/alice"):
-                await who_and_author(channel, CONTROLLER + "Drain", drain, alice)
+                await who_and_author(calling, CONTROLLER + "Drain", drain, alice)
 
     world.run(run())
 
@@ -450,10 +471,10 @@ def test_in_plain_text_nobody_is_told_apart(world: World, monkeypatch: pytest.Mo
         ControllerService(leading).add_to(server)
         address = bind(server, "127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with Calling(address, None) as calling:
             try:
                 return await who_and_author(
-                    channel, CONTROLLER + "Undeploy", controller_pb2.UndeployRequest(operator="Op")
+                    calling, CONTROLLER + "Undeploy", controller_pb2.UndeployRequest(operator="Op")
                 )
             finally:
                 await server.stop(None)
