@@ -21,18 +21,31 @@ import importlib.util
 import inspect
 import math
 import re
-import symtable
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import PosixPath, PurePosixPath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from stateflow.code.statements import Aliases, Touch, functions_of, is_fixed
+from stateflow.code.statements import (
+    FUTURE,
+    Aliases,
+    Program,
+    Statement,
+    Touch,
+    find_names,
+    first_line,
+    functions_of,
+    is_empty,
+    is_fixed,
+    is_literal,
+    names_bound,
+    names_stored,
+)
 from stateflow.errors import OperatorNotImportable
 
 # -- Values as text --------------------------------------------------------------------------------------------------
@@ -211,56 +224,11 @@ _NOT_MADE_AGAIN = (
     *("pyspark.sql.session", "pyspark.sql.dataframe", "pyspark.sql.classic", "pyspark.sql.streaming", "pyspark.core"),
     *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
 )
-_FUTURE = "from __future__ import annotations"
 #: position after all statements of the program
 _LAST = (1 << 30, 0)
 #: cell magics of IPython that run the rest of their cell as an ordinary cell
 _RUN_AS_IT_IS = frozenset({"time", "capture", "prun"})
 _MADE = re.compile(r"^(?:class|(?:async )?def)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
-
-
-@dataclass(eq=False, slots=True)
-class Statement:
-    """A statement that defines names."""
-
-    order: tuple[int, int]  # (number of the text, number of the line)
-    code: str
-    binds: frozenset[str]
-    at_once: set[str] = field(default_factory=set)  # names that the statement reads when it runs
-    own: set[str] = field(default_factory=set)  # those of them that a class body binds for itself
-    uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
-    hints: set[str] = field(default_factory=set)  # names in annotations, which may or may not be read
-    star: bool = False
-    imports: bool = False
-    defines: bool = False  # the statement is a def or a class
-    empty: bool = False  # the statement makes an empty container
-    repeats: bool = False  # run twice, the statement makes an equal value: an import, a def, a class, a literal
-
-
-@dataclass(slots=True)
-class Program:
-    """The statements of a program, and what else an excerpt needs to know about it."""
-
-    statements: list[Statement]
-    elsewhere: dict[str, int] = field(default_factory=dict)  # name made by a statement that no excerpt contains → line
-    touches: list[Touch] = field(default_factory=list)  # places where the program may change its objects
-    magics: dict[str, str] = field(default_factory=dict)  # name made in a cell that is not Python → magic of the cell
-    futures: bool = False  # annotations are text
-    single: bool = False  # the program is one text with known line numbers
-
-    def makers(self, name: str) -> list[Statement]:
-        """Returns the statements that make the final value of a name, last first.
-
-        The list begins with the last statement that binds the name. If this statement also reads the name, the previous
-        statement that binds the name follows, and so on.
-        """
-        found: list[Statement] = []
-        for statement in reversed(self.statements):
-            if name in statement.binds:
-                found.append(statement)
-                if name not in statement.at_once:
-                    break
-        return found
 
 
 def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = None) -> str:
@@ -313,10 +281,10 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
     for number, lines, body in bodies:
         _read(program, number, lines, body, package)
         for node in body:
-            order = (number, _first_line(node))
-            program.touches += aliases.touches(node, order, _binds(node) or (), functions)
+            order = (number, first_line(node))
+            program.touches += aliases.touches(node, order, names_bound(node) or (), functions)
     for statement in program.statements:
-        _find_names(statement, program.futures)
+        find_names(statement, program.futures)
     return program
 
 
@@ -344,14 +312,14 @@ def _in_magic(what: str, magic: str) -> OperatorNotImportable:
 
 
 def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt], package: str | None) -> None:
-    spans = [(_first_line(node), node.end_lineno or node.lineno) for node in body]
+    spans = [(first_line(node), node.end_lineno or node.lineno) for node in body]
     for index, node in enumerate(body):
         first, last = spans[index]
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             continue
-        binds = _binds(node)
+        binds = names_bound(node)
         if binds is None:
-            for name in _stored(node):
+            for name in names_stored(node):
                 program.elsewhere.setdefault(name, first)
             continue
         alone = all(b < first or a > last for i, (a, b) in enumerate(spans) if i != index)
@@ -363,8 +331,8 @@ def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt],
         imports = isinstance(node, ast.Import | ast.ImportFrom)
         statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
         statement.defines = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and _is_empty(node.value)
-        statement.repeats = imports or statement.defines or (isinstance(node, ast.Assign) and _is_literal(node.value))
+        statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and is_empty(node.value)
+        statement.repeats = imports or statement.defines or (isinstance(node, ast.Assign) and is_literal(node.value))
         program.statements.append(statement)
 
 
@@ -602,115 +570,12 @@ class _Taking:
 
     def text(self) -> str:
         """Returns the excerpt. The statements of a script keep their line numbers, so that tracebacks are correct."""
-        lines = [_FUTURE] if self._program.futures else []
+        lines = [FUTURE] if self._program.futures else []
         for statement in sorted(self.statements, key=lambda each: each.order):
             if self._program.single:
                 lines += [""] * (statement.order[1] - 1 - len(lines))
             lines += statement.code.split("\n")
         return "\n".join(lines) + "\n"
-
-
-# -- What statements bind and read -----------------------------------------------------------------------------------
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(each.lineno for each in decorators)])
-
-
-def _binds(node: ast.stmt) -> set[str] | None:
-    """Returns the names that a statement defines; None for a statement that may do anything else."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return {node.name}
-        case ast.Import() | ast.ImportFrom():
-            return {(each.asname or each.name).partition(".")[0] for each in node.names}
-        case ast.Assign():
-            return {name for target in node.targets for name in _roots(target)}
-        case ast.AnnAssign() | ast.AugAssign():
-            return set(_roots(node.target)) if node.value is not None else set()
-        case ast.If() if not any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)):
-            return _all_bind([*node.body, *node.orelse])
-        case ast.Try():
-            caught = [each for handler in node.handlers for each in handler.body]
-            return _all_bind([*node.body, *caught, *node.orelse, *node.finalbody])
-    if type(node).__name__ == "TypeAlias":  # from Python 3.12 on
-        return {node.name.id}  # type: ignore[attr-defined]
-    return None
-
-
-def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:
-    names: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.Pass | ast.Raise):
-            continue
-        found = _binds(node)
-        if found is None:
-            return None
-        names |= found
-    return names
-
-
-def _roots(target: ast.expr) -> Iterator[str]:
-    """Yields the names that an assignment target binds or changes: ``a``, ``a, *b``, ``a.x``, ``a["x"]``."""
-    match target:
-        case ast.Name():
-            yield target.id
-        case ast.Tuple() | ast.List():
-            for each in target.elts:
-                yield from _roots(each)
-        case ast.Starred() | ast.Attribute() | ast.Subscript():
-            yield from _roots(target.value)
-
-
-def _stored(node: ast.stmt) -> set[str]:
-    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return names | {n.name for n in ast.walk(node) if isinstance(n, made)}
-
-
-def _find_names(statement: Statement, futures: bool) -> None:
-    code = f"{_FUTURE}\n{statement.code}" if futures else statement.code
-    top = symtable.symtable(code, "<excerpt>", "exec")
-    tree = ast.parse(statement.code)
-    statement.at_once = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
-    statement.at_once |= {
-        n.target.id for n in tree.body if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
-    }
-    statement.uses = set(statement.at_once)
-    _add_globals(top, statement, now=True)
-    for node in ast.walk(tree):
-        for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if isinstance(hint, ast.expr):
-                statement.hints |= named_in(hint)
-
-
-def _add_globals(table: symtable.SymbolTable, statement: Statement, *, now: bool) -> None:
-    for inner in table.get_children():
-        is_class = inner.get_type() == "class"
-        names = {
-            each.get_name()
-            for each in inner.get_symbols()
-            if each.is_referenced() and (each.is_global() or (is_class and each.is_local()))
-        }
-        statement.uses |= names
-        if now and is_class:  # a class body runs with its statement
-            statement.at_once |= names
-            statement.own |= {each.get_name() for each in inner.get_symbols() if each.is_local()}
-        _add_globals(inner, statement, now=now and is_class)
-
-
-def named_in(hint: ast.expr) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(hint):
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            try:
-                names |= named_in(ast.parse(node.value, mode="eval").body)
-            except SyntaxError:
-                continue
-    return names
 
 
 # -- Values in excerpts ----------------------------------------------------------------------------------------------
@@ -724,27 +589,6 @@ def _text_of(value: object, values: Mapping[str, Any]) -> tuple[str | None, set[
         return writer.write(value), writer.uses
     except Unwritten:
         return None, set()
-
-
-CONTAINERS = frozenset({"dict", "list", "set", "Counter", "OrderedDict", "defaultdict", "deque"})
-
-
-def _is_empty(made: ast.expr | None) -> bool:
-    """Tells whether an expression makes an empty container: ``{}``, ``list()``."""
-    match made:
-        case ast.Dict(keys=[]) | ast.List(elts=[]):
-            return True
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
-            return name in CONTAINERS and (not args or name == "defaultdict")
-    return False
-
-
-def _is_literal(made: ast.expr) -> bool:
-    try:
-        ast.literal_eval(made)
-    except (ValueError, TypeError, RecursionError):
-        return False
-    return True
 
 
 def _import_of(name: str, value: object, program: object) -> Statement | None:

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from stateflow.code.excerpt import CONTAINERS, Program, Statement, named_in, written
-from stateflow.code.statements import Touch, only_looks
+from stateflow.code.excerpt import written
+from stateflow.code.statements import CONTAINERS, Program, Statement, Touch, named_in, only_looks
 from stateflow.errors import OperatorNotImportable
 
 #: instructions of an expression or definition without a jump; a definition that has any other instruction is not cut

@@ -1,6 +1,7 @@
-"""Finds the places where a program's statements change objects that other statements made. No I/O.
+"""Finds the names that a program's statements bind and read, and the places where they change objects. No I/O.
 
-An excerpt of the program without such a change would contain another object than the program.
+An excerpt of the program without a change of an object that other statements made would contain another object than
+the program.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import functools
 import inspect
 import logging
 import re
+import symtable
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
+FUTURE = "from __future__ import annotations"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -39,12 +42,186 @@ _CHANGES = re.compile(
 )
 
 
+@dataclass(eq=False, slots=True)
+class Statement:
+    """A statement that defines names."""
+
+    order: tuple[int, int]  # (number of the text, number of the line)
+    code: str
+    binds: frozenset[str]
+    at_once: set[str] = field(default_factory=set)  # names that the statement reads when it runs
+    own: set[str] = field(default_factory=set)  # those of them that a class body binds for itself
+    uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
+    hints: set[str] = field(default_factory=set)  # names in annotations, which may or may not be read
+    star: bool = False
+    imports: bool = False
+    defines: bool = False  # the statement is a def or a class
+    empty: bool = False  # the statement makes an empty container
+    repeats: bool = False  # run twice, the statement makes an equal value: an import, a def, a class, a literal
+
+
+@dataclass(slots=True)
+class Program:
+    """The statements of a program, and what else an excerpt needs to know about it."""
+
+    statements: list[Statement]
+    elsewhere: dict[str, int] = field(default_factory=dict)  # name made by a statement that no excerpt contains → line
+    touches: list[Touch] = field(default_factory=list)  # places where the program may change its objects
+    magics: dict[str, str] = field(default_factory=dict)  # name made in a cell that is not Python → magic of the cell
+    futures: bool = False  # annotations are text
+    single: bool = False  # the program is one text with known line numbers
+
+    def makers(self, name: str) -> list[Statement]:
+        """Returns the statements that make the final value of a name, last first.
+
+        The list begins with the last statement that binds the name. If this statement also reads the name, the previous
+        statement that binds the name follows, and so on.
+        """
+        found: list[Statement] = []
+        for statement in reversed(self.statements):
+            if name in statement.binds:
+                found.append(statement)
+                if name not in statement.at_once:
+                    break
+        return found
+
+
+# -- What statements bind and read -----------------------------------------------------------------------------------
+
+
+def first_line(node: ast.stmt) -> int:
+    """Returns the number of a statement's first line, decorators included."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def names_bound(node: ast.stmt) -> set[str] | None:
+    """Returns the names that a statement defines; None for a statement that may do anything else."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return {node.name}
+        case ast.Import() | ast.ImportFrom():
+            return {(each.asname or each.name).partition(".")[0] for each in node.names}
+        case ast.Assign():
+            return {name for target in node.targets for name in _roots(target)}
+        case ast.AnnAssign() | ast.AugAssign():
+            return set(_roots(node.target)) if node.value is not None else set()
+        case ast.If() if not any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)):
+            return _all_bind([*node.body, *node.orelse])
+        case ast.Try():
+            caught = [each for handler in node.handlers for each in handler.body]
+            return _all_bind([*node.body, *caught, *node.orelse, *node.finalbody])
+    if type(node).__name__ == "TypeAlias":  # from Python 3.12 on
+        return {node.name.id}  # type: ignore[attr-defined]
+    return None
+
+
+def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Pass | ast.Raise):
+            continue
+        found = names_bound(node)
+        if found is None:
+            return None
+        names |= found
+    return names
+
+
+def _roots(target: ast.expr) -> Iterator[str]:
+    """Yields the names that an assignment target binds or changes: ``a``, ``a, *b``, ``a.x``, ``a["x"]``."""
+    match target:
+        case ast.Name():
+            yield target.id
+        case ast.Tuple() | ast.List():
+            for each in target.elts:
+                yield from _roots(each)
+        case ast.Starred() | ast.Attribute() | ast.Subscript():
+            yield from _roots(target.value)
+
+
+def names_stored(node: ast.stmt) -> set[str]:
+    """Returns the names that a statement, or any statement within it, makes."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return names | {n.name for n in ast.walk(node) if isinstance(n, made)}
+
+
+def find_names(statement: Statement, futures: bool) -> None:
+    """Fills in the names that a statement reads. ``futures``: annotations are text."""
+    code = f"{FUTURE}\n{statement.code}" if futures else statement.code
+    top = symtable.symtable(code, "<excerpt>", "exec")
+    tree = ast.parse(statement.code)
+    statement.at_once = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
+    statement.at_once |= {
+        n.target.id for n in tree.body if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
+    statement.uses = set(statement.at_once)
+    _add_globals(top, statement, now=True)
+    for node in ast.walk(tree):
+        for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(hint, ast.expr):
+                statement.hints |= named_in(hint)
+
+
+def _add_globals(table: symtable.SymbolTable, statement: Statement, *, now: bool) -> None:
+    for inner in table.get_children():
+        is_class = inner.get_type() == "class"
+        names = {
+            each.get_name()
+            for each in inner.get_symbols()
+            if each.is_referenced() and (each.is_global() or (is_class and each.is_local()))
+        }
+        statement.uses |= names
+        if now and is_class:  # a class body runs with its statement
+            statement.at_once |= names
+            statement.own |= {each.get_name() for each in inner.get_symbols() if each.is_local()}
+        _add_globals(inner, statement, now=now and is_class)
+
+
+def named_in(hint: ast.expr) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(hint):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                names |= named_in(ast.parse(node.value, mode="eval").body)
+            except SyntaxError:
+                continue
+    return names
+
+
+CONTAINERS = frozenset({"dict", "list", "set", "Counter", "OrderedDict", "defaultdict", "deque"})
+
+
+def is_empty(made: ast.expr | None) -> bool:
+    """Tells whether an expression makes an empty container: ``{}``, ``list()``."""
+    match made:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
+            return name in CONTAINERS and (not args or name == "defaultdict")
+    return False
+
+
+def is_literal(made: ast.expr) -> bool:
+    try:
+        ast.literal_eval(made)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
+
+
+# -- What statements change ------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Touch:
     """A place in a program where a name's value may be changed.
 
     Attributes:
-        order: position of the statement, as in :class:`~stateflow.code.excerpt.Statement`.
+        order: position of the statement, as in :class:`Statement`.
         path: attributes from the value to the called method; empty if the name itself is bound anew.
         stores: the place is an assignment or a deletion.
         discards: the place is a call whose result is not used.
