@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
-from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawning, Sweeping, partition_list
+from stateflow.client.commands import FleetCommands, Migration, Sweeping, last_of, partition_list
 from stateflow.client.forwarding import ForwardingClient
 from stateflow.client.packing import Bundle
 from stateflow.client.reading import StateReader
@@ -26,24 +25,18 @@ from stateflow.client.stream import (
 )
 from stateflow.code.loading import signed
 from stateflow.errors import (
-    AlreadyThere,
     InvalidArgument,
-    MoveAborted,
     OperatorNotDeployed,
     Unavailable,
     brief,
 )
-from stateflow.fleet import Request
 from stateflow.operator.arrow import read_table
 from stateflow.operator.operator import DEFAULT_PARTITIONS, Operator, describe
 from stateflow.partition.entries import ReadableStates, joined
 from stateflow.partition.positions import INITIAL
 from stateflow.reports import (
-    AgentReport,
     AutopilotReport,
     CheckpointReport,
-    JobReport,
-    JobRun,
     OperatorVersion,
     Placement,
     Reconfiguration,
@@ -58,20 +51,9 @@ from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.status import AdoptedOperator, ClusterStatus, StandbyReport
 from stateflow.types import DEFAULT_OPTIONS, MoveOptions, OperatorSpec, check_name
 
-T = TypeVar("T")
-
-
-def _last(found: Sequence[T], what: str) -> T:
-    """Returns the last entry of an answer. Raises Unavailable for an empty answer, which no controller gives."""
-    if not found:
-        raise Unavailable(
-            f"invalid answer from the controller: it names no {what}", remedy="check what runs there, and its version"
-        )
-    return found[-1]
-
 
 @brief
-class Cluster:
+class Cluster(FleetCommands):
     """Client that controls a running cluster.
 
     A method raises the error with which the controller refuses its request, or Unavailable.
@@ -169,7 +151,7 @@ class Cluster:
         nothing is changed then.
         """
         self._client.upgrade(operator, version)
-        return _last(self.versions(operator), "version")
+        return last_of(self.versions(operator), "version")
 
     def operator(self, name: str) -> OperatorSpec:
         return self._client.deployment(name).spec
@@ -320,71 +302,6 @@ class Cluster:
         """Returns the autopilot's current settings."""
         return self._client.autopilot(None)
 
-    def create_job(
-        self,
-        name: str,
-        schedule: str,
-        do: str,
-        *,
-        operator: str = "",
-        policies: Iterable[str] = (),
-        partitions: Iterable[int] = (),
-        to: str = "",
-        coordinator: str = "",
-        workers: str = "",
-        options: MoveOptions = DEFAULT_OPTIONS,
-        **changed: Any,
-    ) -> JobReport:
-        """Creates a scheduled job. Each due run is carried out once, whichever controller leads at the time; see
-        docs/fleet.md.
-
-        Args:
-            schedule: ``once 2030-01-01T18:00:00Z``, ``every 3600`` (seconds, from the end of the previous run), or
-                ``cron 0 18 * * 1-5 Europe/Berlin`` (UTC without a zone).
-            do: ``rebalance`` (by ``policies``), ``migrate`` (``partitions`` of ``operator`` to ``to``), ``drain``
-                (``to``: the replica to drain) or ``checkpoint``.
-            coordinator: constraint on the controller that coordinates the runs, ``hard`` or ``soft``, by node, site or
-                label, such as ``soft:30 site cloud``; empty: any controller.
-            workers: constraint on the target nodes of the job's moves, such as ``hard label disk=ssd:2-4``, which
-                requires 2 nodes and uses at most 4; empty: any node.
-
-        Raises InvalidArgument, also for a constraint that no known node could ever satisfy; OperatorNotDeployed.
-        """
-        asked, numbers = options.changed(**changed), tuple(partition_list(partitions)) if partitions else ()
-        given = JobReport(
-            name, schedule, do, operator, tuple(policies), numbers, to, False, 0, (), coordinator, workers
-        )
-        return self._client.create_job(given, asked)
-
-    def jobs(self) -> list[JobReport]:
-        """Returns the scheduled jobs, and their latest runs."""
-        return self._client.jobs()
-
-    def job(self, name: str) -> JobReport:
-        """Returns one job. Raises InvalidArgument if there is none of that name."""
-        return _last(self._client.jobs(name), "job")
-
-    def run_job(self, name: str) -> JobRun:
-        """Starts a job once, now; :meth:`job_run` returns its result. Raises InvalidArgument while the job runs."""
-        return _last(self._client.change_job(name, "run").runs, "run")
-
-    def job_run(self, run: str, *, wait: bool = False) -> JobRun:
-        """Returns the result of a run, or its progress.
-
-        Args:
-            run: id of the run.
-            wait: True waits until the run has ended.
-
-        Raises InvalidArgument for an unknown run; only the newest hundred are kept.
-        """
-        while (found := self._client.job_run(run)).state == "IN_PROCESS" and wait:
-            sleep(POLL_S)
-        return found
-
-    def change_job(self, name: str, change: str) -> JobReport:
-        """Changes a job: ``pause``, ``resume``, ``run`` (now, once) or ``delete``. Raises InvalidArgument."""
-        return self._client.change_job(name, change)
-
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Gives a replica's name to another data directory, whose replica has tried to register under that name.
 
@@ -488,95 +405,6 @@ class Cluster:
         The loss is not included: only the owner knows which batches it has applied since its last heartbeat.
         """
         return self._client.would_take_over(operator, sorted(partition_list(partitions)) if partitions else [])
-
-    # -- agents -------------------------------------------------------------------------------------------
-
-    def agents(self) -> list[AgentReport]:
-        """Returns the agents by name, each with the replicas that it runs and those that it should run."""
-        return self._client.agents()
-
-    def spawn(
-        self,
-        at: str,
-        *,
-        count: int = 1,
-        workers: int = 1,
-        weight: int = 1,
-        memory_bytes: int = 0,
-        labels: Mapping[str, str] | None = None,
-    ) -> Spawning:
-        """Starts replicas through an agent, or through agents of a site.
-
-        Args:
-            at: name of an agent or a site.
-            count: number of replicas.
-            workers: workers of each replica.
-            weight: weight of each replica.
-            memory_bytes: memory limit of each replica, in bytes; 0: no limit.
-            labels: labels, all of which an agent must have.
-
-        Raises UnknownSite, Unavailable if no agent there answers, NoRoom; nothing is started then.
-        """
-        request = Request(at, count, workers, weight, memory_bytes, dict(labels or {}))
-        return Spawning(self._client, self._client.spawn(request))
-
-    def stop_replica(self, replica: str, *, drain: bool = False, force: bool = False) -> Spawning:
-        """Stops a replica through its agent. The data directory stays, and ``restart_replica`` starts it again.
-
-        Args:
-            drain: True moves its partitions to other replicas first.
-            force: True stops it even if it owns partitions: no replica serves them until they are taken over.
-
-        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started, and MoveAborted if a
-        partition could not be moved away. The replica keeps running in each of these cases.
-        """
-        if drain:
-            with suppress(AlreadyThere):
-                for migration in self.drain(replica):
-                    report = migration.wait()
-                    if report.state != "COMPLETED":
-                        failed = next((move.error for move in report.moves if move.error), "the drain was cancelled")
-                        raise MoveAborted(
-                            f"the replica was not drained and keeps running: {failed}",
-                            remedy=f"see `stateflow reconfig info {report.id}`",
-                            replica=replica,
-                        )
-        return Spawning(self._client, self._client.stop_replica(replica, force))
-
-    def restart_replica(self, replica: str) -> Spawning:
-        """Restarts a replica through its agent, or starts it if it does not run. Raises InvalidArgument, NoRoom."""
-        return Spawning(self._client, self._client.restart_replica(replica))
-
-    def restart_all(self, site: str = "", *, limit: int = 1) -> RollingRestart:
-        """Restarts every replica that an agent runs, ``limit`` nodes at a time.
-
-        A further node is restarted when an earlier one serves again; until then, rows for its partitions wait. If a
-        node does not serve again, no further node is restarted.
-
-        Args:
-            site: site or agent whose replicas are restarted; empty: all replicas.
-
-        Raises InvalidArgument, and MoveConflict while another rolling restart is under way.
-        """
-        return RollingRestart(self._client, self._client.restart_all(site, limit))
-
-    def rolling(self, roll: str) -> RollingRestart:
-        """Returns an earlier rolling restart, by its id. Raises MoveUnknown."""
-        return RollingRestart(self._client, self._client.rolling(roll))
-
-    def logs(self, replica: str, *, lines: int = 100, follow: bool = False) -> Iterator[bytes]:
-        """Yields the newest log lines of a replica that an agent runs, and with ``follow`` all later ones, in pieces.
-
-        Raises InvalidArgument, Unavailable.
-        """
-        return self._client.logs(replica, lines, follow)
-
-    def forget_agent(self, agent: str) -> None:
-        """Forgets an agent that has ended for good, and the replicas that it should have run.
-
-        Raises NameTaken while the agent may be running, PartitionsLive, InvalidArgument; nothing is changed then.
-        """
-        self._client.forget_agent(agent)
 
     def _migrations(self, begun: Iterable[Reconfiguration]) -> list[Migration]:
         return [Migration(self._client, each) for each in begun]
