@@ -36,7 +36,7 @@ from stateflow.errors import (
 )
 from stateflow.ledger import database, rules, statements
 from stateflow.ledger import records as payloads
-from stateflow.ledger.database import Database, Holder, LeaderLease, prepare
+from stateflow.ledger.database import Database, Holder, LeaderLease
 from stateflow.ledger.records import (
     RECORD,
     SCHEMA,
@@ -51,6 +51,7 @@ from stateflow.ledger.records import (
     Who,
     microseconds,
 )
+from stateflow.ledger.schema import prepare
 from stateflow.ledger.verify import faults_of, payload_faults, rebuild, verify
 from stateflow.types import shown
 

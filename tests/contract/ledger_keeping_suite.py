@@ -26,8 +26,9 @@ from stateflow.errors import (
     LedgerTooOld,
 )
 from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState, StateManager
-from stateflow.ledger.database import Database, migrate
+from stateflow.ledger.database import Database
 from stateflow.ledger.records import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
+from stateflow.ledger.schema import migrate
 from tests.contract.ledger_support import PATIENCE_S, A, done, sound
 
 V2_RECORD = {"item_id": "ü/1", "app_name": "a", "app_version": "1", "author": "me", "timestamp_us": 5, "run_id": "r"}

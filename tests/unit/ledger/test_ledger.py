@@ -10,13 +10,12 @@ import sqlite3
 import traceback
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, event, make_url
+from sqlalchemy import event, make_url
 
 from stateflow.cli.output import default_ledger
 from stateflow.errors import (
@@ -40,39 +39,6 @@ NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.db'}"
-
-
-class Mysql:
-    """A connection to MySQL that has the database ``name``, and refuses the names of locks that MySQL refuses."""
-
-    def __init__(self, name: str, *, is_mariadb: bool = False) -> None:
-        self.dialect = SimpleNamespace(is_mariadb=is_mariadb)
-        self.name, self.locked = name, ""
-
-    def execute(self, statement: Any, values: dict[str, Any] | None = None) -> Any:
-        if str(statement) == "SELECT DATABASE()":
-            return SimpleNamespace(scalar=lambda: self.name)
-        assert str(statement).startswith("SELECT GET_LOCK(")
-        self.locked = (values or {}).get("name", f"stateflow.{self.name}")
-        assert self.dialect.is_mariadb or len(self.locked) <= 64
-        return SimpleNamespace(scalar=lambda: 1)
-
-
-def test_a_database_of_mysql_may_have_a_long_name() -> None:
-    """MySQL refuses names of locks above 64 characters. Shorter ones stay as earlier releases chose them."""
-    locked = {}
-    for name in ("x", "y" * 54, "y" * 54 + "1", "y" * 54 + "2"):
-        connection: Any = Mysql(name)
-        database._lock(connection, "mysql")
-        locked[name] = connection.locked
-    assert len(set(locked.values())) == 4
-    assert [each for name, each in locked.items() if each == f"stateflow.{name}"] == [
-        "stateflow.x",
-        f"stateflow.{'y' * 54}",
-    ]
-    connection = Mysql("y" * 60, is_mariadb=True)
-    database._lock(connection, "mysql")
-    assert connection.locked == f"stateflow.{'y' * 60}"
 
 
 # -- opening ------------------------------------------------------------------------------------------------
@@ -290,36 +256,6 @@ def test_a_ledger_in_memory_is_one_for_all_threads() -> None:
     with Ledger("sqlite://") as ledger, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: ledger.put(f"item-{n}", APP, NEW), range(40)))
         assert len(ledger.fetch()) == 40
-
-
-V0 = """
-CREATE TABLE ledger_record (
-    record_id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, item_id VARCHAR(255) NOT NULL, seq INTEGER NOT NULL,
-    app_name VARCHAR(128) NOT NULL, app_version VARCHAR(64) NOT NULL, app_instance VARCHAR(128),
-    state VARCHAR(16) NOT NULL, previous_record_id BIGINT, author VARCHAR(128) NOT NULL,
-    timestamp_us BIGINT NOT NULL, run_id VARCHAR(64) NOT NULL, payload TEXT,
-    CONSTRAINT ledger_record_item_seq UNIQUE (item_id, seq)
-)
-"""
-
-
-def test_a_ledger_from_before_there_were_migrations(url: str) -> None:
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(V0)
-        for row in (
-            (1, "move/1", 0, "app", "1", None, "NEW", None, "me", 5, "", '{"a": 1}'),
-            (2, "move/1", 1, "app", "1", None, "PROCESSING", 1, "me", 6, "", None),
-            (3, "move/2", 0, "app", "1", None, "NEW", None, "me", 7, "", None),
-        ):
-            connection.exec_driver_sql(f"INSERT INTO ledger_record VALUES ({', '.join('?' * 12)})", row)
-    engine.dispose()
-    with Ledger(url) as ledger:
-        assert ledger.verify() == []
-        first = Record(1, "move/1", 0, App("app", "1"), NEW, None, "me", 5, "", {"a": 1})
-        assert next(ledger.records()) == first
-        assert ledger.put("move/1", App("app", "2"), PROCESSED, 2).record_id == 4
-        assert ledger.query() == ["move/1", "move/2"]
 
 
 # -- rules --------------------------------------------------------------------------------------------------
