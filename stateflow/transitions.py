@@ -8,24 +8,31 @@ these rows has no guard.
 Objects that decide (state machines, the partition registry, an assignment, the controller's knowledge) have a
 ``validate()`` that checks their invariants. With the setting ``STATEFLOW_DEBUG_VALIDATE`` replicas and controllers call
 it by :func:`check` after each change.
+
+A :class:`Machine` gets facts as events, returns the instructions that follow from them, and remembers its last steps
+for its errors.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from stateflow.errors import InvariantBroken, StateflowError
+from stateflow.errors import REPORT_LINE, InvalidTransition, InvariantBroken, StateflowError
 
 log = logging.getLogger(__name__)
 P = TypeVar("P", bound=StrEnum)  # phases
 M = TypeVar("M")  # the machine
 A = TypeVar("A")  # the machine's answers
+E = TypeVar("E")  # its events
 I = TypeVar("I")  # instructions to its shell  # noqa: E741
 T = TypeVar("T")
+#: maximum number of steps that a machine remembers, for its errors
+STORY_KEPT = 40
 
 
 # -- Checks of invariants --------------------------------------------------------------------------------------------
@@ -183,3 +190,57 @@ class Table(Generic[P, M, A]):
 
 def each(one_or_more: T | tuple[T, ...]) -> Iterable[T]:
     return one_or_more if isinstance(one_or_more, tuple) else (one_or_more,)
+
+
+# -- Machines --------------------------------------------------------------------------------------------------------
+
+
+class Machine(Generic[P, E, I]):
+    """The base of a state machine that is commanded by its table. Only :meth:`handle` changes the machine.
+
+    Each machine is a dataclass with ``phase`` and ``story`` among its fields.
+
+    Attributes:
+        story: the machine's last steps, in words.
+        untold: events that the story leaves out, because they are frequent.
+    """
+
+    __slots__ = ("phase", "story")
+    phase: P
+    story: deque[str]
+    table: ClassVar[Table[Any, Any, Any]]
+    untold: ClassVar[tuple[type, ...]] = ()
+
+    def handle(self, event: E) -> list[I]:
+        """Handles an event. Returns the instructions that follow from it. Raises InvalidTransition, with the story so
+        far, for an event that cannot happen in this phase."""
+        before = self.phase
+        self.phase, orders = self.table.handle(self, before, event)
+        if not isinstance(event, self.untold):
+            self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
+        return [order.make(self) for order in orders]
+
+    def validate(self) -> None:
+        """Checks the invariants. Raises InvariantBroken, with the story so far, if one is violated by a bug."""
+        for words in self.table.broken(self):
+            raise InvariantBroken(
+                f"an invariant is broken in {self.phase}: {words}",
+                remedy=REPORT_LINE,
+                **self._where(),
+                story=" | ".join(self.story),
+            )
+
+    def fault(self, what: str) -> InvalidTransition:
+        return InvalidTransition(what, remedy=REPORT_LINE, **self._where(), story=" | ".join(self.story))
+
+    def impossible(self, event: E) -> InvalidTransition:
+        """Returns the error for an event that cannot happen in the present phase."""
+        return self.fault(f"{event} cannot happen in {self.phase}")
+
+    @staticmethod
+    def empty_story() -> deque[str]:
+        return deque(maxlen=STORY_KEPT)
+
+    def _where(self) -> dict[str, Any]:
+        """Returns facts that locate the machine's errors."""
+        return {}

@@ -36,10 +36,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from reconfig.decisions.migration import (
-    STORY_KEPT,
     Begin,
     CancelTarget,
     GrantRecorded,
@@ -50,16 +49,8 @@ from reconfig.decisions.migration import (
     TargetUnknown,
 )
 from reconfig.decisions.placement import Terms, best
-from stateflow.errors import (
-    REPORT_LINE,
-    InvalidArgument,
-    InvalidTransition,
-    InvariantBroken,
-    StateflowError,
-    StateMissing,
-    Unavailable,
-)
-from stateflow.transitions import Guard, Ignored, Impossible, Order, Row, Table, Transition
+from stateflow.errors import InvalidArgument, StateflowError, StateMissing, Unavailable
+from stateflow.transitions import Guard, Ignored, Impossible, Machine, Order, Row, Table, Transition
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo, node_of, ranges
 
 #: number of epochs that new grants skip, because a replica that has not reported may have seen greater epochs
@@ -337,17 +328,12 @@ _INVARIANTS: tuple[Guard[Takeover], ...] = (
     ),
 )
 TABLE: Table[Phase, Takeover, Says] = Table(
-    "A takeover",
-    Phase,
-    get_args(Event),
-    _ROWS,
-    lambda takeover, event: takeover.fault(f"{event} cannot happen in {takeover.phase}"),
-    _INVARIANTS,
+    "A takeover", Phase, get_args(Event), _ROWS, Machine.impossible, _INVARIANTS
 )
 
 
 @dataclass(slots=True)
-class Takeover:
+class Takeover(Machine[Phase, Event, Instruction]):
     """The state machine of one takeover. Only ``handle`` changes it."""
 
     partition: PartitionId
@@ -355,29 +341,11 @@ class Takeover:
     phase: Phase = Phase.PLANNED
     cancelling: bool = False
     error: StateflowError | None = None
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
+    story: deque[str] = field(default_factory=Machine.empty_story)
     table: ClassVar[Table[Phase, Takeover, Says]] = TABLE
 
-    def handle(self, event: Event) -> list[Instruction]:
-        """Handles an event. Returns the instructions that follow from it. Raises InvalidTransition, with the story so
-        far, for an event that cannot happen in this phase."""
-        before = self.phase
-        self.phase, orders = self.table.handle(self, before, event)
-        self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
-        return [order.make(self) for order in orders]
-
-    def validate(self) -> None:
-        """Checks the invariants. Raises InvariantBroken, with the story so far, if one is violated by a bug."""
-        for words in self.table.broken(self):
-            raise InvariantBroken(
-                f"an invariant is broken in {self.phase}: {words}",
-                remedy=REPORT_LINE,
-                partition=self.partition,
-                story=" | ".join(self.story),
-            )
-
-    def fault(self, what: str) -> InvalidTransition:
-        return InvalidTransition(what, remedy=REPORT_LINE, partition=self.partition, story=" | ".join(self.story))
+    def _where(self) -> dict[str, Any]:
+        return {"partition": self.partition}
 
     @classmethod
     def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:

@@ -27,21 +27,11 @@ from typing import ClassVar, get_args
 
 from reconfig.decisions.budget import FIXED_MS_DEFAULT, FixedCost, Measured, lag_ms, predicted_pause_ms, unreachable
 from reconfig.decisions.plan import Kind
-from stateflow.errors import (
-    REPORT_LINE,
-    InvalidTransition,
-    InvariantBroken,
-    MoveAborted,
-    MoveCancelled,
-    StateflowError,
-    Unavailable,
-)
-from stateflow.transitions import Guard, Ignored, Impossible, Order, Refused, Row, Table, Transition
+from stateflow.errors import InvalidTransition, MoveAborted, MoveCancelled, StateflowError, Unavailable
+from stateflow.transitions import Guard, Ignored, Impossible, Machine, Order, Refused, Row, Table, Transition
 
 #: a move without a budget is cut over once its lag takes at most this many milliseconds to cross
 LAG_MS_SMALL = 10.0
-#: maximum number of steps that a machine remembers, for its errors
-STORY_KEPT = 40
 
 
 class Phase(StrEnum):
@@ -647,18 +637,11 @@ _INVARIANTS: tuple[Guard[Move], ...] = (
         lambda move, _: move.phase not in BEFORE_FENCE or not (move.sealed or move.cancelling or move.source_gone),
     ),
 )
-TABLE: Table[Phase, Move, Says] = Table(
-    "A move",
-    Phase,
-    get_args(Event),
-    _ROWS,
-    lambda move, event: move.fault(f"{event} cannot happen in {move.phase}"),
-    _INVARIANTS,
-)
+TABLE: Table[Phase, Move, Says] = Table("A move", Phase, get_args(Event), _ROWS, Machine.impossible, _INVARIANTS)
 
 
 @dataclass(slots=True)
-class Move:
+class Move(Machine[Phase, Event, Instruction]):
     """The state machine of one move. Only ``handle`` changes it.
 
     Args:
@@ -693,31 +676,14 @@ class Move:
     rounds: int = 0
     digest: str = ""
     error: StateflowError | None = None
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
+    story: deque[str] = field(default_factory=Machine.empty_story)
     table: ClassVar[Table[Phase, Move, Says]] = TABLE
-
-    def handle(self, event: Event) -> list[Instruction]:
-        """Handles an event. Returns the instructions that follow from it. Raises InvalidTransition, with the story so
-        far, for an event that cannot happen in this phase."""
-        before = self.phase
-        self.phase, orders = self.table.handle(self, before, event)
-        if not isinstance(event, CaughtUp):
-            self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
-        return [order.make(self) for order in orders]
+    untold: ClassVar[tuple[type, ...]] = (CaughtUp,)
 
     @property
     def fenced(self) -> bool:
         """Tells whether the source may have sealed the partition, while the target is not known to own it."""
         return self.granted and self.phase in (*BEFORE_FENCE, Phase.FENCED)
-
-    def validate(self) -> None:
-        """Checks the invariants. Raises InvariantBroken, with the story so far, if one is violated by a bug."""
-        for words in self.table.broken(self):
-            raise InvariantBroken(
-                f"an invariant is broken in {self.phase}: {words}",
-                remedy=REPORT_LINE,
-                story=" | ".join(self.story),
-            )
 
     def prediction(self, event: CaughtUp) -> tuple[float, float]:
         """Returns (predicted pause, margin), in milliseconds."""
@@ -730,6 +696,3 @@ class Move:
 
     def out_of_patience(self, event: CaughtUp) -> bool:
         return bool(self.max_pause_ms) and event.waited_s >= self.patience_s
-
-    def fault(self, what: str) -> InvalidTransition:
-        return InvalidTransition(what, remedy=REPORT_LINE, story=" | ".join(self.story))

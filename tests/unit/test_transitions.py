@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from stateflow.errors import InvalidTransition, MoveConflict
-from stateflow.transitions import Guard, Ignored, Impossible, Refused, Table, Transition, each
+from stateflow.errors import InvalidTransition, InvariantBroken, MoveConflict
+from stateflow.transitions import (
+    STORY_KEPT,
+    Guard,
+    Ignored,
+    Impossible,
+    Machine,
+    Order,
+    Refused,
+    Table,
+    Transition,
+    each,
+)
 from tests.state_machines import PAGE, TABLES, diagram, faults, page, section
 
 
@@ -115,3 +127,52 @@ def test_what_does_not_hold_is_named() -> None:
     assert list(DOOR.broken(door)) == []
     door.pushes = 4
     assert list(DOOR.broken(door)) == ["it was pushed three times at most"]
+
+
+RING: Order[Bell, str] = Order("Ring", lambda bell: f"ring from {bell.phase}")
+BELL: Table[Phase, Bell, Any] = Table(
+    "A bell",
+    Phase,
+    (Push, Knock),
+    (
+        Transition(Phase.SHUT, Push, Phase.OPEN, (RING,)),
+        Transition(Phase.OPEN, Push, None, ()),
+        Ignored((Phase.SHUT, Phase.OPEN), Knock, (), note="nobody hears it"),
+        Impossible(Phase.GONE, (Push, Knock)),
+    ),
+    Machine.impossible,
+    (Guard("a bell is not gone", lambda bell, _: bell.phase is not Phase.GONE),),
+)
+
+
+@dataclass(slots=True)
+class Bell(Machine[Phase, Push | Knock, str]):
+    phase: Phase = Phase.SHUT
+    story: deque[str] = field(default_factory=Machine.empty_story)
+    table: ClassVar[Table[Phase, Bell, Any]] = BELL
+    untold: ClassVar[tuple[type, ...]] = (Knock,)
+
+    def _where(self) -> dict[str, Any]:
+        return {"floor": 3}
+
+
+def test_a_machine_tells_its_last_steps_in_its_errors() -> None:
+    bell = Bell()
+    assert bell.handle(Push()) == ["ring from OPEN"], "in the new phase"
+    assert bell.handle(Knock()) == []
+    told = "Push: SHUT → OPEN [Ring]"
+    assert list(bell.story) == [told]
+    bell.validate()
+    bell.phase = Phase.GONE
+    with pytest.raises(InvariantBroken, match="an invariant is broken in GONE: a bell is not gone") as broken:
+        bell.validate()
+    with pytest.raises(InvalidTransition, match="cannot happen in GONE") as caught:
+        bell.handle(Push())
+    assert broken.value.where == caught.value.where == {"floor": 3, "story": told}
+
+
+def test_a_machine_remembers_a_bounded_number_of_steps() -> None:
+    bell = Bell()
+    for _ in range(STORY_KEPT + 1):
+        bell.handle(Push())
+    assert list(bell.story) == ["Push: OPEN → OPEN []"] * STORY_KEPT
