@@ -35,6 +35,7 @@ The protocol needs no locks and no correct clock:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -50,7 +51,15 @@ import xxhash
 from stateflow.checkpoint.backend import Objects
 from stateflow.checkpoint.codec import Codec
 from stateflow.durable import MALFORMED
-from stateflow.errors import CheckpointCorrupt, CheckpointNewer, CheckpointStoreMissing, StateflowError, Unavailable
+from stateflow.errors import (
+    CheckpointCorrupt,
+    CheckpointNewer,
+    CheckpointStoreMissing,
+    StaleCheckpoint,
+    StateflowError,
+    Unavailable,
+    WrongKey,
+)
 from stateflow.types import NAME, PartitionId
 
 log = logging.getLogger(__name__)
@@ -284,6 +293,12 @@ def digest_of(blob: str) -> str:
     return blob.rpartition("/")[2].partition(".")[0]
 
 
+def suffix_of(blob: str) -> str:
+    """Returns the suffix of a blob's name, without the generation."""
+    _, *how = blob.rpartition("/")[2].split(".")
+    return "".join(f".{part}" for part in how if not part.startswith("g"))
+
+
 def manifest_name(order: Order, attempt: int = 0) -> str:
     return f"{order[0]:012d}-{order[1]:016d}" + (f"-{attempt}" if attempt else "") + ".json"
 
@@ -423,6 +438,15 @@ class Catalog:
             else:
                 yield manifest
 
+    def has_manifest(self, manifest: Manifest) -> bool:
+        """Returns whether the store has the manifest, as a checkpoint or in a savepoint."""
+        for found in [*self.checkpoints(manifest.id), *self.savepoints()]:
+            if found.partition == manifest.id and (found.savepoint or found.order == manifest.order):
+                with contextlib.suppress(CheckpointCorrupt, CheckpointNewer, WrongKey, FileNotFoundError):
+                    if self.read(found) == manifest:
+                        return True
+        return False
+
     def marks(self, folder: str) -> list[Mark]:
         found = []
         for stored in self._objects.list(folder):
@@ -441,6 +465,28 @@ def incomplete(name: str, read: int, size: int, url: str) -> Unavailable:
         f"the checkpoint store returned {read} of the {size} bytes of {name}",
         remedy="try again; if it happens again, check the store and what is between",
         url=url,
+    )
+
+
+def corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"blob {file.blob} ({file.name}) {what}",
+        remedy="restore an older checkpoint",
+        operator=manifest.operator,
+        partition=manifest.partition,
+        epoch=manifest.epoch,
+        sequence=manifest.sequence,
+    )
+
+
+def stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
+    return StaleCheckpoint(
+        f"the store has a checkpoint with epoch and sequence {there}, and {manifest.order} is not newer",
+        remedy="restore the stored checkpoint, or give this cluster a checkpoint URL of its own"
+        if there[0] > manifest.epoch
+        else "none needed: the next checkpoint will be newer",
+        operator=manifest.operator,
+        partition=manifest.partition,
     )
 
 

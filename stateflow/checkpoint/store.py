@@ -13,7 +13,6 @@ keep them from deleting blobs that are being uploaded, read or adopted.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import shutil
@@ -53,6 +52,7 @@ from stateflow.checkpoint.catalog import (
     ManifestFile,
     another,
     blob_name,
+    corrupt,
     folder_of,
     incomplete,
     make_marker,
@@ -60,6 +60,8 @@ from stateflow.checkpoint.catalog import (
     missing,
     read_marker,
     savepoint_place,
+    stale,
+    suffix_of,
 )
 from stateflow.checkpoint.codec import Codec, configured_key
 from stateflow.clock import SYSTEM_CLOCK, Clock
@@ -67,12 +69,10 @@ from stateflow.durable import sync
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointMissing,
-    CheckpointNewer,
     InvalidArgument,
     StaleCheckpoint,
     StateflowError,
     Unavailable,
-    WrongKey,
 )
 from stateflow.private import masked
 from stateflow.types import PartitionId, check_name
@@ -119,11 +119,11 @@ class Fetching:
         try:
             found = (self._copy if self._codec.is_plain(file.blob) else self._decode)(file, path, written)
         except FileNotFoundError as error:
-            raise _corrupt(manifest, file, "is missing") from error
+            raise corrupt(manifest, file, "is missing") from error
         except CheckpointCorrupt as error:
-            raise _corrupt(manifest, file, "cannot be decoded") from error
+            raise corrupt(manifest, file, "cannot be decoded") from error
         if found != (file.size, file.digest):
-            raise _corrupt(manifest, file, "does not match its size and digest")
+            raise corrupt(manifest, file, "does not match its size and digest")
         if self._cache is not None:
             self._cache.put(file.digest, path)
 
@@ -197,17 +197,6 @@ def synced(disk: Executor, path: Path) -> Iterator[None]:
     syncing = disk.submit(sync, path)
     yield
     syncing.result()
-
-
-def _corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(
-        f"blob {file.blob} ({file.name}) {what}",
-        remedy="restore an older checkpoint",
-        operator=manifest.operator,
-        partition=manifest.partition,
-        epoch=manifest.epoch,
-        sequence=manifest.sequence,
-    )
 
 
 def no_room(error: OSError, directory: Path) -> Unavailable:
@@ -414,7 +403,7 @@ class CheckpointStore:
         attempt = 0
         for found in self.catalog.checkpoints(manifest.id):
             if found.order > manifest.order:
-                raise _stale(manifest, found.order)
+                raise stale(manifest, found.order)
             if found.order < manifest.order:
                 break
             attempt = max(attempt, found.attempt + 1)
@@ -423,7 +412,7 @@ class CheckpointStore:
             except (CheckpointCorrupt, FileNotFoundError):
                 continue
             if not there.is_same_state(manifest):
-                raise _stale(manifest, found.order)
+                raise stale(manifest, found.order)
             if there.stopped_us < manifest.stopped_us:  # a takeover from it would accept the refused clients again
                 continue
             if not again and all(self.objects.stat(f"{BLOBS}/{file.blob}") for file in there.files):
@@ -437,7 +426,7 @@ class CheckpointStore:
         trusted = all(mark.names is not None for mark in marks)  # a torn mark could condemn any blob
         condemned = frozenset[str]().union(*(mark.names or () for mark in marks))
         suffix = self.codec.suffix
-        known = {f.digest: f.blob for f in (earlier.files if earlier else ()) if self._suffix_of(f.blob) == suffix}
+        known = {f.digest: f.blob for f in (earlier.files if earlier else ()) if suffix_of(f.blob) == suffix}
         here: dict[str, str] = {}
         new = 0
         files = []
@@ -453,12 +442,6 @@ class CheckpointStore:
                 self.cache.put(file.digest, directory / file.name)
             files.append(replace(file, blob=here[file.digest]))
         return tuple(files), new
-
-    @staticmethod
-    def _suffix_of(blob: str) -> str:
-        """Returns the suffix of a blob's name, without the generation."""
-        _, *how = blob.rpartition("/")[2].split(".")
-        return "".join(f".{part}" for part in how if not part.startswith("g"))
 
     def _put(self, blob: str, file: ManifestFile, path: Path, throttle: Throttle, *, named: bool) -> tuple[str, bool]:
         """Uploads a blob unless the store has it, judging by its size. Returns its name, and whether it was uploaded.
@@ -503,7 +486,7 @@ class CheckpointStore:
         except FileExistsError as error:  # another process was faster, or an answer was lost
             there = self._free_place(manifest)
             if not isinstance(there, Saved):
-                raise _stale(manifest, manifest.order) from error
+                raise stale(manifest, manifest.order) from error
 
     # -- savepoints ---------------------------------------------------------------------------------------
 
@@ -516,21 +499,12 @@ class CheckpointStore:
         self.check(first_use=True)
         lease = self._lease(manifest)
         try:
-            earlier = manifest if not self.codec.suffix or self._names(manifest) else None
+            earlier = manifest if not self.codec.suffix or self.catalog.has_manifest(manifest) else None
             files, _ = self._upload(manifest, directory, earlier, lambda _: None)
         except BaseException:
             lease.release()
             raise
         return Adoption(self, replace(manifest, files=files), lease)
-
-    def _names(self, manifest: Manifest) -> bool:
-        """Returns whether this store has the manifest."""
-        for found in [*self.catalog.checkpoints(manifest.id), *self.catalog.savepoints()]:
-            if found.partition == manifest.id and (found.savepoint or found.order == manifest.order):
-                with contextlib.suppress(CheckpointCorrupt, CheckpointNewer, WrongKey, FileNotFoundError):
-                    if self.catalog.read(found) == manifest:
-                        return True
-        return False
 
     def _keep_as(self, manifest: Manifest, savepoint: str, again: bool = False) -> None:
         place = savepoint_place(check_name("savepoint", savepoint), manifest.id)
@@ -718,14 +692,3 @@ class Adoption:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
-    return StaleCheckpoint(
-        f"the store has a checkpoint with epoch and sequence {there}, and {manifest.order} is not newer",
-        remedy="restore the stored checkpoint, or give this cluster a checkpoint URL of its own"
-        if there[0] > manifest.epoch
-        else "none needed: the next checkpoint will be newer",
-        operator=manifest.operator,
-        partition=manifest.partition,
-    )
