@@ -33,7 +33,7 @@ from stateflow.errors import (
 from stateflow.operator.watchdog import RunningBatch
 from stateflow.partition.change_feed import NO_CHANGES, ChangeLog, Kept, Seal
 from stateflow.partition.environment import WorkLock
-from stateflow.partition.lifecycle import SERVED, Lifecycle, State
+from stateflow.partition.lifecycle import SERVED, Event, Lifecycle, State
 from stateflow.partition.processor import PartitionProcessor
 from stateflow.partition.slices import Traffic
 from stateflow.partition.sources import SkippedPositions
@@ -338,6 +338,20 @@ class Restoring:
         """Leaves the adopted blobs to the store's garbage collection, unless they are published."""
         if self.adoption is not None:
             self.adoption.release()
+
+
+class CheckedLifecycle(Lifecycle):
+    """A lifecycle that is validated after each event, see :mod:`stateflow.transitions`.
+
+    It is a class of its own, so that validation costs :class:`Lifecycle` nothing.
+    """
+
+    __slots__ = ()
+
+    def _handle(self, event: Event) -> Any:
+        answer = super()._handle(event)
+        check(self)
+        return answer
 
 
 class CheckedMutex:

@@ -47,14 +47,13 @@ from stateflow.partition.change_feed import ChangeLog, FileDigests
 from stateflow.partition.data_directory import Copies, Quarantine, identify
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Commits
-from stateflow.partition.lifecycle import SERVED, Event, Lifecycle, State
-from stateflow.partition.local_partition import CheckedMutex, LocalPartition
+from stateflow.partition.lifecycle import SERVED, Lifecycle, State
+from stateflow.partition.local_partition import CheckedLifecycle, CheckedMutex, LocalPartition
 from stateflow.partition.processor import evolution_of
 from stateflow.partition.sources import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
-from stateflow.transitions import check
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -120,20 +119,6 @@ class Lease:
 
 
 # -- Registry --------------------------------------------------------------------------------------------------------
-
-
-class CheckedLifecycle(Lifecycle):
-    """A lifecycle that is validated after each event, see :mod:`stateflow.transitions`.
-
-    It is a class of its own, so that validation costs :class:`Lifecycle` nothing.
-    """
-
-    __slots__ = ()
-
-    def _handle(self, event: Event) -> Any:
-        answer = super()._handle(event)
-        check(self)
-        return answer
 
 
 class PartitionRegistry:
