@@ -24,7 +24,6 @@ from reconfig.decisions.sweeps import Maintenance, ordered
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.reports import Reconfiguration
-from stateflow.settings import ControllerSettings
 from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
 
 #: seconds for which the controller waits until replicas, which may be busy, report their room
@@ -421,7 +420,9 @@ class Reconfigurations:
             self._ordered(operator, targets, loads, options)
             for operator, targets in sorted(_by_operator(moves).items())
         ]
-        together = copies_at_once([(each.strategy, each.rounds) for each in plans], self._context.settings)
+        together = plan.copies_at_once(
+            [(each.strategy, each.rounds) for each in plans], self._context.settings.concurrent_moves
+        )
         bandwidth_max = (options.max_bandwidth or 0.0) / max(together, 1)
         return [await self._start(each, bandwidth_max, options, cause, asked, reasons) for each in plans]
 
@@ -671,24 +672,6 @@ class Reconfigurations:
         self._context.spawn(self._executor.run(running, first))
         if running.cancelled:
             self._runs.cancel(reconfiguration)
-
-
-def copies_at_once(
-    plans: Iterable[tuple[plan.Strategy, Sequence[Sequence[Transfer]]]], settings: ControllerSettings
-) -> int:
-    """Returns the largest number of copies of these plans that run together. A bandwidth for all copies is divided by
-    that number.
-
-    Copies under the controller's limit share that limit across operators.
-    """
-    limited = others = 0
-    for strategy, rounds in plans:
-        most = max(map(len, rounds), default=0)
-        if strategy.limited:
-            limited += most
-        else:
-            others += most
-    return others + min(limited, settings.concurrent_moves)
 
 
 def _chosen(proposals: Iterable[MoveProposal]) -> Choice:

@@ -457,6 +457,26 @@ def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | Non
     return STRATEGIES[StrategyName.WARM_UP]
 
 
+def copies_at_once(plans: Iterable[tuple[Strategy, Sequence[Sequence[Transfer]]]], moves_max: int) -> int:
+    """Returns the largest number of copies of these plans that run together. A bandwidth for all copies is divided by
+    that number.
+
+    Copies under the controller's limit share that limit across operators.
+
+    Args:
+        plans: strategy and rounds of each operator's moves.
+        moves_max: the controller's limit on moves at a time.
+    """
+    limited = others = 0
+    for strategy, rounds in plans:
+        most = max(map(len, rounds), default=0)
+        if strategy.limited:
+            limited += most
+        else:
+            others += most
+    return others + min(limited, moves_max)
+
+
 # -- Turns of moves --------------------------------------------------------------------------------------------------
 
 

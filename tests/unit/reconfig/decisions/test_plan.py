@@ -78,3 +78,13 @@ def test_names() -> None:
 def test_auto(sizes: list[int], change: float, budget: float, bandwidth: float, chosen: str) -> None:
     loads = [Load(size) for size in sizes]
     assert plan.choose(loads, change, budget, bandwidth).name == chosen
+
+
+def test_copies_under_the_limit_share_it_and_others_come_on_top() -> None:
+    four = [transfer(number, "a", "b") for number in range(4)]
+    plans = {name: (strategy, strategy.rounds(four)) for name, strategy in plan.STRATEGIES.items()}
+    assert plan.copies_at_once([], 3) == 0
+    assert plan.copies_at_once([plans["fluid"]], 3) == 1
+    assert plan.copies_at_once([plans["warm-up"], plans["warm-up"]], 3) == 3
+    assert plan.copies_at_once([plans["warm-up"], plans["pause-and-copy"]], 3) == 7
+    assert plan.copies_at_once([plans["warm-up"]], 8) == 4
