@@ -5,7 +5,7 @@ through the Tracked classes, and a partition keeps them in ``KeyedState``.
 """
 
 from stateflow.state.cache import CachePool
-from stateflow.state.cells import Namespace, decode_row_key, encode_row_key
+from stateflow.state.cells import CellReader, Namespace, decode_row_key, encode_row_key
 from stateflow.state.coders import (
     UUID,
     Bool,
@@ -33,7 +33,7 @@ from stateflow.state.evolution import (
     scan_state,
 )
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState, stored_tags
-from stateflow.state.tracked import CellReader, TrackedCounter, TrackedReducing, TrackedValue
+from stateflow.state.tracked import TrackedCounter, TrackedReducing, TrackedValue
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap, TrackedSet
 

@@ -13,8 +13,9 @@ from decimal import Decimal
 from itertools import chain, islice
 from typing import Any, Final
 
+from stateflow.state.cells import CellReader
 from stateflow.state.collection import Collection
-from stateflow.state.tracked import PACKED, CellReader, StateSpec
+from stateflow.state.tracked import PACKED, StateSpec
 
 #: one key's tracked objects, by attribute; or those of a key in a namespace, by tag
 Bundle = dict[Any, Any]

@@ -27,10 +27,10 @@ is a msgpack map, the output of :meth:`.Declaration.describe`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import xxhash
@@ -225,6 +225,22 @@ def unpack_cell_with_expiry(data: bytes) -> tuple[bytes, int | None]:
     return data[9:], _I64.unpack_from(data, 1)[0]
 
 
+class CellReader(Protocol):
+    """The committed cells of one partition.
+
+    A reader may also have a method ``scan_from(start, end)``, which yields the cells of ``[start, end)`` in byte order,
+    so that a sweep need not read again the cells before the place where it stopped.
+
+    Example: ``for address, data in reader.scan(b""): ...``
+    """
+
+    def get(self, cell: bytes, /) -> bytes | None: ...
+
+    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Yields cells whose address starts with ``prefix``, in byte order."""
+        ...
+
+
 # -- Stream keys -----------------------------------------------------------------------------------------------------
 
 #: type bytes of row keys. They are part of every stored address: never renumber.
@@ -346,3 +362,8 @@ def decode_row_key(data: bytes) -> Any:
         f"a stored key has type byte {kind!r}, which this version does not know",
         remedy="run the newer stateflow version that wrote it",
     )
+
+
+def key_of(row: bytes) -> Any:
+    """Returns the stream key inside the middle part of an address; None for an empty part."""
+    return decode_row_key(split_address(CELL + bytes(8) + row)[0]) if row else None

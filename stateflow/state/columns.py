@@ -35,11 +35,10 @@ from stateflow.state.arrays import (
     typed_of,
 )
 from stateflow.state.cache import CachePool
-from stateflow.state.cells import CELL, decode_row_key, split_address, unpack_cell
+from stateflow.state.cells import CELL, CellReader, decode_row_key, split_address, unpack_cell
 from stateflow.state.coders import Coder
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
-from stateflow.state.tracked import CellReader
 
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})

@@ -26,6 +26,7 @@ from stateflow.state import coders
 from stateflow.state.cells import (
     CELL,
     COUNT,
+    CellReader,
     Namespace,
     decode_row_key,
     range_end,
@@ -37,7 +38,7 @@ from stateflow.state.coders import Coder
 from stateflow.state.declare import NOTHING, Declaration
 from stateflow.state.keyed import KeyedState
 from stateflow.state.shapes import Verdict, spelled, verdict
-from stateflow.state.tracked import DECODE_FAILURES, CellReader, StateSpec, Ttl
+from stateflow.state.tracked import DECODE_FAILURES, StateSpec, Ttl
 from stateflow.types import shown
 
 # -- Stored schemas and entries --------------------------------------------------------------------------------------

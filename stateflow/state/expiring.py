@@ -13,14 +13,13 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stateflow.changes import Mutations
-from stateflow.state.cells import range_end, unpack_cell_with_expiry
+from stateflow.state.cells import CellReader, range_end, unpack_cell_with_expiry
 from stateflow.state.collection import Collection
 from stateflow.state.tracked import (
     DECODE_FAILURES,
     EXPIRED,
     PACKED,
     UNREAD,
-    CellReader,
     StateSpec,
     TrackedCounter,
     TrackedReducing,

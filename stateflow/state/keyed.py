@@ -30,6 +30,7 @@ from stateflow.state import encoding
 from stateflow.state.cache import Budget, Bundle, CachePool, Caches, Meter, evict_entries, evict_keys, is_held
 from stateflow.state.cells import (
     TAGS,
+    CellReader,
     decode_row_key,
     encode_row_key,
     pack_cell,
@@ -42,7 +43,7 @@ from stateflow.state.coders import Coder, Int64, encoder_of
 from stateflow.state.collection import Collection
 from stateflow.state.declare import NOTHING, Declaration, check_names, tracked_class
 from stateflow.state.expiring import Sweep
-from stateflow.state.tracked import UNREAD, CellReader, StateSpec, Ttl
+from stateflow.state.tracked import UNREAD, StateSpec, Ttl
 from stateflow.types import shown
 
 MAX_VALUE_BYTES: Final = 64 << 20
@@ -57,7 +58,6 @@ _SINGLE_VALUES: Final = frozenset({"value", "counter", "reducing"})
 
 #: maximum number of keys that are evicted in addition to those over the limit
 EVICTED_BEYOND: Final = 1024
-
 #: for fewer values, encoding them together saves nothing
 _MANY: Final = 4
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Protocol, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, cast, get_args
 
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, DecodeError, EncodeError, NullKey, UnsupportedKeyType
@@ -24,10 +24,11 @@ from stateflow.state.cells import (
     COUNT,
     HEADER,
     LATEST_US,
+    CellReader,
     Namespace,
-    decode_row_key,
     encode_row_key,
     header_until,
+    key_of,
     split_address,
     unpack_cell,
 )
@@ -91,22 +92,6 @@ class Ttl:
     def refresh_below_us(self) -> int:
         """Remaining life in microseconds below which a read renews the expiry."""
         return self.us - int(self.us * REFRESH_AFTER)
-
-
-class CellReader(Protocol):
-    """The committed cells of one partition.
-
-    A reader may also have a method ``scan_from(start, end)``, which yields the cells of ``[start, end)`` in byte order,
-    so that a sweep need not read again the cells before the place where it stopped.
-
-    Example: ``for address, data in reader.scan(b""): ...``
-    """
-
-    def get(self, cell: bytes, /) -> bytes | None: ...
-
-    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Yields cells whose address starts with ``prefix``, in byte order."""
-        ...
 
 
 class Marker:
@@ -313,11 +298,6 @@ class StateSpec:
             remedy="the store is damaged; restore a checkpoint",
             **self._place(row, {}),
         )
-
-
-def key_of(row: bytes) -> Any:
-    """Returns the stream key inside the middle part of an address; None for an empty part."""
-    return decode_row_key(split_address(CELL + bytes(8) + row)[0]) if row else None
 
 
 def _bounded(encode: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], bytes]:
