@@ -34,8 +34,9 @@ from stateflow.state import (
     scan_state,
     stored_tags,
 )
-from stateflow.state.arrays import signature_of_coder, typed
+from stateflow.state.arrays import typed
 from stateflow.state.cells import CELL, row_part
+from stateflow.state.declare import signature_of_coder
 from stateflow.state.evolution import declared_as
 from stateflow.storage import PartitionStore
 

@@ -11,7 +11,6 @@ are renumbered when the least recently used keys are dropped.
 from __future__ import annotations
 
 import functools
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowEr
 from stateflow.state import coders
 from stateflow.state.cells import HEADER, encode_row_key, row_part
 from stateflow.state.coders import Coder
-from stateflow.state.declare import Nothing
-from stateflow.state.encoding import exact_float, hints, is_record
+from stateflow.state.declare import signature_of_coder
+from stateflow.state.encoding import as_json, exact_float
 from stateflow.state.shapes import Signature
 
 Convert = Callable[[Any], Any]
@@ -68,31 +67,8 @@ def _of_text(kind: type) -> Convert:
     return lambda value: kind(value) if isinstance(value, str) else value
 
 
-def _json(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case bytes() | bytearray():
-            return value.hex()
-        case dict() if all(isinstance(key, str) for key in value):
-            return {key: _plain(item) for key, item in value.items()}
-        case dict():
-            return [[_plain(key), _plain(item)] for key, item in value.items()]
-        case list() | tuple() | set() | frozenset():
-            return [_plain(item) for item in value]
-    if is_record(type(value)):
-        return {name: _plain(getattr(value, name)) for name in hints(type(value))}
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
 _UTC = pa.timestamp("us", tz="UTC")
-_TEXT = Typed(pa.string(), _json, _same)
+_TEXT = Typed(pa.string(), as_json, _same)
 _SCALARS = {
     "int": Typed(pa.int64(), _same, _same),
     "float": Typed(pa.float64(), _same, _same),
@@ -197,27 +173,6 @@ def _fields_of(names: list[str]) -> Convert:
         return (get(value),) if len(names) == 1 else get(value)
 
     return fields
-
-
-_SIGNATURES: dict[type[Coder[Any]], Signature] = {
-    coders.Int64: "int",
-    coders.Float64: "float",
-    coders.Bool: "bool",
-    coders.Utf8: "str",
-    coders.Bytes: "bytes",
-    coders.Timestamp: "datetime",
-    coders.Date: "date",
-    coders.Decimal: "Decimal",
-    coders.UUID: "UUID",
-    Nothing: "None",
-}
-
-
-def signature_of_coder(coder: Coder[Any]) -> Signature:
-    """Returns the signature of the type that a coder encodes; "any" if that type is unknown."""
-    if isinstance(coder, coders.Tuple):
-        return ["tuple" if coder.arity is not None else "tuple...", *map(signature_of_coder, coder.items)]
-    return _SIGNATURES.get(type(coder), coder.types if coder.types is not None else "any")
 
 
 @functools.lru_cache(1024)

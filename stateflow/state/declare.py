@@ -37,6 +37,7 @@ from stateflow.state.expiring import (
     ExpiringSet,
     ExpiringValue,
 )
+from stateflow.state.shapes import Signature
 from stateflow.state.tracked import (
     Domain,
     MutableTrackedReducing,
@@ -118,6 +119,25 @@ class Nothing(Coder[None]):
 
 NOTHING: Final = Nothing()
 _PLACES: Final = Int64()
+_SIGNATURES: dict[type[Coder[Any]], Signature] = {
+    coders.Int64: "int",
+    coders.Float64: "float",
+    coders.Bool: "bool",
+    coders.Utf8: "str",
+    coders.Bytes: "bytes",
+    coders.Timestamp: "datetime",
+    coders.Date: "date",
+    coders.Decimal: "Decimal",
+    coders.UUID: "UUID",
+    Nothing: "None",
+}
+
+
+def signature_of_coder(coder: Coder[Any]) -> Signature:
+    """Returns the signature of the type that a coder encodes; "any" if that type is unknown."""
+    if isinstance(coder, coders.Tuple):
+        return ["tuple" if coder.arity is not None else "tuple...", *(signature_of_coder(item) for item in coder.items)]
+    return _SIGNATURES.get(type(coder), coder.types if coder.types is not None else "any")
 
 
 def _is_name(text: str) -> bool:

@@ -12,11 +12,14 @@ is writable and in C order; numpy's scalars are decoded as Python's.
 *Records* are dataclasses, msgspec structs and pydantic models. The functions here return their fields and rebuild a
 record from fields. This module imports neither msgspec nor pydantic, because a program that declares such a type has
 imported its package.
+
+*JSON* shows a value to readers that have no type for it. It is never read back.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import struct
 import types
@@ -546,3 +549,30 @@ def is_immutable(type_: Any, _within: tuple[type, ...] = ()) -> bool:
     if is_record(type_):
         return _is_frozen(type_) and all(is_immutable(hint, (*_within, type_)) for hint in hints(type_).values())
     return False
+
+
+# -- Values as JSON --------------------------------------------------------------------------------------------------
+
+
+def as_json(value: Any) -> str:
+    """Returns a stored value as JSON text, for readers that have no type for it."""
+    return json.dumps(_for_json(value), ensure_ascii=False)
+
+
+def _for_json(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case bytes() | bytearray():
+            return value.hex()
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _for_json(item) for key, item in value.items()}
+        case dict():
+            return [[_for_json(key), _for_json(item)] for key, item in value.items()]
+        case list() | tuple() | set() | frozenset():
+            return [_for_json(item) for item in value]
+    if is_record(type(value)):
+        return {name: _for_json(getattr(value, name)) for name in hints(type(value))}
+    if hasattr(value, "tolist"):
+        return _for_json(value.tolist())
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
