@@ -1,4 +1,4 @@
-"""Access to one database of any supported kind: transactions, and the leader lease that fences writers.
+"""Access to one database of any supported kind: transactions, code bundles, and the leader lease that fences writers.
 
 Transactions are retried after conflicts, and errors of the database are raised as errors of stateflow.
 
@@ -17,6 +17,11 @@ A leader lease ends in one of these ways:
 
 The end of a lease does not prove that its holder has stopped, because clocks step: by its own clock, the former holder
 may still decide for the rest of its lease. ``LeaderLease.grace_s`` says for how long.
+
+The ledger also stores the code bundles of operators, beside the records that name them, so that every leader has them.
+A bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes of
+bundles carry no term. Storing a part again only renews its age, so that the bundle is still there when a record names
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import json
 import random  # noqa: TID251 - a type only
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -38,7 +43,10 @@ from sqlalchemy import (
     Engine,
     Select,
     create_engine,
+    delete,
     event,
+    func,
+    insert,
     make_url,
     select,
     update,
@@ -57,7 +65,7 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import rules
-from stateflow.ledger.records import HOLD, IDENTITY, now_us
+from stateflow.ledger.records import BUNDLE, HOLD, IDENTITY, now_us
 from stateflow.private import masked
 from stateflow.types import shown
 
@@ -572,3 +580,36 @@ def _lease_of(row: Any) -> LeaderLease:
         about = json.loads(row.about)
         holder = Holder(**{each.name: about[each.name] for each in fields(Holder) if each.name in about})
     return LeaderLease(row.term, holder, row.since_us, row.lease_us / 1e6, row.left_us / 1e6, until_us=row.until_us)
+
+
+# -- Code bundles of operators ---------------------------------------------------------------------------------------
+
+
+def put_bundle_part(connection: Connection, digest: str, number: int, count: int, body: bytes) -> None:
+    """Stores one part of a bundle. Parts are numbered from 0. If the part is already stored, only the time of storing
+    is renewed."""
+    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
+    if connection.execute(update(BUNDLE).where(where).values(stored_us=now_us())).rowcount == 0:
+        values = {"digest": digest, "number": number, "count": count, "body": body}
+        connection.execute(insert(BUNDLE).values(stored_us=now_us(), **values))
+
+
+def bundle_part(connection: Connection, digest: str, number: int) -> tuple[bytes, int] | None:
+    """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
+    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
+    row = connection.execute(select(BUNDLE.c.body, BUNDLE.c.count).where(where)).first()
+    return None if row is None else (bytes(row[0]), int(row[1]))
+
+
+def drop_other_bundles(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
+    """Deletes the bundles whose newest part is at least ``older_than_us`` old, except those in ``digests``.
+
+    Returns how many parts it deleted.
+    """
+    known = connection.execute(
+        select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
+    ).all()
+    gone = [digest for digest, stored, now in known if digest not in digests and now - stored >= older_than_us]
+    if not gone:
+        return 0
+    return int(connection.execute(delete(BUNDLE).where(BUNDLE.c.digest.in_(gone))).rowcount)

@@ -566,18 +566,18 @@ class Ledger:
     # -- bundles ------------------------------------------------------------------------------------------
 
     def put_bundle_part(self, digest: str, number: int, count: int, body: bytes) -> None:
-        """Stores a part of an operator's code bundle, see :func:`.statements.put_bundle_part`."""
-        self.database.write(lambda connection: statements.put_bundle_part(connection, digest, number, count, body))
+        """Stores a part of an operator's code bundle, see :func:`.database.put_bundle_part`."""
+        self.database.write(lambda connection: database.put_bundle_part(connection, digest, number, count, body))
 
     def bundle_part(self, digest: str, number: int) -> tuple[bytes, int] | None:
         """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
         with self.database.reading() as connection:
-            return statements.bundle_part(connection, digest, number)
+            return database.bundle_part(connection, digest, number)
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
         """Deletes bundles older than ``older_than``, except those in ``digests``. Returns how many parts it deleted."""
         older_us = round(older_than / timedelta(microseconds=1))
-        return self.database.write(lambda connection: statements.drop_other_bundles(connection, digests, older_us))
+        return self.database.write(lambda connection: database.drop_other_bundles(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
         """Archives items that are done and whose newest record is older than ``older_than``. Returns the number of

@@ -8,18 +8,13 @@
 4. Write heads, verdicts, leases and views.
 
 Every query that selects items for a call over many items is served by an index.
-
-The ledger also stores the code bundles of operators, beside the records that name them, so that every leader has them.
-A bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes of
-bundles carry no term. Storing a part again only renews its age, so that the bundle is still there when a record names
-it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +29,6 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
-    func,
     insert,
     literal,
     or_,
@@ -48,7 +42,6 @@ from stateflow.ledger import records, rules
 from stateflow.ledger import records as payloads
 from stateflow.ledger.records import (
     ARCHIVE,
-    BUNDLE,
     EVERYONE,
     IDENTITY,
     ITEM,
@@ -661,39 +654,6 @@ def renew_lease(item_id: str, record_id: int, lease_s: float) -> Any:
         .where(LEASE.c.item_id == item_id, LEASE.c.record_id == record_id)
         .values(until_us=now_us() + literal(round(lease_s * 1e6)))
     )
-
-
-# -- Code bundles of operators ---------------------------------------------------------------------------------------
-
-
-def put_bundle_part(connection: Connection, digest: str, number: int, count: int, body: bytes) -> None:
-    """Stores one part of a bundle. Parts are numbered from 0. If the part is already stored, only the time of storing
-    is renewed."""
-    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
-    if connection.execute(update(BUNDLE).where(where).values(stored_us=now_us())).rowcount == 0:
-        values = {"digest": digest, "number": number, "count": count, "body": body}
-        connection.execute(insert(BUNDLE).values(stored_us=now_us(), **values))
-
-
-def bundle_part(connection: Connection, digest: str, number: int) -> tuple[bytes, int] | None:
-    """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
-    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
-    row = connection.execute(select(BUNDLE.c.body, BUNDLE.c.count).where(where)).first()
-    return None if row is None else (bytes(row[0]), int(row[1]))
-
-
-def drop_other_bundles(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
-    """Deletes the bundles whose newest part is at least ``older_than_us`` old, except those in ``digests``.
-
-    Returns how many parts it deleted.
-    """
-    known = connection.execute(
-        select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
-    ).all()
-    gone = [digest for digest, stored, now in known if digest not in digests and now - stored >= older_than_us]
-    if not gone:
-        return 0
-    return int(connection.execute(delete(BUNDLE).where(BUNDLE.c.digest.in_(gone))).rowcount)
 
 
 # -- Archive of the records of items that are done -------------------------------------------------------------------
