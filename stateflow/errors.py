@@ -19,6 +19,8 @@ T = TypeVar("T", bound=type)
 #: remedies for errors that no user, machine or network can cause
 REPORT_LINE = "a bug in stateflow, please report it with this line"
 REPORT_LOG = "a bug in stateflow, please report it with the log"
+#: environment variable; unless it is unset, empty or "0", tracebacks include causes and frames of stateflow and Spark
+TRACEBACKS = "STATEFLOW_TRACEBACKS"
 
 
 class StateflowError(Exception):
@@ -88,10 +90,6 @@ def from_wire(wire: dict[str, Any]) -> StateflowError:
     return error
 
 
-#: environment variable; unless it is unset, empty or "0", tracebacks include causes and frames of stateflow and Spark
-TRACEBACKS = "STATEFLOW_TRACEBACKS"
-
-
 def tracebacks_wanted() -> bool:
     return os.environ.get(TRACEBACKS, "") not in ("", "0")
 
@@ -123,10 +121,9 @@ def one_line(text: str) -> str:
     return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
-# --- local misuse: the caller's code or configuration is wrong -----------------------------------------
-
-
 class LocalMisuse(StateflowError):
+    """The caller's code or configuration is wrong."""
+
     code = "misuse"
 
 
@@ -299,9 +296,6 @@ class InvariantBroken(StateflowError):
     :mod:`stateflow.transitions`."""
 
     code = "invariant_broken"
-
-
-# --- remote conditions ---------------------------------------------------------------------------------
 
 
 class RemoteCondition(StateflowError):
