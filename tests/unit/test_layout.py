@@ -1,4 +1,4 @@
-"""Each unit test lies in the folder of the module that it tests."""
+"""Each unit test lies in the folder of the module that it tests, and no module of the product is too long."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 UNIT = Path(__file__).parent
 ROOT = UNIT.parents[1]
+#: a longer module has a part that belongs to another one
+LINES_MAX = 700
 #: tests about no single module
 CROSS_CUTTING = {
     "test_audit.py",
@@ -47,6 +49,19 @@ def test_a_test_is_named_after_its_module(file: Path) -> None:
         words = file.stem.removeprefix("test_").split("_")
         modules = ["_".join(words[: length + 1]) for length in range(len(words))]
         assert any((package / f"{module}.py").exists() for module in modules), f"none of {modules} in {package}"
+
+
+def test_no_module_is_too_long() -> None:
+    modules = [file for package in ("stateflow", "reconfig") for file in (ROOT / package).rglob("*.py")]
+    lines = {
+        str(file.relative_to(ROOT)): file.read_text(encoding="utf-8").count("\n")
+        for file in modules
+        if "_pb2" not in file.name
+    }
+    long = sorted((count, name) for name, count in lines.items() if count > LINES_MAX)
+    assert long == [], f"more than {LINES_MAX} lines; move a part to the module that it belongs to: " + ", ".join(
+        f"{name} has {count}" for count, name in reversed(long)
+    )
 
 
 def contract(name: str) -> dict[str, Any]:
