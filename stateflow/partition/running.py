@@ -306,7 +306,7 @@ class RunningBatches:
         Seals the partition if a seal waited for the batch, and raises the errors of sealing."""
         self._with.pop(run.thread, None)
         if run.end():
-            with local.mutex:
+            with self._registry.reopening(local), local.mutex:
                 if run.interrupted and local.processor is not None:
                     local.processor.discard()
                     local.processor = None
@@ -351,7 +351,7 @@ class RunningBatches:
         local, group = self._registry.local(run.partition), self._groups.get(run.thread)
         members: list[Member] = []
         try:
-            with local.mutex:
+            with self._registry.reopening(local), local.mutex:
                 if not run.take_away():
                     return False
                 members = [] if group is None else group.take(ends=True)
@@ -390,7 +390,7 @@ class RunningBatches:
         for member in members:
             local = member.local
             try:
-                with local.mutex:
+                with self._registry.reopening(local), local.mutex:
                     member.processor.discard()
                     if local.processor is member.processor:
                         local.processor = None
