@@ -151,8 +151,11 @@ class Recovery:
             if copy.lacking:
                 copy.schema = self._read(copy.directory, up_to_damage=False).schema
             return True
-        except StateDamaged as error:
-            registry.put_aside(partition, copy.directory, str(error))
+        except Exception as error:
+            damaged = damage(error)
+            if damaged is None:
+                raise
+            registry.put_aside(partition, copy.directory, str(damaged))
             return False
 
     def _look_at(self, partition: PartitionId, directory: Path) -> _Copy:
