@@ -470,7 +470,8 @@ class Commits:
     Args:
         directory: returns the directory of a partition's database; None: the database is not here.
         lose: called for a partition whose database cannot be made durable.
-        reopen: opens the database of a partition that is served here, if it is closed. Raises the errors of the store.
+        reopen: opens the database of a partition that is served here, if it is closed, and puts a lost one aside that
+            could not be put aside before. Raises the errors of the store.
         rewrite: writes the whole content of that database to files that are durable. Raises the errors of the store.
 
     Attributes:
@@ -625,6 +626,7 @@ class Commits:
             return False
         directory = self._directory(partition)
         if directory is None:
+            self._later(partition, self._reopen)
             return False
         try:
             self._environment.sync_database(directory)

@@ -326,7 +326,7 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
     """Deletes one partition after its running batch, whose result is discarded. Returns whether anything was there."""
     with local.work, local.mutex:
         if local.lifecycle.epoch <= epoch:
-            local.lost = None  # a later deployment has nothing to do with the lost copy
+            local.lost = local.unkept = None  # a later deployment has nothing to do with the lost copy
         if local.lifecycle.state is State.ABSENT or not local.lifecycle.drop(epoch):
             return False
         processor, local.processor = local.processor, None

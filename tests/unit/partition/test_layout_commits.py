@@ -27,7 +27,7 @@ from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partitioner import partition_of
 from stateflow.storage import RocksStore
-from stateflow.storage.commit_log import DirectorySegments, encode, read, segment_header
+from stateflow.storage.commit_log import Commit, DirectorySegments, decode, encode, read, segment_header
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import Told, shares_of
 from tests.unit.operators import Count
@@ -548,6 +548,41 @@ def test_a_database_that_cannot_be_synced_is_lost_alone(tmp_path: Path, monkeypa
             asides.pop(0)()
     assert place.node._registry.commits.log is not None
     assert place.node._registry.commits.log.size < 8192
+    place.node.close()
+
+
+@pytest.mark.parametrize("fails", ["quarantine", "commits"])
+def test_one_that_is_lost_and_cannot_be_put_aside_is_put_aside_later_and_keeps_no_segment_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    asides = list[Callable[[], None]]()
+    monkeypatch.setattr(Environment, "aside", lambda _self, work, _wait_s=0.0: asides.append(work))
+    place = Place(tmp_path / "a", commit_log_bytes_max=4096)
+    place.node.create(SPEC, [0, 1], 1)
+    place.send(0)
+    place.send(1)
+    registry = place.node._registry
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        if fails == "quarantine":
+            patch.setattr(registry.quarantine, "put_aside", read_only)
+        else:
+            patch.setattr(registry.commits, "forget", read_only)
+        registry.lose(registry.local(P), StateDamaged("it cannot be read", remedy="-"))
+    sizes = []
+    for number in range(2, 100):
+        assert len(place.send(number, 1).applied()) == 1
+        while asides:
+            asides.pop(0)()
+        sizes.append(sum(path.stat().st_size for path in (place.root / COMMITS_FOLDER).iterdir()))
+    assert max(sizes) < 8192
+    (aside,) = place.aside()
+    frames = decode(COMMITS_FILE, (aside / COMMITS_FILE).read_bytes())
+    assert frames is not None
+    assert [commit.sequence for commit in frames.records if isinstance(commit, Commit)] == [1, 2]
     place.node.close()
 
 
