@@ -35,7 +35,7 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.fleet import Listening, NotReady, heard
-from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
+from stateflow.node.supervising import SLOW_S, Balance, Seen, Supervision, is_spare
 from stateflow.partition.environment import claim
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.faults import unexpected
@@ -209,9 +209,9 @@ class Workers:
 
         Args:
             ready: called with the first worker's address when that worker is ready and the start of every other worker
-                was attempted, and again when addresses of metrics have changed.
-            failing: called after each death of the first worker at its start, from the ``HOPELESS``-th in a row on, as
-                long as ``ready`` was not called.
+                was attempted, and again when addresses of metrics have changed. An attempt ends after ``SLOW_S``.
+            failing: called after each death of the first worker at its start, from the ``HOPELESS``-th in a row on, and
+                when it is not ready ``SLOW_S`` after its start, as long as ``ready`` was not called.
 
         Raises DataDirLocked if workers of a former node do not end, and Unavailable if every worker dies at every
         start.
@@ -230,6 +230,8 @@ class Workers:
             while not stop.is_set():
                 for number in self._supervision.due(self._clock.monotonic()):
                     self._begin(number)
+                for number in self._supervision.slow(self._clock.monotonic()):
+                    self._is_slow(number)
                 if self._supervision.is_hopeless():
                     raise self._hopeless()
                 pages = {worker_name(self._node.name, number): page for number, page in sorted(self._pages.items())}
@@ -277,7 +279,7 @@ class Workers:
     # -- processes ----------------------------------------------------------------------------------------
 
     def _begin(self, number: int) -> None:
-        self._supervision.started(number)
+        self._supervision.started(number, self._clock.monotonic())
         self._lives[number] = asyncio.create_task(self._live(number))
 
     async def _live(self, number: int) -> None:
@@ -299,6 +301,18 @@ class Workers:
         else:
             log.warning("worker %s ended (status %d), restarting in %.1f s", name, status, pause)
         self._changed.set()
+
+    def _is_slow(self, number: int) -> None:
+        """Names a worker that is not ready yet, and lets nothing wait for it any more."""
+        since = f"has not been ready for {SLOW_S:.0f} s since its start"
+        log.warning("worker %s %s; it may hang, see its log lines", worker_name(self._node.name, number), since)
+        self._tried.add(number)
+        if number == 0:
+            fault = Unavailable(
+                f"the first worker of {self._node.name} {since}",
+                remedy="wait if it opens many partitions; if it hangs, see the node's log, and kill its process",
+            )
+            self._failing = NotReady(self._supervision.deaths(0), fault)
 
     def _failed(self, status: int) -> NotReady:
         deaths, error = self._supervision.deaths(0), self._errors.get(0)
