@@ -492,7 +492,8 @@ class _Aligned(Windows):
         return not self._open(at_us - (at_us - self._offset_us) % self._every_us + self._size_us, ctx)
 
     def _end(self, numbers: list[int], ctx: Context) -> Window:
-        return self._window(*numbers, ctx)
+        start_us, end_us = numbers
+        return self._window(start_us, end_us, ctx)
 
     def _window(self, start_us: int, end_us: int, ctx: Context) -> Window:
         return Window(start_us, end_us, Namespace.window(start_us, end_us, self.name), ctx, ctx.key)
