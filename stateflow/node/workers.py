@@ -51,6 +51,8 @@ GONE = ".gone"
 ENDED_LOOK_S = 0.05
 #: seconds between two checks whether partitions should move between workers
 LOOK_S = 5.0
+#: seconds for which the last lines of an ended worker are waited for, as its children may keep the pipe open
+LAST_LINES_S = 1.0
 #: seconds beyond the stop timeout after which a worker is killed; a replica needs less to end by itself
 KILL_AFTER_S = 5.0
 
@@ -337,12 +339,25 @@ class Workers:
             start_new_session=True,  # signals of a terminal reach it only through this process
         )
         assert process.stdout is not None
+        self._errors.pop(number, None)
         self._hear(number, await process.stdout.readline())
-        return await process.wait()
+        hearing = asyncio.create_task(self._hear_rest(number, process.stdout))
+        try:
+            status = await process.wait()
+            await asyncio.wait([hearing], timeout=LAST_LINES_S)
+            return status
+        finally:
+            hearing.cancel()
+
+    async def _hear_rest(self, number: int, pipe: asyncio.StreamReader) -> None:
+        """Keeps the error with which a worker ends after it has listened, which its log has, too."""
+        with contextlib.suppress(ValueError):  # a line is too long
+            async for line in pipe:
+                if isinstance(said := heard(line), StateflowError):
+                    self._errors[number] = said
 
     def _hear(self, number: int, line: bytes) -> None:
         """Reads a worker's first line of output: the worker's address, or the error with which its start failed."""
-        self._errors.pop(number, None)
         name, said = worker_name(self._node.name, number), heard(line)
         if isinstance(said, Listening):
             self._addresses[number] = said.address

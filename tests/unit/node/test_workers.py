@@ -168,6 +168,33 @@ def test_a_worker_that_hangs_as_it_starts_is_named_and_holds_up_no_other(
     assert "the first worker of n has not been ready for 60 s since its start" in str(one.fault)
 
 
+def test_the_error_with_which_a_worker_ends_after_it_listened_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = InvalidArgument("the name belongs to another directory", remedy="choose another name")
+
+    async def run() -> None:
+        some = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 1)
+        some._lock = cast(Any, SimpleNamespace(fileno=lambda: 0))
+        some._supervision.started(0, 0.0)
+        stdout = asyncio.StreamReader()
+        for line in ({"address": "host:7"}, {"error": error.to_wire()}):
+            stdout.feed_data(json.dumps(line).encode() + b"\n")
+        stdout.feed_eof()
+
+        async def begun(*_: Any, **__: Any) -> Any:
+            async def wait() -> int:
+                return 1
+
+            return SimpleNamespace(stdout=stdout, wait=wait, returncode=1)
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", begun)
+        assert await some._run_process(0) == 1
+        assert (some._addresses, str(some._errors[0])) == ({0: "host:7"}, str(error))
+
+    asyncio.run(run())
+
+
 def test_of_a_removal_that_is_cut_short_no_worker_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node is killed while it removes the directory of a surplus worker: the next start finds no worker in the rest,
     which may lack the worker's identity."""
