@@ -593,7 +593,12 @@ class SessionWindows(Windows):
 
     def _end(self, numbers: list[int], ctx: Context) -> Window:
         (id_,) = numbers
-        return self._session(id_, ctx.state(self._tag).pop(id_), ctx)
+        bounds = ctx.state(self._tag).pop(id_, None)
+        if bounds is None:
+            raise InvalidArgument(
+                "the session of this timer has ended already", remedy="loop over `ended` once for each timer"
+            )
+        return self._session(id_, bounds, ctx)
 
     def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
         # the namespace does not contain the bounds, because they change

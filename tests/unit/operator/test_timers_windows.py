@@ -434,3 +434,16 @@ def test_a_window_of_a_row_is_refused_in_a_row_of_another_key() -> None:
         with pytest.raises(InvalidArgument, match="whose row or timer is done"):
             h.send([{"k": "b", "at": T0}])
         assert len(cells(h)) == 1
+
+
+def test_a_session_ends_once() -> None:
+    class Twice(LeftSessions):
+        def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+            for _ in range(2):
+                for window in self.hourly.ended(timer, ctx):
+                    yield ctx.key, window.state(COUNT).value
+
+    with OperatorHarness(Twice, partitions=1) as h:
+        h.send([{"k": "a", "at": T0}])
+        with pytest.raises(InvalidArgument, match="the session of this timer has ended already"):
+            h.advance_watermark(T0 + 2 * MINUTE)
