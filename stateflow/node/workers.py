@@ -306,13 +306,16 @@ class Workers:
 
     def _is_slow(self, number: int) -> None:
         """Names a worker that is not ready yet, and lets nothing wait for it any more."""
-        since = f"has not been ready for {SLOW_S:.0f} s since its start"
-        log.warning("worker %s %s; it may hang, see its log lines", worker_name(self._node.name, number), since)
+        since, process = f"has not been ready for {SLOW_S:.0f} s since its start", self._processes.get(number)
+        pid = None if process is None else process.pid
+        name = worker_name(self._node.name, number)
+        log.warning("worker %s %s (process %s); it may hang, see its log lines", name, since, pid)
         self._tried.add(number)
         if number == 0:
             fault = Unavailable(
                 f"the first worker of {self._node.name} {since}",
                 remedy="wait if it opens many partitions; if it hangs, see the node's log, and kill its process",
+                pid=pid,
             )
             self._failing = NotReady(self._supervision.deaths(0), fault)
 
