@@ -220,8 +220,8 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """The line of JSON that a node writes while it cannot be ready, because its first worker dies at every start. The
-    node goes on starting that worker, and writes a :class:`Listening` when it is ready.
+    """The line of JSON that a node writes while it is not ready, because its first worker dies at every start, or does
+    not become ready in time. The node goes on starting that worker, and writes a :class:`Listening` when it is ready.
 
     ``deaths``: number of the worker's deaths in a row. ``fault``: error that says why.
     """

@@ -119,6 +119,8 @@ BEAT_S = 1.0
 #: while a caller follows a log: seconds without new lines after which an empty message is sent, and seconds between two
 #: checks for new lines
 ALIVE_S, LOOK_S = 5.0, 0.25
+#: seconds for which the last lines of an ended process are waited for, as its children may keep the pipe open
+LAST_LINES_S = 1.0
 
 # -- Resources of the machine ----------------------------------------------------------------------------------------
 
@@ -437,21 +439,24 @@ class Agent:
             with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
                 loop.call_soon_threadsafe(done)
 
+        errors: list[StateflowError] = []
+
+        def hear(said: Listening | NotReady | StateflowError) -> None:
+            if isinstance(said, StateflowError):
+                errors.append(said)
+            else:
+                tell(partial(self._hears, name, process, said))
+
         popen = process.process
         assert popen.stdout is not None
-        said = heard(popen.stdout.readline())
-        if isinstance(said, Listening):
-            tell(partial(self._ready, name, said))
-        # children of the process may keep the pipe open after its end
-        elif isinstance(said, NotReady):
-            tell(partial(self._hears, name, process, said))
-        more = partial(_hear_more, popen.stdout, lambda said: tell(partial(self._hears, name, process, said)))
-        threading.Thread(target=more, daemon=True).start()
+        hearing = threading.Thread(target=_hear, args=(popen.stdout, hear), daemon=True)
+        hearing.start()
         status = popen.wait()
+        hearing.join(LAST_LINES_S)
         if popen.stdin is not None:
             with contextlib.suppress(OSError):
                 popen.stdin.close()
-        tell(partial(self._died, name, status, unlimited or (said if isinstance(said, StateflowError) else None)))
+        tell(partial(self._died, name, status, unlimited or (errors[-1] if errors else None)))
 
     def _hears(self, name: str, process: Started, said: Listening | NotReady) -> None:
         if self._processes.get(name) is not process:  # it has ended, and may have been started again
@@ -545,13 +550,13 @@ def _claim(directory: Path) -> Closable:
         ) from error
 
 
-def _hear_more(pipe: IO[str], told: Callable[[Listening | NotReady], None]) -> None:
-    """Reads the rest of a process's output, and passes each line that names addresses, or says why there are none, to
-    ``told``. Runs in a thread."""
+def _hear(pipe: IO[str], told: Callable[[Listening | NotReady | StateflowError], None]) -> None:
+    """Reads a process's output, and passes each line that names addresses, or says why there are none or why the
+    process ends, to ``told``. Runs in a thread."""
     with pipe:
         for line in pipe:
             said = heard(line)
-            if isinstance(said, Listening | NotReady):
+            if said is not None:
                 told(said)
 
 

@@ -447,6 +447,10 @@ class Catalog:
                         return True
         return False
 
+    def has_blobs(self, manifest: Manifest) -> bool:
+        """Returns whether the store has all blobs of a manifest."""
+        return all(self._objects.stat(f"{BLOBS}/{file.blob}") for file in manifest.files)
+
     def marks(self, folder: str) -> list[Mark]:
         found = []
         for stored in self._objects.list(folder):

@@ -415,7 +415,7 @@ class CheckpointStore:
                 raise stale(manifest, found.order)
             if there.stopped_us < manifest.stopped_us:  # a takeover from it would accept the refused clients again
                 continue
-            if not again and all(self.objects.stat(f"{BLOBS}/{file.blob}") for file in there.files):
+            if not again and self.catalog.has_blobs(there):
                 return Saved(there, 0, there.size)
         return attempt
 
@@ -480,13 +480,16 @@ class CheckpointStore:
         return blob_name(file.digest, f"{self.codec.suffix}.g{uuid.uuid4().hex[:8]}")
 
     def _publish(self, manifest: Manifest, attempt: int) -> None:
-        name = f"{folder_of(manifest.id)}/{manifest_name(manifest.order, attempt)}"
-        try:
-            self.objects.create(name, self.codec.seal(manifest.encode()))
-        except FileExistsError as error:  # another process was faster, or an answer was lost
+        for _ in range(ATTEMPTS):
+            name = f"{folder_of(manifest.id)}/{manifest_name(manifest.order, attempt)}"
+            with contextlib.suppress(FileExistsError):  # another process was faster, or an answer was lost
+                self.objects.create(name, self.codec.seal(manifest.encode()))
+                return
             there = self._free_place(manifest)
-            if not isinstance(there, Saved):
-                raise stale(manifest, manifest.order) from error
+            if isinstance(there, Saved):
+                return
+            attempt = there
+        raise stale(manifest, manifest.order)
 
     # -- savepoints ---------------------------------------------------------------------------------------
 
@@ -508,9 +511,8 @@ class CheckpointStore:
 
     def _keep_as(self, manifest: Manifest, savepoint: str, again: bool = False) -> None:
         place = savepoint_place(check_name("savepoint", savepoint), manifest.id)
-        sealed = self.codec.seal(manifest.encode())
         try:
-            self.objects.create(place, sealed)
+            self.objects.create(place, self.codec.seal(manifest.encode()))
         except FileExistsError as error:
             there = Manifest.decode(self.codec.unseal(self.objects.read(place), place), place)
             if not there.is_same_state(manifest):
@@ -519,11 +521,14 @@ class CheckpointStore:
                     remedy="use another name, or delete it first",
                     url=self.url,
                 ) from error
-            if again:  # replaced at once: a kill behind a deletion would lose the savepoint
+            # otherwise a restore could fail, or accept clients that were refused
+            if again or there.stopped_us < manifest.stopped_us or not self.catalog.has_blobs(there):
+                whole = replace(manifest, stopped_us=max(manifest.stopped_us, there.stopped_us))
+                # replaced at once: a kill behind a deletion would lose the savepoint
                 with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as folder:
                     path = Path(folder) / "manifest"
                     try:
-                        path.write_bytes(sealed)
+                        path.write_bytes(self.codec.seal(whole.encode()))
                     except OSError as full:
                         raise no_room(full, path.parent) from full
                     self.objects.upload(place, path, lambda _: None)

@@ -24,6 +24,7 @@ import sys
 import threading
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -43,6 +44,9 @@ _STORES = ("STORE_NAME", "STORE_GLOBAL")
 #: instructions that change the object on top of the stack, or the one below
 _CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+#: instructions of a call that stand, depending on the version of Python, between a function and its arguments, or
+#: between them and ``CALL``
+_OF_CALLS = ("PUSH_NULL", "PRECALL")
 #: beginnings of lines that continue the statement of the line before
 _GOES_ON = (" ", "\t", ")", "]", "}", "else", "elif", "except", "finally")
 _COMMAND = re.compile(r"-[bBdEhiIOPqsSuvVx]*c(.*)", re.DOTALL)
@@ -103,30 +107,79 @@ def _touches(
 ) -> Iterator[Touch]:
     """Yields the places where a name's object may be changed.
 
-    There, instructions load the name, and soon after call a method of the object or store into the object.
+    There, instructions load the name, or another name of its object or of a part of it, and soon after call a method of
+    the object or store into the object.
     """
     functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
+    others: dict[str, tuple[str, tuple[str, ...]]] = {}  # name → the name whose value it is a part of, path to the part
     for at, instruction in enumerate(instructions):
-        statement = statement_at.get(at)
-        order, line = (at, _line(instruction)) if statement is None else statement.order, _line(instruction)
-        if statement is None and instruction.opname in _STORES and instructions[at - 1].opname != "IMPORT_FROM":
-            yield Touch(instruction.argval, order, line, (), stores=True)
-        if instruction.opname not in _READS:
-            continue
-        touch = _touch(instructions, at, order, line)
-        if touch is not None and (statement is None or touch.name not in statement.binds):
+        for touch in _touches_at(instructions, at, functions, statement_at.get(at)):
             yield touch
-        called = functions.get(instruction.argval)
-        for inner in () if called is None else _with_inner(called):
-            inside = list(dis.get_instructions(inner))
-            if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
-                for given in instructions[at + 1 : at + 4]:  # most likely the arguments of the call
-                    if given.opname in _READS:
-                        yield Touch(given.argval, order, line, ("", "change"), discards=True)
-            for number, each in enumerate(inside):
-                found = _touch(inside, number, order, line) if each.opname in _READS else None
-                if found is not None:
-                    yield found
+            if touch.name in others and touch.path:  # an empty path binds the other name anew
+                root, path = others[touch.name]
+                yield replace(touch, name=root, path=(*path, *touch.path), through=touch.name)
+        if instruction.opname in _STORES:
+            name, of = instruction.argval, _stored(instructions, at)
+            new = None if of is None else others.get(of[0], (of[0], ()))
+            others = {other: part for other, part in others.items() if name not in (other, part[0])}
+            if of is not None and new is not None and new[0] != name:
+                others[name] = new[0], (*new[1], *of[1])
+
+
+def _touches_at(
+    instructions: Sequence[dis.Instruction], at: int, functions: Mapping[str, CodeType], statement: Statement | None
+) -> Iterator[Touch]:
+    """Yields the touches of one instruction, which is a part of ``statement``, or of none."""
+    instruction = instructions[at]
+    order, line = (at, _line(instruction)) if statement is None else statement.order, _line(instruction)
+    if statement is None and instruction.opname in _STORES and instructions[at - 1].opname != "IMPORT_FROM":
+        yield Touch(instruction.argval, order, line, (), stores=True)
+    if instruction.opname not in _READS:
+        return
+    touch = _touch(instructions, at, order, line)
+    if touch is not None and (statement is None or touch.name not in statement.binds):
+        yield touch
+    called = functions.get(instruction.argval)
+    for inner in () if called is None else _with_inner(called):
+        inside = list(dis.get_instructions(inner))
+        if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
+            for given in instructions[at + 1 : at + 4]:  # most likely the arguments of the call
+                if given.opname in _READS:
+                    yield Touch(given.argval, order, line, ("", "change"), discards=True)
+        for number, each in enumerate(inside):
+            found = _touch(inside, number, order, line) if each.opname in _READS else None
+            if found is not None:
+                yield found
+
+
+def _stored(instructions: Sequence[dis.Instruction], at: int) -> tuple[str, tuple[str, ...]] | None:
+    """Returns ``a.b`` or ``vars(a)``, which the instruction at ``at`` stores, as ("a", ("b",)); None for others."""
+    at -= 1
+    while at >= 0 and instructions[at].opname in (*_STORES, "COPY"):  # name = another = a
+        at -= 1
+    path: list[str] = []
+    while at >= 0 and instructions[at].opname == "LOAD_ATTR":
+        path.insert(0, instructions[at].argval)
+        at -= 1
+    if at > 0 and instructions[at].opname == "CALL":
+        at = _before(instructions, at)
+        if not _is_called(instructions, at, "vars"):
+            return None
+    return (instructions[at].argval, tuple(path)) if at >= 0 and instructions[at].opname in _READS else None
+
+
+def _before(instructions: Sequence[dis.Instruction], at: int) -> int:
+    """Returns the index of the preceding instruction, other than those of ``_OF_CALLS``; -1: there is none."""
+    at -= 1
+    while at >= 0 and instructions[at].opname in _OF_CALLS:
+        at -= 1
+    return at
+
+
+def _is_called(instructions: Sequence[dis.Instruction], at: int, *functions: str) -> bool:
+    """Tells whether the value that instruction ``at`` loads is the first argument of one of these functions."""
+    before = _before(instructions, at)
+    return before >= 0 and instructions[before].opname in _READS and instructions[before].argval in functions
 
 
 def _touch(instructions: Sequence[dis.Instruction], at: int, order: tuple[int, int], line: int) -> Touch | None:
@@ -143,13 +196,15 @@ def _changes(instructions: Sequence[dis.Instruction], at: int) -> bool:
 
 def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:
     """Returns (attributes looked up on the object that instruction ``at`` loads, whether a value is stored into it)."""
-    behind = at + 1
+    begin = at + 1
+    if _is_called(instructions, at, "vars"):
+        begin = next((n for n in range(begin, len(instructions)) if instructions[n].opname == "CALL"), at) + 1
+    behind = begin
     while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         behind += 1
     stores = any(each.opname in _CHANGING for each in instructions[behind : behind + 2])
-    before = instructions[at - 1] if at else instructions[at]
-    stores |= before.opname in _READS and before.argval in ("setattr", "delattr")
-    return tuple(each.argval for each in instructions[at + 1 : behind]), stores
+    stores |= _is_called(instructions, at, "setattr", "delattr")
+    return tuple(each.argval for each in instructions[begin:behind]), stores
 
 
 def _line(instruction: dis.Instruction) -> int:

@@ -6,6 +6,7 @@ Sans-io.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,8 @@ from stateflow.types import PartitionId
 #: a worker that was ready for this many seconds counts as healthy, and is restarted at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
+#: seconds from its start after which a worker that is not ready is named; it may only need longer to open its directory
+SLOW_S = 60.0
 #: number of deaths, without a healthy run in between, after which a worker counts as dying at every start
 HOPELESS = 5
 #: least difference between the loads of two workers, as a share of the greater, at which partitions move
@@ -42,6 +45,7 @@ class State(StrEnum):
 @dataclass(slots=True)
 class _Worker:
     state: State
+    slow_at: float
     deaths: int = 0
     ready_at: float | None = None
     again_at: float = 0.0
@@ -58,14 +62,22 @@ class Supervision:
     wanted: int
     _workers: dict[int, _Worker] = field(default_factory=dict)
 
-    def started(self, number: int) -> None:
+    def started(self, number: int, now: float) -> None:
         known = self._workers.get(number)
         state = State.RUNS if number < self.wanted else State.LEAVES
-        self._workers[number] = _Worker(state, known.deaths if known is not None else 0)
+        self._workers[number] = _Worker(state, now + SLOW_S, known.deaths if known is not None else 0)
 
     def ready(self, number: int, now: float) -> None:
         """Records that a worker has opened its directory and answers, which may have taken minutes."""
         self._workers[number].ready_at = now
+
+    def slow(self, now: float) -> list[int]:
+        """Returns the workers that run but have not been ready for ``SLOW_S`` since their start, each of them once."""
+        starting = ((n, worker) for n, worker in self._workers.items() if worker.ready_at is None)
+        slow = [n for n, worker in starting if worker.state in (State.RUNS, State.LEAVES) and worker.slow_at <= now]
+        for number in slow:
+            self._workers[number].slow_at = math.inf
+        return slow
 
     def died(self, number: int, now: float) -> float:
         """Records that a worker ended unexpectedly. Returns the seconds until it is started again."""

@@ -35,7 +35,7 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.fleet import Listening, NotReady, heard
-from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
+from stateflow.node.supervising import SLOW_S, Balance, Seen, Supervision, is_spare
 from stateflow.partition.environment import claim
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.faults import unexpected
@@ -51,6 +51,8 @@ GONE = ".gone"
 ENDED_LOOK_S = 0.05
 #: seconds between two checks whether partitions should move between workers
 LOOK_S = 5.0
+#: seconds for which the last lines of an ended worker are waited for, as its children may keep the pipe open
+LAST_LINES_S = 1.0
 #: seconds beyond the stop timeout after which a worker is killed; a replica needs less to end by itself
 KILL_AFTER_S = 5.0
 
@@ -209,9 +211,9 @@ class Workers:
 
         Args:
             ready: called with the first worker's address when that worker is ready and the start of every other worker
-                was attempted, and again when addresses of metrics have changed.
-            failing: called after each death of the first worker at its start, from the ``HOPELESS``-th in a row on, as
-                long as ``ready`` was not called.
+                was attempted, and again when addresses of metrics have changed. An attempt ends after ``SLOW_S``.
+            failing: called after each death of the first worker at its start, from the ``HOPELESS``-th in a row on, and
+                when it is not ready ``SLOW_S`` after its start, as long as ``ready`` was not called.
 
         Raises DataDirLocked if workers of a former node do not end, and Unavailable if every worker dies at every
         start.
@@ -230,6 +232,8 @@ class Workers:
             while not stop.is_set():
                 for number in self._supervision.due(self._clock.monotonic()):
                     self._begin(number)
+                for number in self._supervision.slow(self._clock.monotonic()):
+                    self._is_slow(number)
                 if self._supervision.is_hopeless():
                     raise self._hopeless()
                 pages = {worker_name(self._node.name, number): page for number, page in sorted(self._pages.items())}
@@ -277,7 +281,7 @@ class Workers:
     # -- processes ----------------------------------------------------------------------------------------
 
     def _begin(self, number: int) -> None:
-        self._supervision.started(number)
+        self._supervision.started(number, self._clock.monotonic())
         self._lives[number] = asyncio.create_task(self._live(number))
 
     async def _live(self, number: int) -> None:
@@ -299,6 +303,21 @@ class Workers:
         else:
             log.warning("worker %s ended (status %d), restarting in %.1f s", name, status, pause)
         self._changed.set()
+
+    def _is_slow(self, number: int) -> None:
+        """Names a worker that is not ready yet, and lets nothing wait for it any more."""
+        since, process = f"has not been ready for {SLOW_S:.0f} s since its start", self._processes.get(number)
+        pid = None if process is None else process.pid
+        name = worker_name(self._node.name, number)
+        log.warning("worker %s %s (process %s); it may hang, see its log lines", name, since, pid)
+        self._tried.add(number)
+        if number == 0:
+            fault = Unavailable(
+                f"the first worker of {self._node.name} {since}",
+                remedy="wait if it opens many partitions; if it hangs, see the node's log, and kill its process",
+                pid=pid,
+            )
+            self._failing = NotReady(self._supervision.deaths(0), fault)
 
     def _failed(self, status: int) -> NotReady:
         deaths, error = self._supervision.deaths(0), self._errors.get(0)
@@ -323,12 +342,25 @@ class Workers:
             start_new_session=True,  # signals of a terminal reach it only through this process
         )
         assert process.stdout is not None
+        self._errors.pop(number, None)
         self._hear(number, await process.stdout.readline())
-        return await process.wait()
+        hearing = asyncio.create_task(self._hear_rest(number, process.stdout))
+        try:
+            status = await process.wait()
+            await asyncio.wait([hearing], timeout=LAST_LINES_S)
+            return status
+        finally:
+            hearing.cancel()
+
+    async def _hear_rest(self, number: int, pipe: asyncio.StreamReader) -> None:
+        """Keeps the error with which a worker ends after it has listened, which its log has, too."""
+        with contextlib.suppress(ValueError):  # a line is too long
+            async for line in pipe:
+                if isinstance(said := heard(line), StateflowError):
+                    self._errors[number] = said
 
     def _hear(self, number: int, line: bytes) -> None:
         """Reads a worker's first line of output: the worker's address, or the error with which its start failed."""
-        self._errors.pop(number, None)
         name, said = worker_name(self._node.name, number), heard(line)
         if isinstance(said, Listening):
             self._addresses[number] = said.address

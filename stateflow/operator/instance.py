@@ -273,7 +273,7 @@ class OperatorInstance:
                 if self._ctx._ended:
                     self._call("on_timer", lambda _, ctx: ctx._clear_ended(), timer, outputs)
             finally:
-                self._ctx._ended.clear()
+                self._ctx._ended = []
                 self._ctx.key = None
                 self.state.unbind(self.operator)
 

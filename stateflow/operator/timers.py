@@ -359,6 +359,7 @@ class Window:
     end_us: int
     namespace: Namespace
     _ctx: Context
+    _key: Any
 
     @property
     def start(self) -> datetime:
@@ -369,8 +370,18 @@ class Window:
         return to_datetime(self.end_us)
 
     def state(self, tag: T) -> T:
-        """Returns this window's own instance of a state, see :meth:`Context.state`."""
+        """Returns this window's own instance of a state, see :meth:`Context.state`. Raises InvalidArgument in a row or
+        timer of another key."""
+        if self._ctx.key is not self._key and self._ctx.key != self._key:
+            raise _over()
         return self._ctx.state(tag, self.namespace)
+
+
+def _over() -> InvalidArgument:
+    return InvalidArgument(
+        "a window is used whose row or timer is done",
+        remedy="call `of` or `ended` for each row or timer, and keep neither their windows nor the loop over them",
+    )
 
 
 class Windows(ABC):
@@ -411,12 +422,31 @@ class Windows(ABC):
         """Tells whether the current row is too late, because every window of its time has ended. Then ``of`` returns
         no window."""
 
-    @abstractmethod
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
         """Yields the window that a timer ends, or nothing if the timer is not one of this helper.
 
         The window's states are cleared when the caller's loop continues or, if it does not, when ``on_timer`` is done.
+        Raises InvalidArgument if the loop continues later.
         """
+        return self._ended(self._numbers(timer), ctx, ctx._ended)
+
+    def _ended(self, numbers: list[int] | None, ctx: Context, ended: list[Namespace]) -> Iterator[Window]:
+        """See :meth:`ended`. ``ended``: the context's list for the current timer, as each timer has its own."""
+        if numbers is None:
+            return
+        if ctx._ended is not ended:
+            raise _over()
+        window = self._end(numbers, ctx)
+        ended.append(window.namespace)
+        yield window
+        if ctx._ended is not ended:
+            raise _over()
+        ctx.clear_state(window.namespace)
+        ended.remove(window.namespace)
+
+    @abstractmethod
+    def _end(self, numbers: list[int], ctx: Context) -> Window:
+        """Returns the window that ends. ``numbers``: arguments of :meth:`_timer`."""
 
     def _open(self, end_us: int, ctx: Context) -> bool:
         return ctx.watermark is None or end_us + self._lateness_us > to_us(ctx.watermark)
@@ -461,18 +491,12 @@ class _Aligned(Windows):
         at_us = self._row_time(ctx)
         return not self._open(at_us - (at_us - self._offset_us) % self._every_us + self._size_us, ctx)
 
-    def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
-        bounds = self._numbers(timer)
-        if bounds is not None:
-            start_us, end_us = bounds
-            window = self._window(start_us, end_us, ctx)
-            ctx._ended.append(window.namespace)
-            yield window
-            ctx.clear_state(window.namespace)
-            ctx._ended.remove(window.namespace)
+    def _end(self, numbers: list[int], ctx: Context) -> Window:
+        start_us, end_us = numbers
+        return self._window(start_us, end_us, ctx)
 
     def _window(self, start_us: int, end_us: int, ctx: Context) -> Window:
-        return Window(start_us, end_us, Namespace.window(start_us, end_us, self.name), ctx)
+        return Window(start_us, end_us, Namespace.window(start_us, end_us, self.name), ctx, ctx.key)
 
 
 class TumblingWindows(_Aligned):
@@ -567,19 +591,18 @@ class SessionWindows(Windows):
         sessions = ctx.state(self._tag).values()
         return not self._open(end_us, ctx) and not any(first <= end_us and at_us <= last for first, last in sessions)
 
-    def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
-        numbers = self._numbers(timer)
-        if numbers is not None:
-            (id_,) = numbers
-            window = self._session(id_, ctx.state(self._tag).pop(id_), ctx)
-            ctx._ended.append(window.namespace)
-            yield window
-            ctx.clear_state(window.namespace)
-            ctx._ended.remove(window.namespace)
+    def _end(self, numbers: list[int], ctx: Context) -> Window:
+        (id_,) = numbers
+        bounds = ctx.state(self._tag).pop(id_, None)
+        if bounds is None:
+            raise InvalidArgument(
+                "the session of this timer has ended already", remedy="loop over `ended` once for each timer"
+            )
+        return self._session(id_, bounds, ctx)
 
     def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
         # the namespace does not contain the bounds, because they change
-        return Window(*bounds, Namespace.window(id_, id_, self.name), ctx)
+        return Window(*bounds, Namespace.window(id_, id_, self.name), ctx, ctx.key)
 
 
 def is_of_sessions(declaration: Declaration) -> bool:

@@ -460,7 +460,7 @@ class Copies:
         copy.transition(local.lifecycle)
         processor, store, incoming, former = local.processor, local.store, local.incoming, local.directory
         local.directory, local.store = copy.directory, copy.store
-        local.processor = local.incoming = local.kept = local.since = local.lost = None
+        local.processor = local.incoming = local.kept = local.since = local.lost = local.unkept = None
         local.seal_unsure = False
         if local.restoring is not None and local.restoring.directory == copy.directory:
             local.restoring = None

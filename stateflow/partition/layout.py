@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -470,7 +470,8 @@ class Commits:
     Args:
         directory: returns the directory of a partition's database; None: the database is not here.
         lose: called for a partition whose database cannot be made durable.
-        reopen: opens the database of a partition that is served here, if it is closed. Raises the errors of the store.
+        reopen: opens the database of a partition that is served here, if it is closed, and puts a lost one aside that
+            could not be put aside before. Raises the errors of the store.
         rewrite: writes the whole content of that database to files that are durable. Raises the errors of the store.
 
     Attributes:
@@ -534,8 +535,8 @@ class Commits:
     def complete(
         self, partition: PartitionId, directory: Path, lacking: Collection[Commit], *, up_to_damage: bool
     ) -> None:
-        """Adds to a copy the commits that it lacks, durably. Idempotent, and repeated after a crash. Raises
-        StateDamaged.
+        """Adds to a copy the commits that it lacks, durably. Idempotent, and repeated after a crash. Raises the store's
+        errors.
 
         Args:
             up_to_damage: drop the end of the database's own write-ahead log from the first damage on, because the
@@ -554,10 +555,19 @@ class Commits:
                 store.close()
             log.info("%s: %d commits recovered from the commit log", partition, len(lacking))
         else:
-            self._environment.sync_database(directory)  # readable commits may not be durable yet
+            self._settle(partition, directory)
         if kept.exists():
             kept.unlink()
             self._environment.sync([directory])
+
+    def _settle(self, partition: PartitionId, directory: Path) -> None:
+        """Makes a copy durable whose commits can all be read, but may not be on disk yet. Raises the store's errors."""
+        try:
+            self._environment.sync_database(directory)
+        except OSError as error:  # the kernel may have dropped what it could not write, and the next sync would succeed
+            log.warning("%s is rewritten, because it cannot be synced: %s", partition, error)
+            with closing(self._environment.open(directory)) as store:
+                store.flush()
 
     # -- while it serves ----------------------------------------------------------------------------------
 
@@ -616,6 +626,7 @@ class Commits:
             return False
         directory = self._directory(partition)
         if directory is None:
+            self._later(partition, self._reopen)
             return False
         try:
             self._environment.sync_database(directory)

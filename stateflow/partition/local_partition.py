@@ -232,6 +232,7 @@ class LocalPartition:
     kept: Kept | None = None  # describes the copy in ``directory`` once it was sealed for a move
     since: Since | None = None  # changes since it moved in, kept in case it moves back
     lost: StateDamaged | None = None  # the damage for which it was given up
+    unkept: Path | None = None  # directory of the lost copy, while it or its commits could not be put aside
     stuck: RunningBatch | None = None  # a batch that the replica has given up, and that has not returned
     schema: bytes | None = None  # its stored schema, while ``store`` is closed
     sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then

@@ -190,7 +190,7 @@ class PartitionRegistry:
             settings,
             self.environment,
             lambda partition: self.look(partition).directory,
-            self._lose_unsynced,
+            lambda partition, why: self.lose(self.local(partition), why),
             self._reopen,
             partial(self._reopen, flush=True),
         )
@@ -244,29 +244,23 @@ class PartitionRegistry:
         with local.work, local.mutex:
             if not local.lifecycle.lose():
                 return
-            processor, local.processor = local.processor, None
-            store, local.store = local.store, None
-            directory, local.directory = local.directory, None
-            local.kept = local.since = None
-            local.lost = why
-            if processor is not None:
-                processor.let_go(self.environment.aside)
-            if store is not None:
-                with contextlib.suppress(Exception):  # what could be written is written
-                    store.close()
-            for move_id in list(local.logs):
-                self.drop_log(local, move_id)
-            if directory is not None:
-                try:
-                    self.put_aside(local.id, directory, str(why))
-                    self.commits.forget([local.id])
-                except (OSError, CommitLogDamaged) as error:  # it stays where it is, and is still lost
-                    log.error("damaged copy %s cannot be quarantined: %s (damage: %s)", directory, error, why)
+            self._shut(local)
+            local.unkept, local.directory = local.directory, None
+            local.kept, local.lost = None, why
+            self._put_aside_lost(local)
         self.on_change(local.id)
         self.on_lost()
 
-    def _lose_unsynced(self, partition: PartitionId, why: StateDamaged) -> None:
-        self.lose(self.local(partition), why)
+    def _put_aside_lost(self, local: LocalPartition) -> None:
+        """Quarantines a lost copy; the commit log repeats this if it fails. Callers hold ``work`` and ``mutex``."""
+        if local.unkept is not None:
+            try:
+                if local.unkept.exists():
+                    self.put_aside(local.id, local.unkept, str(local.lost))
+                self.commits.forget([local.id])
+                local.unkept = None
+            except (OSError, CommitLogDamaged) as error:  # it stays where it is, and is still lost
+                log.error("damaged copy %s cannot be quarantined: %s (damage: %s)", local.unkept, error, local.lost)
 
     def read_term(self) -> tuple[str, int]:
         """Returns (ledger, greatest term) of the controllers that this replica has seen; ("", 0): none.
@@ -546,23 +540,30 @@ class PartitionRegistry:
         with local.work, local.mutex:
             if local.lifecycle.running or local.store is None:
                 return
-            processor, store = local.processor, local.store
             with contextlib.suppress(Exception):
-                local.schema = store.get(layout.SCHEMA)
-            local.processor = local.store = local.since = None
-            for move_id in list(local.logs):
-                self.drop_log(local, move_id)
-            if processor is not None:
-                processor.let_go(self.environment.aside)
-            with contextlib.suppress(Exception):
+                local.schema = local.store.get(layout.SCHEMA)
+            self._shut(local)
+
+    def _shut(self, local: LocalPartition) -> None:
+        """Closes a partition's operator and store, and ends its followers. Callers hold ``work`` and ``mutex``."""
+        processor, store = local.processor, local.store
+        local.processor = local.store = local.since = None
+        for move_id in list(local.logs):
+            self.drop_log(local, move_id)
+        if processor is not None:
+            processor.let_go(self.environment.aside)
+        if store is not None:
+            with contextlib.suppress(Exception):  # what could be written is written
                 store.close()
 
     def _reopen(self, partition: PartitionId, *, flush: bool = False) -> None:
-        """Opens the store of a partition served here. ``flush``: then writes all of it to files that are durable.
-        Raises the errors of :meth:`store`, and of the disk."""
+        """Opens the store of a partition served here, or quarantines a lost one. ``flush``: then writes all of it to
+        files that are durable. Raises the errors of :meth:`store`, and of the disk."""
         local = self.look(partition)
         if flush or local.store is None:
             with local.work:  # nobody closes the store meanwhile
+                with local.mutex:
+                    self._put_aside_lost(local)
                 if local.lifecycle.state in SERVED:
                     store = self.store(local)
                     if flush:

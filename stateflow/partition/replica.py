@@ -151,8 +151,11 @@ class Recovery:
             if copy.lacking:
                 copy.schema = self._read(copy.directory, up_to_damage=False).schema
             return True
-        except StateDamaged as error:
-            registry.put_aside(partition, copy.directory, str(error))
+        except Exception as error:
+            damaged = damage(error)
+            if damaged is None:
+                raise
+            registry.put_aside(partition, copy.directory, str(damaged))
             return False
 
     def _look_at(self, partition: PartitionId, directory: Path) -> _Copy:
@@ -323,7 +326,7 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
     """Deletes one partition after its running batch, whose result is discarded. Returns whether anything was there."""
     with local.work, local.mutex:
         if local.lifecycle.epoch <= epoch:
-            local.lost = None  # a later deployment has nothing to do with the lost copy
+            local.lost = local.unkept = None  # a later deployment has nothing to do with the lost copy
         if local.lifecycle.state is State.ABSENT or not local.lifecycle.drop(epoch):
             return False
         processor, local.processor = local.processor, None

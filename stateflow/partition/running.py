@@ -142,14 +142,16 @@ class Crashes:
     once. Any end of the process counts, as its cause cannot be known. Each replica counts for itself, so a batch that
     follows its partition by failover may end each of them three times.
 
-    A note of the running batch outlives the process (:class:`~stateflow.partition.environment.RunningNote`). The file
-    ``CRASHES`` keeps the counts, each for ``CRASHES_KEPT_S`` seconds after the last end. Without them a batch is run as
-    if it had never been tried.
+    A note of the running batch outlives the process (:class:`~stateflow.partition.environment.RunningNote`). It is of
+    the thread that began last: one that was left behind no longer notes anything. The file ``CRASHES`` keeps the
+    counts, each for ``CRASHES_KEPT_S`` seconds after the last end. Without them a batch is run as if it had never been
+    tried.
     """
 
     def __init__(self, root: Path, environment: Environment, now_us: Callable[[], int]) -> None:
         self._root, self._environment, self._now_us = root, environment, now_us
         self._note: RunningNote | None = None
+        self._thread = 0  # that began last
         self._ends: dict[str, tuple[int, int]] = {}  # batch and partition → (number of ends in a row, time of the last)
 
     def find(self) -> None:
@@ -184,15 +186,17 @@ class Crashes:
         if self._note is None:
             yield
             return
+        self._thread = threading.get_ident()
         self._note.begin(_text(operator, version, batch))
         try:
             yield
         finally:
-            self._note.end()
+            if self._thread == threading.get_ident():
+                self._note.end()
 
     def at(self, partition: int) -> None:
         """Notes the partition of the batch that is being run."""
-        if self._note is not None:
+        if self._note is not None and self._thread == threading.get_ident():
             self._note.at(partition)
 
     @property
@@ -306,7 +310,7 @@ class RunningBatches:
         Seals the partition if a seal waited for the batch, and raises the errors of sealing."""
         self._with.pop(run.thread, None)
         if run.end():
-            with local.mutex:
+            with self._registry.reopening(local), local.mutex:
                 if run.interrupted and local.processor is not None:
                     local.processor.discard()
                     local.processor = None
@@ -351,7 +355,7 @@ class RunningBatches:
         local, group = self._registry.local(run.partition), self._groups.get(run.thread)
         members: list[Member] = []
         try:
-            with local.mutex:
+            with self._registry.reopening(local), local.mutex:
                 if not run.take_away():
                     return False
                 members = [] if group is None else group.take(ends=True)
@@ -390,7 +394,7 @@ class RunningBatches:
         for member in members:
             local = member.local
             try:
-                with local.mutex:
+                with self._registry.reopening(local), local.mutex:
                     member.processor.discard()
                     if local.processor is member.processor:
                         local.processor = None

@@ -253,13 +253,11 @@ class Logged:
 @dataclass(slots=True)
 class Found:
     """A log as a former process left it. ``after``: number of the next frame. ``segments``: numbers of the segments, in
-    order. ``unused``: the last segment never contained a frame of the log, because its creation was cut off or failed;
-    the next log begins in its file."""
+    order."""
 
     logged: Logged
     after: int
     segments: list[int]
-    unused: bool = False
 
 
 def read(segments: Sequence[tuple[int, bytes]]) -> Found:
@@ -270,7 +268,7 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
     Args:
         segments: (number, content) of each segment, in the order of their numbers.
     """
-    logged, after, unused = Logged(), 1, False
+    logged, after = Logged(), 1
     torn_in = ""
     for position, (number, data) in enumerate(segments):
         name = segment_name(number)
@@ -280,11 +278,9 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
         if segment is None:
             if position + 1 < len(segments):
                 raise _damaged(name, 0, "the segment is empty, and others follow")
-            unused = True
-            break
+            break  # its creation was cut off
         if segment.first == segment.after < after and position + 1 == len(segments):
-            unused = True  # its creation failed, and the log continued in the segment before
-            break
+            break  # its creation failed, and the log continued in the segment before
         if position and segment.first != after:
             raise _damaged(
                 torn_in or name, 0, f"the segment ends before frame {after}, the next one begins with {segment.first}"
@@ -292,7 +288,7 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
         for record in segment.records:
             logged.add(record)
         after, torn_in = segment.after, name
-    return Found(logged, after, [number for number, _ in segments], unused)
+    return Found(logged, after, [number for number, _ in segments])
 
 
 def segment_name(number: int) -> str:
@@ -330,8 +326,7 @@ class SegmentFiles(Protocol):
         """Creates a segment, or empties an existing one. Later appends go to this segment, unless the call raises an
         error.
 
-        All data appended to earlier segments, even by a former process, is made durable first: a power loss leaves no
-        gap before the new segment.
+        All data appended to earlier segments is made durable first: a power loss leaves no gap before the new segment.
         """
         ...
 
@@ -372,9 +367,6 @@ class DirectorySegments:
         self._directory.mkdir(exist_ok=True)
         if self._file is not None:
             os.fdatasync(self._file)
-        else:
-            for path in sorted(self._directory.glob("*" + Path(segment_name(0)).suffix)):
-                sync(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         path = self._directory / segment_name(number)
         file = os.open(path, flags, 0o600)
@@ -489,12 +481,12 @@ class CommitLog:
         self._unsure = False  # a write or sync failed: a later sync says nothing about what was not durable by then
         self._closed = False
         self._unwritten: dict[PartitionId, list[Commit]] = {}
-        newest = found.segments[-1] if found.segments else 0
-        # an unused segment followed by another one would count as damage if the process ended before it is removed
-        first = _Segment(newest if found.unused else newest + 1)
+        # first: the former process may have left writes that no sync makes durable any more, and behind them a new
+        # segment would count as damage after a power loss
+        files.remove(found.segments)
+        first = _Segment(found.segments[-1] + 1 if found.segments else 1)
         self._segments = [first]
         files.create(first.number, segment_header(self._next))
-        files.remove([number for number in found.segments if number != first.number])
 
     @property
     def size(self) -> int:

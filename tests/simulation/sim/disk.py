@@ -539,8 +539,6 @@ class Segments:
         if self._file is not None:
             self._environment.write()
             self._file.synced = self._file.data
-        else:
-            self._environment.sync(sorted(self._directory.glob("*.commits")))
         path = self._directory / segment_name(number)
         path.write_bytes(data)
         self._environment.sync([path, self._directory, self._directory.parent])

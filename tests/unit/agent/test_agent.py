@@ -283,6 +283,37 @@ def test_a_node_that_is_not_ready_yet_says_why(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(run(), 60.0))
 
 
+@pytest.mark.parametrize("first", ["failing", "address"])
+def test_the_error_with_which_a_process_ends_is_told_whatever_it_said_before(tmp_path: Path, first: str) -> None:
+    why = Unavailable("no worker of a starts: the data directory cannot be used", remedy="remove the cause")
+    said = {"failing": why.to_wire(), "deaths": 5} if first == "failing" else {"address": "127.0.0.1:7"}
+
+    async def run() -> None:
+        launcher = Recording()
+        agent = Agent(config(tmp_path), Rlimits(), launcher)
+        lines = "".join(json.dumps(each) + "\n" for each in (said, {"error": why.to_wire()}))
+        begin = launcher.start
+
+        def start(spec: LaunchCommand) -> Started:
+            started = begin(spec)
+            launcher.started[spec.name].stdout = io.StringIO(lines)
+            launcher.started[spec.name].end()
+            launcher.start = begin  # type: ignore[method-assign]
+            return started
+
+        launcher.start = start  # type: ignore[method-assign]
+        agent._convergence.want([Spawned("a", "a")])
+        task = asyncio.create_task(agent._converge())
+        await until(lambda: agent._figures.ends == 1, task)
+        (child,) = agent._convergence.children()
+        assert str(child.fault) == str(why)
+        task.cancel()
+        await agent._end_all()
+        agent._claimed.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60.0))
+
+
 def test_a_replica_that_cannot_be_begun_for_any_reason_costs_itself_alone(tmp_path: Path) -> None:
     async def run() -> None:
         launcher = Recording()

@@ -97,6 +97,52 @@ def test_unchanged_files_are_not_uploaded_again(checkpoints: CheckpointStore, db
         checkpoints.restore(manifest, tmp_path / f"restored-{manifest.sequence}")
 
 
+def test_of_two_savers_at_once_the_one_that_refuses_more_clients_publishes_too(
+    checkpoints: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, directory = CheckpointStore(checkpoints.url), small(tmp_path, f="1")
+    manifest, real, raced = manifest_of(directory), checkpoints.objects.create, list[str]()
+
+    def create(name: str, data: bytes) -> None:
+        if name.startswith("manifests/") and not raced:
+            raced.append(name)
+            other.save(manifest, directory)
+        real(name, data)
+
+    monkeypatch.setattr(checkpoints.objects, "create", create)
+    checkpoints.save(replace(manifest, stopped_us=7), directory)
+    assert raced
+    assert [each.stopped_us for each in checkpoints.newest(P)] == [7, 0]
+
+
+def test_a_savepoint_that_is_made_again_refuses_the_clients_that_are_refused_by_then(
+    checkpoints: CheckpointStore, tmp_path: Path
+) -> None:
+    directory = small(tmp_path, f="1")
+    manifest = manifest_of(directory, partitions=1, partition=PartitionId("Op", 0))
+    checkpoints.save(manifest, directory, savepoint="s")
+    checkpoints.save(replace(manifest, stopped_us=7), directory, savepoint="s")
+    assert [each.stopped_us for each in checkpoints.savepoint("s")] == [7]
+    checkpoints.save(replace(manifest, stopped_us=3), directory, savepoint="s")
+    assert [each.stopped_us for each in checkpoints.savepoint("s")] == [7]
+
+
+def test_a_savepoint_that_is_made_again_names_the_blobs_that_are_there(
+    checkpoints: CheckpointStore, tmp_path: Path
+) -> None:
+    directory = small(tmp_path, f="1")
+    manifest = manifest_of(directory, partitions=1, partition=PartitionId("Op", 0))
+    first = checkpoints.save(manifest, directory, savepoint="s").manifest
+    kept = Path(checkpoints.url) / "blobs" / first.files[0].blob
+    content = kept.read_bytes()
+    kept.unlink()
+    kept.with_name(kept.name + ".g1").write_bytes(content)
+    again = replace(first, files=(replace(first.files[0], blob=first.files[0].blob + ".g1"),))
+    checkpoints._keep_as(again, "s")
+    (named,) = checkpoints.savepoint("s")
+    checkpoints.restore(named, tmp_path / "restored")
+
+
 def manifest_path(store: CheckpointStore) -> Path:
     return max(Path(store.url).glob("manifests/Op/p00003/*.json"))
 

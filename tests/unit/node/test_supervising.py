@@ -15,6 +15,7 @@ from stateflow.node.supervising import (
     COMPARE_S_MAX,
     GAIN,
     HOPELESS,
+    SLOW_S,
     WELL_S,
     Balance,
     Seen,
@@ -30,7 +31,7 @@ def test_who_was_well_is_started_again_at_once_and_who_was_not_later_and_later()
     node = Supervision(1)
     now, pauses = 0.0, []
     for _ in range(10):
-        node.started(0)
+        node.started(0, 0.0)
         node.ready(0, now)
         pauses.append(node.died(0, now + 1))
         assert node.due(now + 1) == ([0] if pauses[-1] == 0 else [])
@@ -39,26 +40,40 @@ def test_who_was_well_is_started_again_at_once_and_who_was_not_later_and_later()
     assert pauses[:4] == [0.0, 0.5, 1.0, 2.0]
     assert pauses == sorted(pauses)
     assert pauses[-1] == BACKOFF_S_MAX
-    node.started(0)
+    node.started(0, 0.0)
     assert node.due(now) == [], "it runs"
     assert node.died(0, now + WELL_S) == BACKOFF_S_MAX, "it was not ready in all that time"
-    node.started(0)
+    node.started(0, 0.0)
     node.ready(0, now)
     assert node.died(0, now + WELL_S) == 0.0, "it was well"
     assert not node.dies_at_every_start(0)
 
 
+def test_who_is_slow_to_be_ready_is_named_once_for_each_start() -> None:
+    node = Supervision(3)
+    for number in range(3):
+        node.started(number, 0.0)
+    node.ready(1, 1.0)
+    assert node.slow(SLOW_S - 1) == []
+    node.died(2, SLOW_S - 1)
+    assert (node.slow(SLOW_S), node.slow(SLOW_S)) == ([0], [])
+    node.ready(0, 2 * SLOW_S)
+    node.died(0, 2 * SLOW_S)
+    node.started(0, 2 * SLOW_S)
+    assert (node.slow(2 * SLOW_S), node.slow(3 * SLOW_S)) == ([], [0])
+
+
 def test_a_node_is_hopeless_when_every_wanted_worker_is() -> None:
     node = Supervision(2)
-    node.started(0), node.started(1), node.started(2)
+    node.started(0, 0.0), node.started(1, 0.0), node.started(2, 0.0)
     for number in (0, 2):
         for _ in range(HOPELESS):
-            node.started(number)
+            node.started(number, 0.0)
             node.died(number, 0.0)
     assert node.dies_at_every_start(0)
     assert not node.is_hopeless(), "worker 1 runs"
     for _ in range(HOPELESS):
-        node.started(1)
+        node.started(1, 0.0)
         node.died(1, 0.0)
     assert node.is_hopeless()
 
@@ -66,7 +81,7 @@ def test_a_node_is_hopeless_when_every_wanted_worker_is() -> None:
 def test_workers_beyond_the_wanted_number_leave() -> None:
     node = Supervision(2)
     for number in range(4):
-        node.started(number)
+        node.started(number, 0.0)
     assert node.leaving() == [2, 3]
     node.ended(3)
     assert (node.leaving(), node.gone(), node.due(1e9)) == ([2], [3], [])

@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 
 import pytest
 
-from stateflow.clock import Clock
+from stateflow.clock import Clock, ManualClock
 from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
 from stateflow.fleet import Listening, NotReady
 from stateflow.node import supervising, workers
@@ -75,7 +75,7 @@ def test_a_worker_that_says_what_nobody_understands_is_begun_again(
             raise ValueError("Separator is not found, and chunk exceed the limit")
 
         monkeypatch.setattr(some, "_run_process", says_too_much)
-        some._supervision.started(0)
+        some._supervision.started(0, 0.0)
         await some._live(0)
         assert some._changed.is_set()
         assert some._supervision.due(float("inf")) == [0]
@@ -136,6 +136,65 @@ def test_a_node_whose_first_worker_does_not_start_says_why_and_goes_on(
     )
 
 
+@pytest.mark.parametrize("hangs", [0, 1])
+def test_a_worker_that_hangs_as_it_starts_is_named_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: int
+) -> None:
+    clock = ManualClock()
+    some = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 2, clock)
+    said: list[Listening | NotReady] = []
+    stop = asyncio.Event()
+
+    async def lives(number: int) -> int:
+        if number != hangs:
+            clock.advance(supervising.SLOW_S)
+            some._hear(number, json.dumps({"address": f"host:{number}"}).encode())
+        await stop.wait()
+        return 0
+
+    def says(what: Listening | NotReady) -> None:
+        said.append(what)
+        stop.set()
+
+    monkeypatch.setattr(some, "_run_process", lives)
+    asyncio.run(asyncio.wait_for(some.run(stop, says, says), 60.0))
+    assert f"worker {worker_name('n', hangs)} has not been ready for 60 s since its start" in caplog.text
+    (one,) = said
+    if hangs:
+        assert one == Listening("host:0")
+        return
+    assert isinstance(one, NotReady)
+    assert (one.deaths, one.fault.code) == (0, "unavailable")
+    assert "the first worker of n has not been ready for 60 s since its start" in str(one.fault)
+
+
+def test_the_error_with_which_a_worker_ends_after_it_listened_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = InvalidArgument("the name belongs to another directory", remedy="choose another name")
+
+    async def run() -> None:
+        some = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 1)
+        some._lock = cast(Any, SimpleNamespace(fileno=lambda: 0))
+        some._supervision.started(0, 0.0)
+        stdout = asyncio.StreamReader()
+        for line in ({"address": "host:7"}, {"error": error.to_wire()}):
+            stdout.feed_data(json.dumps(line).encode() + b"\n")
+        stdout.feed_eof()
+
+        async def begun(*_: Any, **__: Any) -> Any:
+            async def wait() -> int:
+                return 1
+
+            return SimpleNamespace(stdout=stdout, wait=wait, returncode=1)
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", begun)
+        assert await some._run_process(0) == 1
+        assert (some._addresses, str(some._errors[0])) == ({0: "host:7"}, str(error))
+
+    asyncio.run(run())
+
+
 def test_of_a_removal_that_is_cut_short_no_worker_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node is killed while it removes the directory of a surplus worker: the next start finds no worker in the rest,
     which may lack the worker's identity."""
@@ -143,7 +202,7 @@ def test_of_a_removal_that_is_cut_short_no_worker_is_left(tmp_path: Path, monkey
     (directory / "partitions").mkdir(parents=True)
     (directory / "REPLICA").write_text("{}")
     some = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 1)
-    some._supervision.started(1)
+    some._supervision.started(1, 0.0)
     nothing = SimpleNamespace(statistics=lambda _: SimpleNamespace(partitions=[]))
     monkeypatch.setattr(workers, "ReplicaClient", lambda address: nothing)
     worker: Any = SimpleNamespace(name="n~1", address="n~1", partitions=0)

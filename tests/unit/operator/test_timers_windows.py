@@ -383,3 +383,67 @@ def test_a_loop_that_is_left_keeps_nothing_of_the_window(
         monkeypatch.setattr(Left, "how", how)
         assert h.advance_watermark(T0 + 2 * MINUTE) == [{"k": "a", "n": 1}, {"k": "b", "n": 1}]
         assert cells(h) == []
+
+
+class Keeping(Left):
+    """Keeps what the first of two timers ended, and uses it in the second one, whose key is another."""
+
+    kept: Any = None
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        how, kept = type(self).how, self.kept
+        if kept is None:
+            self.kept = self.hourly.ended(timer, ctx)
+            if how != "begun":
+                window = next(self.kept)
+                self.kept = window if how == "window" else self.kept
+        elif how == "window":
+            yield ctx.key, kept.state(COUNT).value
+        else:
+            for window in kept:
+                yield ctx.key, window.state(COUNT).value
+
+
+class KeepingSessions(Keeping):
+    hourly = SessionWindows(MINUTE, merge)
+
+
+@pytest.mark.parametrize("how", ["begun", "resumed", "window"])
+@pytest.mark.parametrize("cls", [Keeping, KeepingSessions])
+def test_what_is_kept_of_a_timer_is_refused_in_the_next_one(
+    cls: type[Keeping], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Left, "how", how)
+    with OperatorHarness(cls, partitions=1) as h:
+        h.send([{"k": "a", "at": T0}, {"k": "b", "at": T0}])
+        with pytest.raises(InvalidArgument, match="whose row or timer is done"):
+            h.advance_watermark(T0 + 2 * MINUTE)
+        assert len(cells(h)) == 2
+
+
+def test_a_window_of_a_row_is_refused_in_a_row_of_another_key() -> None:
+    class Late(Left):
+        kept: Any = None
+
+        def process(self, row: Any, ctx: Context) -> None:
+            self.kept = self.kept or self.hourly.of(ctx)
+            self.kept[0].state(COUNT).add()
+
+    with OperatorHarness(Late, partitions=1) as h:
+        h.send([{"k": "a", "at": T0}, {"k": "a", "at": T0}])
+        with pytest.raises(InvalidArgument, match="whose row or timer is done"):
+            h.send([{"k": "b", "at": T0}])
+        assert len(cells(h)) == 1
+
+
+def test_a_session_ends_once() -> None:
+    class Twice(LeftSessions):
+        def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+            for _ in range(2):
+                for window in self.hourly.ended(timer, ctx):
+                    yield ctx.key, window.state(COUNT).value
+
+    with OperatorHarness(Twice, partitions=1) as h:
+        h.send([{"k": "a", "at": T0}])
+        with pytest.raises(InvalidArgument, match="the session of this timer has ended already"):
+            h.advance_watermark(T0 + 2 * MINUTE)

@@ -23,6 +23,7 @@ from stateflow.partition.layout import Session
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
+from stateflow.storage import RocksStore
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import Told, apply_to, shares_of
 
@@ -314,6 +315,41 @@ def test_a_batch_that_is_taken_away_takes_nobody_with_it(
     assert totals(node) == {0: 1, 2: 1}
     assert not again(node, 0, 1, rows((1, 1))).replayed
     assert totals(node) == {0: 1, 1: 1, 2: 1}
+
+
+def test_no_database_that_refused_a_seal_stays_open_behind_a_batch_that_is_taken_away(
+    node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on, let_go = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(row: Any, total: int) -> None:
+        if row.k == 1:
+            entered.set()
+            assert go_on.wait(LONG_S)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise Exception("Aborted: the database does not say why")
+
+    monkeypatch.setattr(Sums, "met", wait)
+    plain = node.batches.running._drop
+    monkeypatch.setattr(node.batches.running, "_drop", lambda members: (plain(members), let_go.set()))
+    applying = threading.Thread(target=send, args=(node, 0, {p: rows((p, 1)) for p in range(2)}))
+    applying.start()
+    assert entered.wait(LONG_S)
+    ids, other = [PartitionId("Sums", number) for number in range(2)], ReplicaInfo("b", "s", "b:1")
+    former = [node._registry.local(each).store for each in ids]
+    assert not any(node.sender.fence(each, f"m{each.partition}", 2, other, cold=True) for each in ids)
+    (run,) = node.batches.running.active()
+    with monkeypatch.context() as patch:
+        patch.setattr(RocksStore, "apply", refused)
+        with pytest.raises(Exception, match="does not say why"):
+            node.batches.running.take_away(run)
+        assert let_go.wait(LONG_S)
+    run.left = True
+    assert all(node._registry.local(each).store is not store for each, store in zip(ids, former, strict=True))
+    assert all(node.sender.fence(each, f"m{each.partition}", 2, other, cold=True) for each in ids)
+    go_on.set()
+    applying.join(LONG_S)
 
 
 def test_what_waits_for_a_slow_partition_is_let_go_and_the_slow_one_is_not(

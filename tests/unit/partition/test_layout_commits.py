@@ -5,6 +5,7 @@ Databases have all of a group when they serve, after a kill, a power failure or 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -26,7 +27,7 @@ from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partitioner import partition_of
 from stateflow.storage import RocksStore
-from stateflow.storage.commit_log import DirectorySegments, encode, read, segment_header
+from stateflow.storage.commit_log import Commit, DirectorySegments, decode, encode, read, segment_header
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import Told, shares_of
 from tests.unit.operators import Count
@@ -550,6 +551,41 @@ def test_a_database_that_cannot_be_synced_is_lost_alone(tmp_path: Path, monkeypa
     place.node.close()
 
 
+@pytest.mark.parametrize("fails", ["quarantine", "commits"])
+def test_one_that_is_lost_and_cannot_be_put_aside_is_put_aside_later_and_keeps_no_segment_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    asides = list[Callable[[], None]]()
+    monkeypatch.setattr(Environment, "aside", lambda _self, work, _wait_s=0.0: asides.append(work))
+    place = Place(tmp_path / "a", commit_log_bytes_max=4096)
+    place.node.create(SPEC, [0, 1], 1)
+    place.send(0)
+    place.send(1)
+    registry = place.node._registry
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        if fails == "quarantine":
+            patch.setattr(registry.quarantine, "put_aside", read_only)
+        else:
+            patch.setattr(registry.commits, "forget", read_only)
+        registry.lose(registry.local(P), StateDamaged("it cannot be read", remedy="-"))
+    sizes = []
+    for number in range(2, 100):
+        assert len(place.send(number, 1).applied()) == 1
+        while asides:
+            asides.pop(0)()
+        sizes.append(sum(path.stat().st_size for path in (place.root / COMMITS_FOLDER).iterdir()))
+    assert max(sizes) < 8192
+    (aside,) = place.aside()
+    frames = decode(COMMITS_FILE, (aside / COMMITS_FILE).read_bytes())
+    assert frames is not None
+    assert [commit.sequence for commit in frames.records if isinstance(commit, Commit)] == [1, 2]
+    place.node.close()
+
+
 def test_a_database_that_could_not_be_synced_on_a_full_disk_is_rewritten_before_its_commits_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -594,6 +630,62 @@ def test_a_database_that_could_not_be_synced_on_a_full_disk_is_rewritten_before_
     assert send(range(100, 200))[0] > 100
     assert failed
     place.node.close()
+
+
+@pytest.mark.parametrize("broken", [errno.ENOSPC, errno.EIO])
+def test_a_database_that_cannot_be_synced_at_start_is_rewritten_before_its_commits_go(
+    place: Place, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    """A disk fails the sync of a database once, at start, and drops what it did not write.
+
+    If the start ended with that error, the next one would believe the sync that succeeds then.
+    """
+    real, failed, had = Environment.sync_database, list[Path](), place.logs()
+    for number in range(3):
+        place.send(number)
+    place.kill()
+
+    def refused(environment: Environment, directory: Path) -> None:
+        if directory.parent.name == "p00000" and not failed:
+            failed.append(directory)
+            raise OSError(broken, "no")
+        real(environment, directory)
+
+    monkeypatch.setattr(Environment, "sync_database", refused)
+    with contextlib.suppress(OSError):
+        place.start()
+        place.kill()
+    assert failed
+    place.start()
+    place.lose_power({name: size for name, size in had.items() if "p00000" in name.parts and name in place.logs()})
+    place.start()
+    assert place.totals() == {"k0": 3, "k1": 3}
+
+
+def test_a_database_that_cannot_be_rewritten_at_start_is_put_aside_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Environment.sync_database
+    place.send(0)
+    place.kill()
+
+    def refused(environment: Environment, directory: Path) -> None:
+        if directory.parent.name == "p00000":
+            raise OSError(errno.EIO, "Input/output error")
+        real(environment, directory)
+
+    def broken(_: RocksStore) -> None:
+        raise Exception("IO error: Input/output error: While fsync")
+
+    monkeypatch.setattr(Environment, "sync_database", refused)
+    with monkeypatch.context() as patch:
+        patch.setattr(RocksStore, "flush", broken)
+        # code of the product raises it, see stateflow.storage.faults
+        patch.setitem(broken.__globals__, "__name__", "stateflow.test")
+        place.start()
+    assert list(place.node.owned("Op")) == [Q]
+    (aside,) = place.aside()
+    assert (aside / COMMITS_FILE).exists()
 
 
 def test_segments_are_retired_while_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import MoveConflict, OutOfMemory, StateDamaged, Unavailable
 from stateflow.partition import layout
 from stateflow.partition.lifecycle import State
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import RocksStore
 from stateflow.types import ReplicaInfo
 from tests.unit.partition.test_replica import P, Two
@@ -156,6 +157,36 @@ def test_a_seal_that_cannot_be_written_is_asked_for_again(two: Two, refusing: Re
     refusing.end()
     assert two.a._registry.local(P).store is not store, "one that could not be written takes no more writes"
     assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+
+
+def test_a_seal_that_fails_behind_a_batch_for_an_unknown_reason_leaves_no_database_open(
+    two: Two, refusing: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition is fenced during its batch, and the database refuses the seal at the end of the batch.
+
+    A database that has refused a write refuses all later ones until it is reopened, so the next attempt would fail,
+    too.
+    """
+    two.send(two.a, 1)
+    store = two.a._registry.local(P).store
+    real = PartitionProcessor.run
+
+    def run(processor: PartitionProcessor, *args: Any) -> Any:
+        assert not two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+        refusing.ownerships()
+        refusing.error = Exception("Aborted: the database does not say why")
+        return real(processor, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionProcessor, "run", run)
+        with pytest.raises(Exception, match="does not say why"):
+            two.send(two.a, 2)
+    refusing.end()
+    assert two.a._registry.local(P).store is not store
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    kept = two.a._registry.local(P).kept
+    assert kept is not None
+    assert kept.sequence == 2, "the batch itself is committed"
 
 
 def settling_failed(two: Two, refusing: Refusing) -> None:

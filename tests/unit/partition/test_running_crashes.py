@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,28 @@ def test_ends_of_a_process_that_ran_no_batch_or_was_stopped_are_not_counted(repl
         replica.again()
     assert not replica.node.batches.running.crashes.any
     assert not (replica.root / CRASHES).exists()
+
+
+def test_a_thread_that_was_left_behind_leaves_the_note_of_the_next_one_alone(replica: Replica) -> None:
+    crashes, began, returns = replica.node.batches.running.crashes, threading.Event(), threading.Event()
+
+    def never_mind() -> None:
+        with crashes.noted("Deadly", 0, Batch("s", 0)):
+            began.set()
+            returns.wait()
+            crashes.at(P)
+
+    left = threading.Thread(target=never_mind)
+    left.start()
+    began.wait()
+    with crashes.noted("Deadly", 0, Batch("s", 1)):
+        crashes.at(Q)
+        returns.set()
+        left.join()
+        note = (replica.root / RUNNING).read_bytes()
+    replica.again(note)
+    (counted,) = json.loads((replica.root / CRASHES).read_text())
+    assert (json.loads(counted.rpartition(" ")[0])[-1], int(counted.rpartition(" ")[2])) == (1, Q)
 
 
 @pytest.mark.parametrize("note", [b"", b"x", b"\xff" * 4096, b"\x02\x00\x00\x00" + bytes(4092), bytes(9000)])

@@ -355,11 +355,34 @@ def test_a_segment_begins_when_the_one_before_is_durable(tmp_path: Path, monkeyp
     done.clear()
     files.create(2, b"two")
     assert done[:2] == [f"data of {segment_name(1)}", f"all of {segment_name(2)}"]
-    files.append(b"more", sync=False)
     files.close()
-    done.clear()
-    DirectorySegments(tmp_path / "commits").create(3, b"three")  # by the next process (seed 546)
-    assert done[:3] == [f"all of {segment_name(number)}" for number in (1, 2, 3)]
+
+
+def test_a_start_whose_sync_fails_leaves_no_gap_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two starts fail, the second one after a loss of power, and the log is not taken for damaged.
+
+    The disk dropped a frame when the first start synced it. To the second start it looks as if it were on disk.
+    """
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1), commit(1, Q))
+    log.forget([P], sync=False)
+    databases.sync(Q)
+    files.refuses = "create"
+    with pytest.raises(OSError, match="no room"):
+        opened(files, databases)
+    files.refuses = None
+
+    def ends(_: Sequence[int]) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files, "remove", ends)
+        opened(files, databases)
+    files.lose_power(Random(0))
+    assert recover(files).logged.lacking(Q, 1, databases.durable[Q]) == []
+    do(opened(files, databases), databases, commit(2, Q))
+    assert recover(files).logged.of(Q) == [commit(2, Q)]
 
 
 def test_forgetting_what_is_not_there_writes_nothing() -> None:
@@ -541,7 +564,7 @@ def test_a_segment_that_cannot_be_made(how: str) -> None:
 def test_a_start_that_ends_behind_a_segment_that_could_not_be_made_is_repeated(how: str) -> None:
     """A log with a segment that could not be made is read again, although the process ended in the middle of a start.
 
-    The process ended between the creation of the new log and the removal of the former one.
+    The process ended before the removal of the former log.
     """
     files, databases = Files(), Databases()
     log = opened(files, databases)
