@@ -13,6 +13,7 @@ keep them from deleting blobs that are being uploaded, read or adopted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import shutil
