@@ -232,8 +232,8 @@ def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str]) ->
     [
         ["upgrade", "Op", "--to", "-1"],
         ["upgrade", "Op", "--to", str(1 << 32)],
-        ["spawn", "edge", "--count", str(1 << 32)],
-        ["spawn", "edge", "--weight", str(1 << 32)],
+        ["spawn", "edge", "--count", "257"],
+        ["spawn", "edge", "--weight", "1001"],
         ["logs", "edge-0", "--lines", str(1 << 32)],
         ["reconfig", "list", "--limit", str(1 << 32)],
     ],
