@@ -8,7 +8,9 @@ one line about each. A command that is in no panel is shown among the tools. A c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -16,7 +18,8 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from stateflow.cli.configuring import Configured, completed
-from stateflow.cli.output import guarded
+from stateflow.cli.output import guarded, telling
+from stateflow.errors import InvalidArgument
 
 # -- Contents of `stateflow --help` ----------------------------------------------------------------------------------
 
@@ -247,6 +250,10 @@ def _untyped(params: list[Any]) -> list[Any]:
 
 
 class _Command(Configured, TyperCommand):
+    """A command. ``function`` is what it calls, with the types of its parameters."""
+
+    function: Callable[..., Any]
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.bind()
@@ -259,7 +266,21 @@ class _Command(Configured, TyperCommand):
             ctx.ignore_unknown_options = True
         said, *_ = self.make_parser(ctx).parse_args(args=list(args))
         self.configure(ctx, said)
+        if not ctx.resilient_parsing:
+            with telling():
+                self._check_paths(said)
         return super().parse_args(ctx, args)
+
+    def _check_paths(self, said: Mapping[str, Any]) -> None:
+        """Checks that no path is empty, because it would become the working directory. Raises InvalidArgument."""
+        for name in [name for name, value in said.items() if value == ""]:
+            kind = typing.get_type_hints(self.function).get(name)
+            if Path in (kind, *typing.get_args(kind)):
+                named = next(param.opts[0] for param in self.params if param.name == name)
+                raise InvalidArgument(
+                    f"the path {named if named.startswith('-') else named.upper()} is empty",
+                    remedy="name a file or directory; . is the working directory",
+                )
 
 
 class _Group(Configured, TyperGroup):
@@ -318,7 +339,7 @@ class Commands(typer.Typer):
             examples = EXAMPLES.get(called, ())
             shown = "\n\n".join(f"[dim]$[/] stateflow {escape(example)}" for example in examples)
             completed(called, function)
-            cls = type("_Command", (_Command,), {"path": called})
+            cls = type("_Command", (_Command,), {"path": called, "function": staticmethod(function)})
             options: dict[str, Any] = {"epilog": shown or None, "short_help": BRIEFLY.get(called), **given}
             super(Commands, self).command(name, cls=cls, **options)(guarded(function))
             return function

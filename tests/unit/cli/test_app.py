@@ -244,6 +244,28 @@ def test_a_number_that_no_message_can_carry_is_wrong_usage(arguments: list[str])
     assert "Invalid value" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["init", ""], "DIRECTORY"),
+        (["certs", "init", "--dir", ""], "--dir"),
+        (["certs", "issue", "n", "--role", "node", "--host", "h", "--out", ""], "--out"),
+        (["generate", "prometheus", "--out="], "--out"),
+        (["replica", "--site", "s", "--data-dir", ""], "--data-dir"),
+        (["token", "show", ""], "FILE"),
+    ],
+)
+def test_an_empty_path_is_not_the_working_directory(
+    arguments: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of a script that is not set leaves a path empty."""
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"{INVALID}: the path {named} is empty: ")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("size", ["9" * 400, "99999999999GiB", "0", "0.4B"])
 def test_sizes_that_are_none(size: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a size"):
