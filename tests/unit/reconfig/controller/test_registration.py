@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +85,7 @@ class Naming:
         names = Names(cluster, members, ControllerSettings(lease_s=10.0), clock)
         clock.advance(20.0)
         self.cluster, self.members, self.names = cluster, members, names
-        self.context: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             cluster=cluster,
             members=members,
             names=names,
@@ -95,7 +95,7 @@ class Naming:
         )
         takeovers: Any = SimpleNamespace(registered=lambda *_: [])
         claims: Any = SimpleNamespace(registered=lambda _: None)
-        self.registration = Registration(self.context, claims, takeovers)
+        self.registration = Registration(context, claims, takeovers)
         with pytest.raises(NameTaken):
             names.check(A, NEXT)
         members.issue("a", "t", cluster.assigned("a"))
@@ -118,11 +118,12 @@ def test_a_name_is_not_given_away_while_its_former_directory_registers(
 
     async def both() -> None:
         naming = Naming(cluster)
-        work = {"register": naming.registers, "replace": lambda: naming.registration.replace("a", "d2")}
-        tasks = [asyncio.ensure_future(work.pop(first)())]
-        for _ in range(ahead):
-            await asyncio.sleep(0)
-        tasks.append(asyncio.ensure_future(work.popitem()[1]()))
+        work: list[Callable[[], Any]] = [naming.registers, lambda: naming.registration.replace("a", "d2")]
+        tasks = list[asyncio.Future[Any]]()
+        for each in work if first == "register" else reversed(work):
+            tasks.append(asyncio.ensure_future(each()))
+            for _ in range(ahead):
+                await asyncio.sleep(0)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in results if isinstance(each, Exception)] == [NameTaken]
         assert naming.members.may_serve("a") is (cluster.roster.homes["a"].directory == "d1")
