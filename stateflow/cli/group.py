@@ -249,11 +249,29 @@ def _untyped(params: list[Any]) -> list[Any]:
     return params
 
 
+def _check_paths(command: Any, ctx: Any, said: Mapping[str, Any]) -> None:
+    """Checks that no path on a command line is empty, because it would become the working directory. Ends the program
+    if one is.
+
+    Args:
+        said: parameter name → value on the command line.
+    """
+    empty = [name for name, value in said.items() if value == ""]
+    if not empty or ctx.resilient_parsing:
+        return
+    hints = typing.get_type_hints(command.callback)
+    with telling(as_json=bool(said.get("as_json"))):
+        for name in empty:
+            kind = hints.get(name)
+            if Path in (kind, *typing.get_args(kind)):
+                named = next(param.opts[0] for param in command.params if param.name == name)
+                raise InvalidArgument(
+                    f"the path {named if named.startswith('-') else named.upper()} is empty",
+                    remedy="name a file or directory; . is the working directory",
+                )
+
+
 class _Command(Configured, TyperCommand):
-    """A command. ``function`` is what it calls, with the types of its parameters."""
-
-    function: Callable[..., Any]
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.bind()
@@ -266,21 +284,8 @@ class _Command(Configured, TyperCommand):
             ctx.ignore_unknown_options = True
         said, *_ = self.make_parser(ctx).parse_args(args=list(args))
         self.configure(ctx, said)
-        if not ctx.resilient_parsing:
-            with telling():
-                self._check_paths(said)
+        _check_paths(self, ctx, said)
         return super().parse_args(ctx, args)
-
-    def _check_paths(self, said: Mapping[str, Any]) -> None:
-        """Checks that no path is empty, because it would become the working directory. Raises InvalidArgument."""
-        for name in [name for name, value in said.items() if value == ""]:
-            kind = typing.get_type_hints(self.function).get(name)
-            if Path in (kind, *typing.get_args(kind)):
-                named = next(param.opts[0] for param in self.params if param.name == name)
-                raise InvalidArgument(
-                    f"the path {named if named.startswith('-') else named.upper()} is empty",
-                    remedy="name a file or directory; . is the working directory",
-                )
 
 
 class _Group(Configured, TyperGroup):
@@ -294,6 +299,7 @@ class _Group(Configured, TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         said, follows, _ = self.make_parser(ctx).parse_args(args=list(args))
         self.configure(ctx, said, is_above=bool(follows))
+        _check_paths(self, ctx, said)
         return super().parse_args(ctx, args)
 
 
@@ -339,7 +345,7 @@ class Commands(typer.Typer):
             examples = EXAMPLES.get(called, ())
             shown = "\n\n".join(f"[dim]$[/] stateflow {escape(example)}" for example in examples)
             completed(called, function)
-            cls = type("_Command", (_Command,), {"path": called, "function": staticmethod(function)})
+            cls = type("_Command", (_Command,), {"path": called})
             options: dict[str, Any] = {"epilog": shown or None, "short_help": BRIEFLY.get(called), **given}
             super(Commands, self).command(name, cls=cls, **options)(guarded(function))
             return function

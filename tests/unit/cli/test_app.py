@@ -253,6 +253,7 @@ def test_a_number_that_no_message_can_carry_is_wrong_usage(arguments: list[str])
         (["generate", "prometheus", "--out="], "--out"),
         (["replica", "--site", "s", "--data-dir", ""], "--data-dir"),
         (["token", "show", ""], "FILE"),
+        (["agent", "--site", "s", "--data-dir", ""], "--data-dir"),
     ],
 )
 def test_an_empty_path_is_not_the_working_directory(
