@@ -72,6 +72,23 @@ def _file_of(url: str) -> Path | None:
         return None  # opening the ledger reports what is wrong with the URL
 
 
+def check_outlasts(url: str) -> None:
+    """Checks that a new ledger would outlast this process. Raises InvalidArgument for a URL that names no file."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return  # opening the ledger reports what is wrong with the URL
+    if parsed.drivername.partition("+")[0] == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InvalidArgument(
+            "the ledger would be in memory, and end with this process",
+            remedy="name a file: sqlite:///path/ledger.db",
+            ledger=url,
+        )
+
+
 def keep_file_private(url: str) -> None:
     """Restricts the files of an existing SQLite ledger to their owner: the database, its log and its index."""
     file = _file_of(url)
@@ -120,6 +137,7 @@ def init(url: Url = DEFAULT, as_json: Json = False) -> None:
     from stateflow.ledger import Ledger
 
     url = url_of(url) or default_ledger(make=True)
+    check_outlasts(url)
     os.umask(UMASK)
     keep_file_private(url)
     with Ledger(url) as made:
