@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import shutil
@@ -160,11 +161,15 @@ def syncs(data_dir: Path) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    """Returns the path if it is an existing directory, otherwise the nearest existing directory above it."""
+    """Returns the path if it is an existing directory, otherwise the nearest existing directory above it. Raises
+    NotADirectoryError if a file, or a link that leads nowhere, is in the way.
+    """
     path = expanded(path).absolute()
-    while not path.exists():
+    while not (path.exists() or path.is_symlink()):
         path = path.parent
-    return path if path.is_dir() else path.parent
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{path} is not a directory", path)
+    return path
 
 
 def clock() -> Finding:

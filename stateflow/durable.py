@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -22,11 +23,13 @@ def write_durably(path: Path, content: str | bytes, mode: int | None = None) -> 
     """Replaces a file atomically: at any time, the file has either the old contents or the new ones.
 
     Once this function has returned, the file keeps the new contents. Both promises hold even if power is lost. Raises
-    OSError.
+    OSError, and FileExistsError for a device or pipe, which would be replaced, too.
 
     Args:
         mode: permissions of the file, also while it is being written; None: permissions by the umask.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

@@ -152,9 +152,10 @@ class Schedule:
             since_us: when the job was created or resumed. Earlier due times are skipped.
             fired_us: newest due time for which the job ran; None: it never ran.
             ended_us: when that run ended; None: it is under way, or the job never ran.
-            seen_us: the earliest time that the clock has shown since then. It is earlier than ``ended_us`` or
-                ``since_us`` if these are from a clock that ran ahead and was put back; an interval counts from it then,
-                because the job would otherwise wait until that time comes again. None: not known.
+            seen_us: the earliest time that the clock has shown since then. It is earlier than ``ended_us``,
+                ``fired_us`` or ``since_us`` if these are from a clock that ran ahead and was put back; an interval
+                counts from it then, and times of a cron line are due from it on, because the job would otherwise wait
+                until that time comes again. The caller leaves out times for which the job ran. None: not known.
         """
         if self.once_us is not None:
             return self.once_us if self.once_us <= now_us and not self._is_over(fired_us) else None
@@ -163,6 +164,8 @@ class Schedule:
             at = (began_us if seen_us is None else min(began_us, seen_us)) + self.every_us
             return at if at <= now_us else None
         after = max(since_us, fired_us or 0)
+        if seen_us is not None:
+            after = min(after, seen_us)
         return None if (last := self._before(now_us)) is None or last <= after else last
 
     def next_us(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:

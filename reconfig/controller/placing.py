@@ -204,6 +204,7 @@ class AutoRebalance:
         if joined:
             names = ", ".join(sorted(joined))
             started = await self._reconfigurations.rebalance("", MoveOptions(), in_part=True)
+            self._joining.began(present)
             log.warning("rebalancing for %s, which joined: %s", names, ", ".join(each.id for each in started))
 
     async def _newcomers(self) -> list[str]:

@@ -9,6 +9,7 @@ of :mod:`reconfig.decisions.failover`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -281,6 +282,8 @@ class Registration:
     def __init__(self, context: ControllerContext, claims: Claims, takeovers: Takeovers) -> None:
         self._context, self._claims, self._takeovers = context, claims, takeovers
         self._cluster, self._members, self._names = context.cluster, context.members, context.names
+        #: held from when a name is checked until its process has a lease, or its new directory is recorded
+        self._naming = asyncio.Lock()
 
     async def register(self, arrival: Arrival) -> Admitted | None:
         """Registers a replica. Returns None, and changes nothing, if its ticket is void.
@@ -293,14 +296,15 @@ class Registration:
             return None
         if arrival.more:
             return Admitted()
-        self._names.check(info, arrival.home, {view.partition for view in views})
-        if not self._is_good(arrival):
-            return None
-        await context.record(steps.register, info, arrival.home)
-        context.check_leads()
-        if not self._is_good(arrival):
-            return None
-        self._members.registered(info.name, arrival.incarnation, arrival.ticket)
+        async with self._naming:
+            self._names.check(info, arrival.home, {view.partition for view in views})
+            if not self._is_good(arrival):
+                return None
+            await context.record(steps.register, info, arrival.home)
+            context.check_leads()
+            if not self._is_good(arrival):
+                return None
+            self._members.registered(info.name, arrival.incarnation, arrival.ticket)
         dropped = self._dropped(views)
         unknown = self._unknown(views)
         self._claims.registered(Piece(info, arrival.home, arrival.belongs_to, (), unknown, first=True))
@@ -395,7 +399,7 @@ class Registration:
         Returns the new directory, and the number of partitions that the former one had. Raises InvalidArgument if the
         name or directory is not known, and NameTaken while a replica of the name may serve.
         """
-        async with self._context.planning:
+        async with self._context.planning, self._naming:
             directory = self._names.successor(replica, directory)
             await self._context.record(steps.rehome, replica, directory)
             self._names.replaced(replica)

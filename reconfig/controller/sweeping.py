@@ -376,7 +376,8 @@ class Scrubbing:
         """Tells whether a verification of all partitions is due, and none is under way.
 
         It is due when the last one began longer ago than the interval, or, if there was none yet, when the oldest
-        deployed version is older than the interval.
+        deployed version is older than the interval. A time to come is from a clock that was ahead and was put back: the
+        verification is due then, because nothing is known of its age.
         """
         cluster = self._context.cluster
         book = cluster.sweeps
@@ -385,7 +386,7 @@ class Scrubbing:
         last_us = book.whole_us.get(Chore.VERIFY)
         if last_us is None:
             last_us = min(cluster.versions_us.get(name, 0) for name in cluster.deployed)
-        return cluster.now_us() - last_us > interval_s * 1e6
+        return not 0 <= cluster.now_us() - last_us <= interval_s * 1e6
 
 
 # -- Verification ----------------------------------------------------------------------------------------------------

@@ -401,7 +401,8 @@ def due(job: Job, runs: Sequence[Run], now_us: int, seen_us: int | None = None) 
     if job.paused or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None
     fired, ended = (None, None) if newest is None else (max(run.at_us for run in runs), newest.ended_us)
-    return job.schedule.due(now_us, job.since_us, fired, ended, seen_us)
+    at_us = job.schedule.due(now_us, job.since_us, fired, ended, seen_us)
+    return None if any(run.at_us == at_us for run in runs) else at_us
 
 
 class Earliest:
@@ -427,4 +428,9 @@ def next_us(job: Job, runs: Sequence[Run], now_us: int) -> int:
     if job.paused:
         return 0
     fired, ended = (max(run.at_us for run in runs), runs[-1].ended_us or None) if runs else (None, None)
+    if job.schedule.cron is not None and fired is not None and fired > now_us:  # a clock that was ahead was put back
+        ran, at_us = {run.at_us for run in runs}, job.schedule.next_us(now_us, job.since_us, None, None)
+        while at_us in ran:
+            at_us = job.schedule.next_us(at_us, job.since_us, None, None)
+        return at_us or 0
     return job.schedule.next_us(now_us, job.since_us, fired, ended) or 0

@@ -620,6 +620,9 @@ class Joining:
     def step(self, now_s: float, newcomers: Mapping[str, str], busy: bool) -> frozenset[str]:
         """Returns the newcomers for which a rebalance begins now; empty: not yet.
 
+        Call :meth:`began` when the rebalance has begun. Otherwise it could not begin, and is due again ``after_s``
+        later.
+
         Args:
             now_s: monotonic seconds.
             newcomers: session by name, of the newcomers that are there now; a replica that was started again has
@@ -634,8 +637,12 @@ class Joining:
         waited = {each for each in there if now_s - max(self._since[each], self._quiet_from) >= self._after_s}
         if busy or not waited - self._served:
             return frozenset()
-        self._served |= there  # one rebalance serves all newcomers that are there
+        self._quiet_from = now_s
         return frozenset(name for name, _ in there)
+
+    def began(self, newcomers: Mapping[str, str]) -> None:
+        """Notes that a rebalance has begun, which serves all ``newcomers``, the same that :meth:`step` was told."""
+        self._served |= set(newcomers.items())
 
 
 def newcomers(

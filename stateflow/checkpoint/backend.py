@@ -486,7 +486,10 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
     """
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("", *LOCAL):
-        root = Path(url.partition("://")[2] if scheme else url).absolute()
+        given = url.partition("://")[2] if scheme else url
+        if not given:
+            raise _unusable(url, "it is empty")
+        root = Path(given).absolute()
         if not root.is_dir():
             if not create:
                 raise CheckpointStoreMissing(

@@ -42,7 +42,7 @@ from stateflow.private import UMASK
 from stateflow.settings import ReplicaSettings
 from stateflow.settings.base import check_variables
 from stateflow.storage.store import raise_limit
-from stateflow.types import WORKERS_MAX, check_name
+from stateflow.types import SPAWNED_MAX, WEIGHT_MAX, WORKERS_MAX, check_name
 
 app = Commands()
 agents = Commands("agent", invoke_without_command=True)
@@ -246,11 +246,11 @@ def forget_agent(
 @app.command()
 def spawn(
     at: Annotated[str, typer.Argument(help="Agent that starts the replicas, or a site.")],
-    count: Annotated[int, typer.Option(help="Number of replicas to start.", min=1, max=NUMBER_MAX)] = 1,
+    count: Annotated[int, typer.Option(help="Number of replicas to start.", min=1, max=SPAWNED_MAX)] = 1,
     workers: Annotated[
         int, typer.Option(help="Worker processes of each replica; each uses one core.", min=1, max=WORKERS_MAX)
     ] = 1,
-    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1, max=NUMBER_MAX)] = 1,
+    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1, max=WEIGHT_MAX)] = 1,
     memory: Annotated[str | None, typer.Option(help="Memory limit of each replica, e.g. 512MB; default: none.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="Only agents with the label key=value; repeatable.")] = None,
     controller: Controller = LOCAL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def init(
         return
     console.print(Text(f"{directory}: {', '.join(path.name for path in written)}"), soft_wrap=True)
     run = "stateflow run pipeline.yml --once" if chosen is None else chosen.run
-    console.print(Text(f"  cd {directory}\n  {run}"), soft_wrap=True)
+    console.print(Text(f"  cd {shlex.quote(str(directory))}\n  {run}"), soft_wrap=True)
 
 
 @app.command()

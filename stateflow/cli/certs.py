@@ -4,6 +4,7 @@ people. ``stateflow token`` issues tokens for some hours, to people and jobs tha
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -113,7 +114,7 @@ def _say(certificate: Certificate, where: Path, as_json: bool) -> None:
         return
     console.print(f"{certificate.identity} until {certificate.not_after:%Y-%m-%d %H:%M} UTC, in {where}", style="dim")
     for key, value in environment.items():
-        console.print(f"export {key}={value}", highlight=False)
+        console.print(f"export {key}={shlex.quote(value)}", highlight=False, soft_wrap=True)
 
 
 @certs_commands.command()
@@ -205,7 +206,9 @@ def issue_token(
         emit({**fields_of(said), **({"token": text} if out is None else {"file": str(out)})})
     elif out is not None:
         console.print(f"{told}, in {out}", style="dim")
-        console.print(f"export STATEFLOW_TOKEN_FILE={out.absolute()}", highlight=False)
+        console.print(
+            f"export STATEFLOW_TOKEN_FILE={shlex.quote(str(out.absolute()))}", highlight=False, soft_wrap=True
+        )
     else:
         print(told, file=sys.stderr)
         print(text)

@@ -8,7 +8,9 @@ one line about each. A command that is in no panel is shown among the tools. A c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -16,7 +18,8 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from stateflow.cli.configuring import Configured, completed
-from stateflow.cli.output import guarded
+from stateflow.cli.output import guarded, telling
+from stateflow.errors import InvalidArgument
 
 # -- Contents of `stateflow --help` ----------------------------------------------------------------------------------
 
@@ -246,6 +249,28 @@ def _untyped(params: list[Any]) -> list[Any]:
     return params
 
 
+def _check_paths(command: Any, ctx: Any, said: Mapping[str, Any]) -> None:
+    """Checks that no path on a command line is empty, because it would become the working directory. Ends the program
+    if one is.
+
+    Args:
+        said: parameter name → value on the command line.
+    """
+    empty = [name for name, value in said.items() if value == ""]
+    if not empty or ctx.resilient_parsing:
+        return
+    hints = typing.get_type_hints(command.callback)
+    with telling(as_json=bool(said.get("as_json"))):
+        for name in empty:
+            kind = hints.get(name)
+            if Path in (kind, *typing.get_args(kind)):
+                named = next(param.opts[0] for param in command.params if param.name == name)
+                raise InvalidArgument(
+                    f"the path {named if named.startswith('-') else named.upper()} is empty",
+                    remedy="name a file or directory; . is the working directory",
+                )
+
+
 class _Command(Configured, TyperCommand):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -259,6 +284,7 @@ class _Command(Configured, TyperCommand):
             ctx.ignore_unknown_options = True
         said, *_ = self.make_parser(ctx).parse_args(args=list(args))
         self.configure(ctx, said)
+        _check_paths(self, ctx, said)
         return super().parse_args(ctx, args)
 
 
@@ -273,6 +299,7 @@ class _Group(Configured, TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         said, follows, _ = self.make_parser(ctx).parse_args(args=list(args))
         self.configure(ctx, said, is_above=bool(follows))
+        _check_paths(self, ctx, said)
         return super().parse_args(ctx, args)
 
 

@@ -72,6 +72,23 @@ def _file_of(url: str) -> Path | None:
         return None  # opening the ledger reports what is wrong with the URL
 
 
+def check_outlasts(url: str) -> None:
+    """Checks that a new ledger would outlast this process. Raises InvalidArgument for a URL that names no file."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return  # opening the ledger reports what is wrong with the URL
+    if parsed.drivername.partition("+")[0] == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InvalidArgument(
+            "the ledger would be in memory, and end with this process",
+            remedy="name a file: sqlite:///path/ledger.db",
+            ledger=url,
+        )
+
+
 def keep_file_private(url: str) -> None:
     """Restricts the files of an existing SQLite ledger to their owner: the database, its log and its index."""
     file = _file_of(url)
@@ -120,6 +137,7 @@ def init(url: Url = DEFAULT, as_json: Json = False) -> None:
     from stateflow.ledger import Ledger
 
     url = url_of(url) or default_ledger(make=True)
+    check_outlasts(url)
     os.umask(UMASK)
     keep_file_private(url)
     with Ledger(url) as made:
@@ -178,7 +196,16 @@ def skip(
     as_json: Json = False,
 ) -> None:
     """Make one application or all of them skip an item from now on."""
+    from reconfig.controller.history import APP
+
     with opened_at(url) as opened:
+        found = opened.item(item) if app in ("*", APP.name) else None
+        if found is not None and found.records[0].app.name == APP.name:
+            raise InvalidArgument(
+                "the item is the controller's own, which could never continue or end it",
+                remedy="cancel the work, e.g. with `stateflow reconfig cancel`; if the item is blocked, resolve it",
+                item=item,
+            )
         _written(opened.skip(item, app, note), as_json)
 
 

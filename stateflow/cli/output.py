@@ -146,13 +146,24 @@ _PATH_ERRORS = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.
 
 def _of_path(error: Exception) -> StateflowError | None:
     """Returns the error to show for a path that cannot be used; None: it is another error."""
-    if not isinstance(error, OSError) or error.errno not in _PATH_ERRORS:
+    number, path = getattr(error, "errno", None), getattr(error, "filename2", None) or getattr(error, "filename", None)
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib before Python 3.13
+        number = errno.ELOOP
+    elif not isinstance(error, OSError) or not (number in _PATH_ERRORS or _is_of_mkdir(error)):
         return None
     return InvalidArgument(
-        f"a path cannot be used: {os.strerror(error.errno)}",
+        f"a path cannot be used: {os.strerror(number or 0)}",
         remedy="correct the path, or name another file or directory",
-        path=error.filename2 or error.filename,
+        path=path,
     )
+
+
+def _is_of_mkdir(error: OSError) -> bool:
+    """Tells whether a file system, such as /proc, makes no directory: then the missing path is none of stateflow's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return error.errno == errno.ENOENT and trace is not None and trace.tb_frame.f_code.co_name == "mkdir"
 
 
 def _tell(error: StateflowError, as_json: bool) -> NoReturn:

@@ -110,13 +110,16 @@ def controller(
     from stateflow.ledger import Ledger
 
     check_outside("a controller")
+    url = url_of(ledger) if ledger else ""
+    if url:
+        ledger_commands.check_outlasts(url)
     if stop_with_parent:
         keep_stdout()
     raise_limit()
     log_to_stderr(verbose, "controller")
     check_variables()
     os.umask(UMASK)
-    url = url_of(ledger) if ledger else default_ledger(make=True)
+    url = url or default_ledger(make=True)
     ledger_commands.keep_file_private(url)
 
     async def run() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Iterable
@@ -143,7 +144,7 @@ def package(
         f"stateflow {written.version}, {written.modules} modules, compiled for Python {written.python}: {written.file}",
         highlight=False,
     )
-    console.print(f"spark-submit --py-files {written.file} …", highlight=False)
+    console.print(f"spark-submit --py-files {shlex.quote(str(written.file))} …", highlight=False, soft_wrap=True)
     console.print("the executors' Python also needs:")
     for each in written.requires:
         console.print(f"  {each}", highlight=False, markup=False)

@@ -96,6 +96,12 @@ _READ_ONLY = {
 _TOO_LARGE = {"postgresql": frozenset({"22003"}), "mysql": frozenset({1264, 1690}), "mssql": frozenset({8115})} | {
     "sqlite": frozenset[str | int]()
 }
+#: driver codes of further errors at a commit that refuse it: the disk is full, or replication has rolled it back
+_COMMIT_REFUSED = {"sqlite": frozenset({13}), "mysql": frozenset({3100, 3101})} | dict.fromkeys(
+    ("postgresql", "mssql"), frozenset[int]()
+)
+#: prefixes of SQLSTATEs after which the outcome of a commit in PostgreSQL is not known; any other refuses the commit
+_COMMIT_UNKNOWN = ("08", "40003", "57P0", "58", "XX")
 ATTEMPTS_MAX = 8
 CONNECT_TIMEOUT_S = 10
 #: time after which a connection is given up whose server's machine acknowledges nothing: it has lost its power, or a
@@ -226,13 +232,25 @@ class Database:
         return Unavailable(what, remedy=remedy, ledger=self.shown)
 
     def _not_written(self, error: SQLAlchemyError, committing: bool) -> StateflowError:
-        if committing and getattr(error, "connection_invalidated", False):
+        if committing and not self._is_refusal(error):
+            broke = getattr(error, "connection_invalidated", False)
             return WriteUncertain(
-                "the connection to the database broke during a commit",
+                "the connection to the database broke during a commit"
+                if broke
+                else f"a commit ended with an error of unknown outcome: {self._line(error)}",
                 remedy="read the item again to see whether it was written",
                 ledger=self.shown,
             )
         return self._said(error, "written", "check its database; nothing was written")
+
+    def _is_refusal(self, error: SQLAlchemyError) -> bool:
+        """Tells whether an error at a commit proves that nothing was written."""
+        if getattr(error, "connection_invalidated", False):
+            return False
+        code, dialect = _code(self.dialect, getattr(error, "orig", None)), self.dialect
+        if isinstance(code, str):
+            return not code.startswith(_COMMIT_UNKNOWN)
+        return any(code in codes[dialect] for codes in (_READ_ONLY, _TOO_LARGE, _COMMIT_REFUSED))
 
     def _said(self, error: SQLAlchemyError, done: str, remedy: str) -> StateflowError:
         line = self._line(error)

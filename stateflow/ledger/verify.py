@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, literal, select, union_all
+from sqlalchemy import Connection, delete, insert, literal, select, text, union_all
 
 from stateflow.errors import StateflowError
 from stateflow.ledger import records as payloads
@@ -68,7 +68,13 @@ def _rows(connection: Connection) -> Iterator[Any]:
 
 
 def rebuild(connection: Connection) -> int:
-    """Rebuilds the projections in the caller's transaction. Returns the number of items. Raises LedgerCorrupt."""
+    """Rebuilds the projections in the caller's transaction. Returns the number of items. Raises LedgerCorrupt.
+
+    Writers wait for it. PostgreSQL needs a lock of the whole table for that: a statement that has waited for a deleted
+    row there does not see the row that replaced it, and its writer would take the item for a missing one.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"LOCK TABLE {ITEM.name} IN EXCLUSIVE MODE"))
     for table in PROJECTIONS:
         connection.execute(delete(table))
     count = 0

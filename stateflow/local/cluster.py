@@ -185,7 +185,7 @@ class LocalCluster:
             )
         self._interval_s, self._workers = checkpoint_interval_s, _checked_count("workers", workers, WORKERS_MAX)
         _checked_count("controllers", controllers, CONTROLLERS_MAX)
-        if data_dir is not None and not isinstance(data_dir, str | os.PathLike):
+        if data_dir == "" or not isinstance(data_dir, str | os.PathLike | None):
             raise InvalidArgument(f"data_dir={data_dir!r} is not a path", remedy="pass a directory, or None")
         self.controllers = ("controller", *(f"controller-{number}" for number in range(1, controllers)))
         if taken := sorted({*self.controllers} & {*self._replicas()}):

@@ -87,6 +87,8 @@ def embedded(directory: str | Path | None = None, replicas: int | None = None, *
 
     Example: ``embedded("stateflow-data").address``
     """
+    if directory == "":
+        raise InvalidArgument("the directory is empty text", remedy="pass a directory, or None")
     settings = EmbeddedSettings()
     place = expanded(directory if directory is not None else settings.directory).resolve()
     with _MUTEX:

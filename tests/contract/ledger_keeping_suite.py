@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -144,6 +145,22 @@ class KeepingContract:
         sound(fresh)
         assert (fresh.fetch(processed_by=A), fresh.item("item-3")) == before
         fresh.put("held", A, "PROCESSED", lock)
+        sound(fresh)
+
+    def test_a_writer_that_waits_for_a_rebuild_finds_what_was_rebuilt(self, fresh: Ledger, fresh_url: str) -> None:
+        """A writer waits while heads are rebuilt, and then appends to the item as if nothing had happened."""
+        lock = fresh.put("item", A, "PROCESSING", fresh.put("item", A, "NEW"))
+        asked, written = threading.Event(), list[Future[Record]]()
+        with Ledger(fresh_url, busy_timeout_s=PATIENCE_S) as other, ThreadPoolExecutor(1) as pool:
+            event.listen(other.database.engine, "before_cursor_execute", lambda *_: asked.set())
+
+            def write() -> None:
+                written.append(pool.submit(other.put, "item", A, "PROCESSED", lock))
+                assert asked.wait(PATIENCE_S)
+
+            with after_statement(fresh, 4, write):  # the heads are deleted, and not rebuilt yet
+                assert fresh.rebuild() == 1
+            assert [done.result(PATIENCE_S).seq for done in written] == [2]
         sound(fresh)
 
     def test_archive_keeps_what_is_open(self, fresh: Ledger) -> None:

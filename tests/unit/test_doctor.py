@@ -45,6 +45,10 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert doctor.syncs(tmp_path / "a" / "b").verdict in (Verdict.GOOD, Verdict.WARNING)
     assert doctor.syncs(Path("/proc/1")).verdict is Verdict.BAD
     assert "cannot be written" in doctor.syncs(Path("/proc/1")).found
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("none")
+    for place in (file, file / "x", tmp_path / "loop" / "x", tmp_path / "gone"):
+        assert (doctor.syncs(place).verdict, doctor.room(place).verdict) == (Verdict.BAD, Verdict.BAD), place
 
 
 def test_no_java_is_no_more_than_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

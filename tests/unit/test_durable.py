@@ -31,6 +31,16 @@ def test_it_is_written_over_with_nothing_left_beside_it(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [file]
 
 
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """Otherwise root, who may write everywhere, would replace a device such as /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError):
+        write_durably(pipe, "content")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_others_of_the_same_stem_stay(tmp_path: Path) -> None:
     (tmp_path / "ca.new").write_text("somebody else's")
     write_durably(tmp_path / "ca.pem", "mine")

@@ -470,6 +470,8 @@ def test_a_cache_on_a_file_system_that_became_read_only_is_no_obstacle(
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument, match="it is empty"):  # and not the working directory
+        CheckpointStore("")
     with pytest.raises(InvalidArgument):
         CheckpointStore(str(tmp_path / "file" / "below"))
     with pytest.raises((InvalidArgument, ExtraMissing)):

@@ -232,8 +232,8 @@ def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str]) ->
     [
         ["upgrade", "Op", "--to", "-1"],
         ["upgrade", "Op", "--to", str(1 << 32)],
-        ["spawn", "edge", "--count", str(1 << 32)],
-        ["spawn", "edge", "--weight", str(1 << 32)],
+        ["spawn", "edge", "--count", "257"],
+        ["spawn", "edge", "--weight", "1001"],
         ["logs", "edge-0", "--lines", str(1 << 32)],
         ["reconfig", "list", "--limit", str(1 << 32)],
     ],
@@ -242,6 +242,29 @@ def test_a_number_that_no_message_can_carry_is_wrong_usage(arguments: list[str])
     result = invoke(*arguments, "--controller", NOBODY)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Invalid value" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["init", ""], "DIRECTORY"),
+        (["certs", "init", "--dir", ""], "--dir"),
+        (["certs", "issue", "n", "--role", "node", "--host", "h", "--out", ""], "--out"),
+        (["generate", "prometheus", "--out="], "--out"),
+        (["replica", "--site", "s", "--data-dir", ""], "--data-dir"),
+        (["token", "show", ""], "FILE"),
+        (["agent", "--site", "s", "--data-dir", ""], "--data-dir"),
+    ],
+)
+def test_an_empty_path_is_not_the_working_directory(
+    arguments: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of a script that is not set leaves a path empty."""
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"{INVALID}: the path {named} is empty: ")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", ["9" * 400, "99999999999GiB", "0", "0.4B"])

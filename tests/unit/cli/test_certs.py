@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ def test_from_an_authority_to_a_revoked_certificate(tmp_path: Path) -> None:
     listed = run("list")
     for word in ("node/edge-0", "data/gw", "revoked", "edge-0.lan", "Pumps"):
         assert word in listed
+
+
+def test_a_shell_takes_what_is_printed_for_it(tmp_path: Path) -> None:
+    run("init")
+    issued = run("issue", "gw", "--role", "data", "--operator", "Pumps", "--out", "a b/it's")
+    lines = [shlex.split(line) for line in issued.splitlines() if line.startswith("export ")]
+    assert ["export", f"STATEFLOW_TLS_KEY={tmp_path}/a b/it's/key.pem"] in lines
+    assert all(len(words) == 2 for words in lines)
+    token = CliRunner().invoke(app, ["token", "issue", "al", "--role", "operate", "--for", "1h", "--out", "a b/t"])
+    assert shlex.split(token.stdout.splitlines()[-1]) == ["export", f"STATEFLOW_TOKEN_FILE={tmp_path}/a b/t"]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,26 @@ def test_a_failure_is_resolved_and_an_item_skipped(url: str) -> None:
         assert "(command line)" in next(reversed(list(ledger.records("volume/3")))).author
 
 
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_a_ledger_that_would_end_with_its_process_is_refused(url: str) -> None:
+    """A variable of a script that is not set leaves such a URL."""
+    for command in (["ledger", "init"], ["controller", "--listen", "127.0.0.1:0"]):
+        done = run(url, *command)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert "invalid_argument: the ledger would be in memory, and end with this process" in done.stderr
+
+
+def test_an_item_of_the_controller_is_not_skipped_by_it(url: str) -> None:
+    """The begin of a move that is skipped, and of all moves that begin with it, would fail again and again."""
+    with Ledger(url) as ledger:
+        ledger.put("move/r/1", App("reconfig.controller", "1"), "NEW")
+    for options in ([], ["--app", "reconfig.controller"]):
+        done = run(url, "ledger", "skip", "move/r/1", *options)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr.startswith("invalid_argument: the item is the controller's own"), done.stderr
+    assert said(url, "ledger", "skip", "move/r/1", "--app", "printer")["state"] == "SKIPPED"
+
+
 def test_faults_are_listed_with_status_1(url: str) -> None:
     assert run(url, "ledger", "verify").stdout == "the ledger is sound\n"
     with Ledger(url) as ledger:

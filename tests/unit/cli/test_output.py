@@ -142,6 +142,24 @@ def test_a_path_that_cannot_be_used_is_one_line(
     assert "".join(capsys.readouterr().err).startswith("invalid_argument: a path cannot be used: " + said)
 
 
+def test_a_directory_that_the_file_system_does_not_make_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), telling():
+        Path("/proc/x/y").mkdir(parents=True, exist_ok=True)
+    said = "invalid_argument: a path cannot be used: No such file or directory (path=/proc/x):"
+    assert "".join(capsys.readouterr().err).startswith(said)
+
+
+def test_a_loop_of_links_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions of Python before 3.13 raise RuntimeError for it."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(typer.Exit), telling():
+        try:
+            (tmp_path / "loop" / "x").resolve(strict=True)
+        except OSError:
+            (tmp_path / "loop" / "x").stat()
+    assert "".join(capsys.readouterr().err).startswith("invalid_argument: a path cannot be used: ")
+
+
 def test_a_missing_file_of_the_program_itself_keeps_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), telling():
         (tmp_path / "none").read_text()

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event, make_url
+from sqlalchemy.exc import OperationalError
 
 from stateflow.cli.output import default_ledger
 from stateflow.errors import (
@@ -24,6 +25,7 @@ from stateflow.errors import (
     LedgerReadOnly,
     Locked,
     Unavailable,
+    WriteUncertain,
 )
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState, database, rules
 from stateflow.ledger.database import _read_only_url, file_of, sqlite_url
@@ -248,6 +250,62 @@ def test_a_write_that_contradicts_stored_rows_each_time_is_not_called_a_busy_led
         insert = "INSERT INTO ledger_record SELECT * FROM ledger_record"
         with pytest.raises(Unavailable, match=r"conflicted with stored rows.*ledger verify.*nothing was written"):
             ledger.database.write(lambda connection: connection.exec_driver_sql(insert))
+
+
+class Refused(Exception):
+    """An error of a driver, with its code where each of the drivers has it."""
+
+    def __init__(self, code: int | str | None) -> None:
+        super().__init__(code)
+        self.sqlstate = self.sqlite_errorcode = code
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "known"),
+    [
+        ("sqlite://", 13, True),  # the disk is full
+        ("sqlite://", 10, False),  # an I/O error: the log may hold the commit
+        ("sqlite://", None, False),
+        ("postgresql://h/d", "53100", True),  # the disk is full
+        ("postgresql://h/d", "25006", True),  # read-only
+        ("postgresql://h/d", "08007", False),  # transaction resolution unknown
+        ("postgresql://h/d", "40003", False),  # statement completion unknown
+        ("postgresql://h/d", "57P01", False),  # the server shuts down
+        ("postgresql://h/d", None, False),
+        ("mariadb://h/d", 1290, True),  # read-only
+        ("mariadb://h/d", 3101, True),  # rolled back by replication
+        ("mariadb://h/d", 1053, False),  # the server shuts down
+        ("mariadb://h/d", 1317, False),  # interrupted
+        ("mariadb://h/d", 1927, False),  # the connection was killed
+        ("mariadb://h/d", 1180, False),  # an error during the commit
+    ],
+)
+def test_an_error_at_a_commit_is_a_refusal_only_where_that_is_known(
+    url: str, code: int | str | None, known: bool
+) -> None:
+    """A caller that is told that nothing was written writes again."""
+    found = database.Database(url, rng=random.Random(0))
+    error = OperationalError("COMMIT", {}, Refused(code))
+    assert isinstance(found._not_written(error, committing=True), WriteUncertain) is not known
+    assert not isinstance(found._not_written(error, committing=False), WriteUncertain)
+
+
+def test_what_a_commit_wrote_before_it_failed_is_not_denied(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger(url) as ledger:
+        dialect = ledger.database.engine.dialect
+        commit = dialect.do_commit
+
+        def fails(connection: Any) -> None:
+            commit(connection)
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dialect, "do_commit", fails)
+            with pytest.raises(WriteUncertain, match=r"disk I/O error.*read the item again"):
+                ledger.put("item", APP, NEW)
+        assert ledger.item("item") is not None
 
 
 def test_a_ledger_in_memory_is_one_for_all_threads() -> None:

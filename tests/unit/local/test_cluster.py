@@ -34,6 +34,7 @@ def test_a_replica_and_a_controller_have_names_of_their_own(tmp_path: Path) -> N
         ({"deploy_to": 5}, "deploy_to=5 are not sites"),
         ({"sites": {5: 1}}, "5 is not a valid site name"),
         ({"data_dir": 5}, "data_dir=5 is not a path"),
+        ({"data_dir": ""}, "data_dir='' is not a path"),
     ],
     ids=str,
 )

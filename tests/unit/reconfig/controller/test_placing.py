@@ -6,11 +6,14 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from reconfig.controller.placing import AutoRebalance, Placing
 from reconfig.decisions.budget import FixedCost
 from reconfig.decisions.placement import Choice, MoveProposal, View
 from reconfig.decisions.policies import AutopilotSettings, PolicyName
 from stateflow.clock import ManualClock
+from stateflow.errors import Unavailable
 from stateflow.reports import LeftPartition
 from stateflow.types import PartitionId
 
@@ -92,3 +95,26 @@ def test_a_newcomer_that_could_not_take_its_share_has_another_chance(monkeypatch
         world.avoided = avoided
         asyncio.run(rebalance._look())
         assert world.asked == [{"in_part": True}] * rounds
+
+
+def test_a_newcomer_whose_rebalance_was_refused_has_another_chance(monkeypatch: Any) -> None:
+    world = World()
+    rebalance = AutoRebalance(world.context, SimpleNamespace(), world.reconfigurations)  # type: ignore[arg-type]
+    refusals = [Unavailable("the placement kept changing", remedy="")]
+
+    async def begun(*arguments: Any, **options: Any) -> list[Any]:
+        if refusals:
+            raise refusals.pop()
+        return await world._begun(*arguments, **options)
+
+    async def newcomers() -> list[str]:
+        return ["b"]
+
+    world.reconfigurations.rebalance = begun
+    monkeypatch.setattr(rebalance, "_newcomers", newcomers)
+    monkeypatch.setattr(rebalance, "_is_busy", lambda: False)
+    with pytest.raises(Unavailable):
+        asyncio.run(rebalance._look())
+    for _ in range(3):
+        asyncio.run(rebalance._look())
+        assert world.asked == [{"in_part": True}], "once, and not again"

@@ -1,8 +1,9 @@
-"""Heartbeats of a replica: the controller's answer to the question who may copy its partitions."""
+"""Heartbeats and registrations of replicas: who may copy their partitions, and who has a name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 
 from reconfig.controller import steps
 from reconfig.controller.folds import Home
-from reconfig.controller.registration import Beat, Incoming, Registration
+from reconfig.controller.members import Members, Names
+from reconfig.controller.registration import Arrival, Beat, Incoming, Registration
 from reconfig.decisions.plan import PlannedMove, PlannedStandby
+from stateflow.clock import ManualClock
+from stateflow.errors import NameTaken
 from stateflow.ledger import Ledger
 from stateflow.partition.control import NamedFollower
 from stateflow.settings import ControllerSettings
@@ -65,3 +69,63 @@ def test_nobody_is_named_for_what_the_controller_did_not_begin(cluster: Written)
     assert told(cluster, "b", other) == [NamedFollower(*other)], "it is copied from another replica"
     write(cluster, steps.move_aborted, MOVE, ERROR, {})
     assert told(cluster, "a", other) == [NamedFollower(*other)], "it is over"
+
+
+FORMER, NEXT = Home("d1", "here"), Home("d2", "there")
+A = ReplicaInfo("a", "cloud", "a:1")
+
+
+class Naming:
+    """A controller whose replica ``a`` has lapsed: its former process registers again, and another directory asks."""
+
+    def __init__(self, cluster: Written) -> None:
+        write(cluster, steps.register, A, FORMER)
+        clock = ManualClock()
+        members = Members(cluster.roster.replicas, ControllerSettings(lease_s=10.0), clock)
+        names = Names(cluster, members, ControllerSettings(lease_s=10.0), clock)
+        clock.advance(20.0)
+        self.cluster, self.members, self.names = cluster, members, names
+        context: Any = SimpleNamespace(
+            cluster=cluster,
+            members=members,
+            names=names,
+            record=self._record,
+            check_leads=lambda: None,
+            planning=asyncio.Lock(),
+        )
+        takeovers: Any = SimpleNamespace(registered=lambda *_: [])
+        claims: Any = SimpleNamespace(registered=lambda _: None)
+        self.registration = Registration(context, claims, takeovers)
+        with pytest.raises(NameTaken):
+            names.check(A, NEXT)
+        members.issue("a", "t", cluster.assigned("a"))
+
+    async def _record(self, step: Any, *arguments: Any) -> Any:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return write(self.cluster, step, *arguments)
+
+    async def registers(self) -> Any:
+        return await self.registration.register(Arrival(A, FORMER, "", "i", "t", ()))
+
+
+@pytest.mark.parametrize("ahead", range(6))
+@pytest.mark.parametrize("first", ["register", "replace"])
+def test_a_name_is_not_given_away_while_its_former_directory_registers(
+    cluster: Written, first: str, ahead: int
+) -> None:
+    """Either the former directory is refused, or the command is."""
+
+    async def both() -> None:
+        naming = Naming(cluster)
+        work: list[Callable[[], Any]] = [naming.registers, lambda: naming.registration.replace("a", "d2")]
+        tasks = list[asyncio.Future[Any]]()
+        for each in work if first == "register" else reversed(work):
+            tasks.append(asyncio.ensure_future(each()))
+            for _ in range(ahead):
+                await asyncio.sleep(0)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in results if isinstance(each, Exception)] == [NameTaken]
+        assert naming.members.may_serve("a") is (cluster.roster.homes["a"].directory == "d1")
+
+    asyncio.run(both())

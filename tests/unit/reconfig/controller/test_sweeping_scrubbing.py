@@ -39,6 +39,8 @@ def scrub(now_s: float, deployed_s: dict[str, float], began_s: float | None, und
         (500, {"Op": 0}, 410, False, True),
         (500, {"Op": 0}, 410, True, False),
         (500, {"Op": 480, "Old": 1}, None, False, True),
+        (500, {"Op": 0}, 9000, False, True),  # by a clock that was ahead, and was put back
+        (500, {"Op": 9000}, None, False, True),
     ],
 )
 def test_when_it_is_due(now: int, deployed: Any, began: float | None, under_way: bool, due: bool) -> None:

@@ -52,6 +52,24 @@ def test_an_interval_counts_anew_from_a_clock_that_was_put_back() -> None:
     assert earliest.at(EVERY, ended, 9 * S) == 9 * S
 
 
+def test_a_cron_line_is_due_again_after_a_clock_that_was_put_back_but_for_no_time_twice() -> None:
+    """A job that ran by a clock a day ahead used to wait for a day; so did one that was created then."""
+    hour, day = 3600 * S, 86_400 * S
+    hourly = replace(EVERY, schedule=Schedule.parse("cron 0 * * * *"))
+    ahead = [ran(day + hour, day + hour + S)]
+    assert due(hourly, ahead, 2 * hour, 2 * hour - S) == 2 * hour
+    assert next_us(hourly, ahead, 2 * hour - S) == 2 * hour
+    assert due(replace(hourly, since_us=day), [], 2 * hour, 2 * hour - S) == 2 * hour
+    both = [*ahead, ran(2 * hour, 2 * hour + S)]
+    assert due(hourly, both, 2 * hour + 2 * S, 2 * hour - S) is None, "by a clock that was put back once more"
+    assert due(hourly, both, 3 * hour, 2 * hour + 2 * S) == 3 * hour
+    assert due(hourly, both, day + hour, day + hour - S) is None, "for that time it has run"
+    assert next_us(hourly, both, day) == day + 2 * hour
+    missed = [*ahead, ran(2 * hour, 3 * hour + S)]
+    assert due(hourly, missed, 3 * hour + 2 * S, 3 * hour + 2 * S) is None, "it ran when this time was due"
+    assert due(hourly, [ran(2 * hour, 3 * hour + S)], 3 * hour + 2 * S, 3 * hour + 2 * S) == 3 * hour
+
+
 def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> None:
     """The next leader goes on after the last finished stage.
 

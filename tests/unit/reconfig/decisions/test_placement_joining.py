@@ -20,7 +20,16 @@ def test_a_newcomer_waits_its_time_and_is_served_once() -> None:
     assert not joining.step(0.0, C, busy=False)
     assert not joining.step(59.9, C, busy=False)
     assert joining.step(60.0, C, busy=False) == {"c"}
+    joining.began(C)
     assert not any(joining.step(60.0 + n, C, busy=False) for n in range(1000)), "not again and again"
+
+
+def test_a_newcomer_whose_rebalance_could_not_begin_has_another_after_the_same_time() -> None:
+    joining = Joining(AFTER_S)
+    joining.step(0.0, C, busy=False)
+    assert joining.step(60.0, C, busy=False) == {"c"}
+    assert not joining.step(119.9, C, busy=False), "not again and again"
+    assert joining.step(120.0, C, busy=False) == {"c"}
 
 
 def test_not_while_anything_else_goes_on_nor_right_behind_it() -> None:
@@ -43,6 +52,7 @@ def test_one_that_was_started_anew_is_another() -> None:
     joining = Joining(AFTER_S)
     joining.step(0.0, C, busy=False)
     assert joining.step(60.0, C, busy=False)
+    joining.began(C)
     again = {"c": "second session"}
     assert not joining.step(61.0, again, busy=False)
     assert joining.step(121.0, again, busy=False) == {"c"}
@@ -54,6 +64,7 @@ def test_a_rebalance_is_for_all_that_are_there() -> None:
     both = C | {"d": "x"}
     joining.step(59.0, both, busy=False)
     assert joining.step(60.0, both, busy=False) == {"c", "d"}
+    joining.began(both)
     assert not joining.step(200.0, both, busy=False)
 
 
