@@ -1,0 +1,97 @@
+"""The page's own code in a browser, on snapshots that a test writes; no process besides the browser runs."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from stateflow.dashboard.serving import STATIC
+from stateflow.dashboard.view import Rates, Seen, lines, snapshot
+from stateflow.status import ClusterStatus, OperatorStatus, ReplicaStatus
+from tests.browser.conftest import WAIT_MS
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=WAIT_MS)
+ADDRESS = "http://page.example/"
+ME = {"version": "1", "sign_in": False, "can_sign_out": False, "who": "admin/everybody", "ledger": True}
+
+
+def replica(name: str, site: str = "cloud", **more: Any) -> ReplicaStatus:
+    return ReplicaStatus(name, site, "127.0.0.1:1", 1, True, **{"last_heartbeat_s": 0.5, "partitions": 2, **more})
+
+
+def operator(name: str, *owners: str) -> OperatorStatus:
+    return OperatorStatus(name, "m:Op", len(owners), 1, owners, (1,) * len(owners))
+
+
+def told(status: ClusterStatus, **more: Any) -> dict[str, Any]:
+    """Returns the snapshot of a status, as the server sends it."""
+    now = {"at_us": 1, "controller": "127.0.0.1:7070", "error": None, "missing": [], "points": lines(())}
+    return {**now, **snapshot(Seen(status), Rates(), 0.0), **more}
+
+
+CLUSTER = ClusterStatus((replica("a"), replica("b", "edge")), (operator("Op", "a", "b"), operator("Other", "b")), ())
+
+
+class Stage:
+    """A page whose server is the test: ``answers`` has the answer to each request of the page, by its name."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.answers: dict[str, Callable[[Route], None]] = {}
+        self.me: dict[str, Any] = {**ME, "may": dict.fromkeys(("migrate", "drain", "state", "job", "batch"), True)}
+        self.streams: list[str] = []
+        page.route("**/*", self._answer)
+
+    def open(self, *snapshots: dict[str, Any], retry_ms: int = 3_600_000) -> Page:
+        """Opens the page. Its event stream sends these snapshots and breaks; after ``retry_ms`` it is asked again."""
+        events = [("lines", lines(())), *(("snapshot", each) for each in snapshots)]
+        text = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+        self.streams = [f"retry: {retry_ms}\n\n{text}"]
+        self.page.goto(ADDRESS)
+        self.page.locator("#live").wait_for(timeout=WAIT_MS)
+        return self.page
+
+    def _answer(self, route: Route) -> None:
+        path = route.request.url.removeprefix(ADDRESS).partition("?")[0]
+        if not path.startswith("api/"):
+            found = STATIC / (path or "index.html")
+            return route.fulfill(body=found.read_bytes(), content_type=mimetypes.guess_type(found)[0])
+        name = path.removeprefix("api/")
+        if name in self.answers:
+            return self.answers[name](route)
+        if name == "events":
+            return route.fulfill(body=self.streams[0], content_type="text/event-stream")
+        nothing = {"states": [], "key": [], "operators": [], "savepoints": []}
+        return route.fulfill(json=self.me if name == "me" else nothing)
+
+
+@pytest.fixture
+def stage(browser: Browser) -> Iterator[Stage]:
+    """A page in New York, in winter. Fails at the end if its code raised an error."""
+    context = browser.new_context(timezone_id="America/New_York", viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(WAIT_MS)
+    page, wrong = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield Stage(page)
+    context.close()
+    assert wrong == []
+
+
+def formatted(page: Page, call: str) -> Any:
+    return page.evaluate(f"import('/format.js').then((format) => format.{call})")
+
+
+def test_a_time_has_the_date_of_its_time_zone(stage: Stage) -> None:
+    page = stage.open(told(CLUSTER))
+    assert formatted(page, "time(Date.UTC(2026, 0, 6, 2, 30) * 1000)") == "2026-01-05 21:30:00"
+    assert formatted(page, "time(Date.UTC(2026, 6, 6, 2, 30) * 1000)") == "2026-07-05 22:30:00"
+
+
+def test_a_time_that_is_too_far_away_for_a_date_is_a_dash(stage: Stage) -> None:
+    assert formatted(stage.open(told(CLUSTER)), "time(1e19)") == "–"
