@@ -95,3 +95,13 @@ def test_a_time_has_the_date_of_its_time_zone(stage: Stage) -> None:
 
 def test_a_time_that_is_too_far_away_for_a_date_is_a_dash(stage: Stage) -> None:
     assert formatted(stage.open(told(CLUSTER)), "time(1e19)") == "–"
+
+
+def test_a_long_name_fits_a_narrow_screen(stage: Stage) -> None:
+    name = "n" * 128
+    stage.page.set_viewport_size({"width": 320, "height": 700})
+    page = stage.open(told(ClusterStatus((replica(name, name),), (operator(name, name),), ())))
+    expect(page.locator("#legend li")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    cell = page.get_by_role("table", name="Operators").locator("tbody td").first
+    assert cell.bounding_box()["width"] < 400, "the other columns are not far away"  # type: ignore[index]
