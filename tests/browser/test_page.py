@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,6 +98,35 @@ def test_a_time_that_is_too_far_away_for_a_date_is_a_dash(stage: Stage) -> None:
     assert formatted(stage.open(told(CLUSTER)), "time(1e19)") == "–"
 
 
+def test_time_lines_are_in_order_when_the_clock_of_the_server_is_set_back(stage: Stage) -> None:
+    page = stage.open(told(CLUSTER))
+    before = {name: [1, 2, 5, 6] for name in lines(())}
+    after = {name: [4, 5] for name in lines(())}
+    call = "([before, after]) => import('/charts.js').then((charts) => charts.joined(before, after))"
+    assert page.evaluate(call, [before, after]) == {name: [1, 2, 4, 5] for name in lines(())}
+    assert page.evaluate(call, [before, lines(())]) == before, "no point was added"
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"), [(0, "0 ms"), (0.4, "0.4 ms"), (750, "750 ms"), (1500, "1.5 s"), (3e6, "3000 s")]
+)
+def test_an_axis_of_milliseconds_stays_narrow(stage: Stage, ms: float, shown: str) -> None:
+    assert formatted(stage.open(told(CLUSTER)), f"onAxis({ms})") == shown
+
+
+@pytest.mark.parametrize(
+    ("pace", "shown"), [("null", "–"), (0.016, "0.016/s"), (12.34, "12/s"), (1234, "1,234/s"), (2e6, "2 M/s")]
+)
+def test_the_pace_of_a_batch_is_readable(stage: Stage, pace: Any, shown: str) -> None:
+    assert formatted(stage.open(told(CLUSTER)), f"pace({pace})") == shown
+
+
+def test_a_replica_that_was_never_heard_has_no_time_of_it(stage: Stage) -> None:
+    page = stage.open(told(ClusterStatus((replica("a", last_heartbeat_s=-1.0),), (), ())))
+    page.get_by_role("button", name=re.compile("^a ")).click()
+    expect(page.get_by_role("dialog").locator("dl")).to_contain_text("Heard–")
+
+
 def test_a_long_name_fits_a_narrow_screen(stage: Stage) -> None:
     name = "n" * 128
     stage.page.set_viewport_size({"width": 320, "height": 700})
@@ -105,3 +135,24 @@ def test_a_long_name_fits_a_narrow_screen(stage: Stage) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     cell = page.get_by_role("table", name="Operators").locator("tbody td").first
     assert cell.bounding_box()["width"] < 400, "the other columns are not far away"  # type: ignore[index]
+
+
+def test_an_answer_that_another_question_has_overtaken_is_not_shown(stage: Stage) -> None:
+    held: list[Route] = []
+
+    def states(route: Route) -> None:
+        if "operator=Op" in route.request.url and not held:
+            held.append(route)
+        else:
+            route.fulfill(json={"key": ["k"], "states": [{"name": "new", "kind": "value"}]})
+
+    stage.answers["states"] = states
+    page = stage.open(told(CLUSTER))
+    page.get_by_role("tab", name="Look up a key").click()
+    page.get_by_label("Operator", exact=True).select_option("Other")
+    choice = page.get_by_label("State", exact=True)
+    expect(choice).to_have_text("new (value)")
+    with page.expect_response("**/states?operator=Op"):
+        held[0].fulfill(json={"key": ["k"], "states": [{"name": "old", "kind": "value"}]})
+    page.evaluate("new Promise((done) => setTimeout(done))")  # what waits for the answer has run
+    expect(choice).to_have_text("new (value)")

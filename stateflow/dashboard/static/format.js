@@ -42,6 +42,18 @@ export function seconds(value) {
   return value < 5400 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
+/** Formats a number of seconds as a time in the past; a dash if it is below 0, which means never. */
+export const ago = (value) => (value < 0 ? NONE : `${seconds(value)} ago`);
+
+/** Formats milliseconds for an axis, which has room for few characters. */
+export const onAxis = (value) => (value < 1e3 ? `${value} ms` : `${value / 1e3} s`);
+
+/** Formats entities a second. */
+export function pace(value) {
+  if (!known(value)) return NONE;
+  return `${value < 10 ? Number(value.toPrecision(3)) : rate(value)}/s`;
+}
+
 /** Formats microseconds since 1970 as local time, with the date unless it is today; a dash beyond what a Date holds. */
 export function time(us) {
   const at = new Date(us / 1000);
