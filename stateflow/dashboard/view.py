@@ -542,6 +542,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "do": job.do,
         "operator": job.operator,
         "paused": job.paused,
+        "error": job.error,
         "next_us": job.next_us,
         "runs": [{"state": run.state, "note": run.note} for run in job.runs[-1:]],
     }

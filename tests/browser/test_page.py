@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from stateflow.dashboard.serving import STATIC
 from stateflow.dashboard.view import Rates, Seen, lines, snapshot
+from stateflow.reports import JobReport
 from stateflow.status import ClusterStatus, OperatorStatus, ReplicaStatus
 from tests.browser.conftest import WAIT_MS
 
@@ -156,3 +157,10 @@ def test_an_answer_that_another_question_has_overtaken_is_not_shown(stage: Stage
         held[0].fulfill(json={"key": ["k"], "states": [{"name": "old", "kind": "value"}]})
     page.evaluate("new Promise((done) => setTimeout(done))")  # what waits for the answer has run
     expect(choice).to_have_text("new (value)")
+
+
+def test_a_job_whose_record_cannot_be_read_says_so(stage: Stage) -> None:
+    job = JobReport("nightly", "every 3600", "checkpoint", "", (), (), "", False, 0, (), error="illegal_record: no")
+    page = stage.open(told(CLUSTER, jobs=snapshot(Seen(CLUSTER, jobs=[job]), Rates(), 0.0)["jobs"]))
+    page.get_by_role("tab", name="Batches and jobs").click()
+    expect(page.get_by_role("table", name="Jobs").locator("tbody tr")).to_contain_text("illegal_record: no")

@@ -202,7 +202,7 @@ export class Panels {
         { head: "Schedule", cell: (row) => row.schedule },
         { head: "Next", num: true, cell: (row) => (row.paused ? "paused" : time(row.next_us)) },
         { head: "Last run", draw: stateCell(TONES, (row) => row.runs[0]?.state ?? "none yet") },
-        { head: "Outcome", cell: (row) => row.runs[0]?.note ?? "" },
+        { head: "Outcome", cell: (row) => row.error || (row.runs[0]?.note ?? "") },
       ],
       acts: [
         change("job", "Run now", "run", () => this.me.may.job),
