@@ -6,14 +6,15 @@ import json
 import mimetypes
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from stateflow.dashboard.serving import STATIC
-from stateflow.dashboard.view import Rates, Seen, lines, snapshot
-from stateflow.reports import JobReport
+from stateflow.dashboard.view import MOVES_MAX, Rates, Seen, lines, snapshot
+from stateflow.reports import JobReport, MoveReport, Reconfiguration
 from stateflow.status import ClusterStatus, OperatorStatus, ReplicaStatus
 from tests.browser.conftest import WAIT_MS
 
@@ -164,3 +165,12 @@ def test_a_job_whose_record_cannot_be_read_says_so(stage: Stage) -> None:
     page = stage.open(told(CLUSTER, jobs=snapshot(Seen(CLUSTER, jobs=[job]), Rates(), 0.0)["jobs"]))
     page.get_by_role("tab", name="Batches and jobs").click()
     expect(page.get_by_role("table", name="Jobs").locator("tbody tr")).to_contain_text("illegal_record: no")
+
+
+def test_moves_beyond_those_of_the_snapshot_are_not_passed_over(stage: Stage) -> None:
+    moves = tuple(MoveReport(f"m{n}", n, "a", "b", "WARMING", "warm-up", base_bytes=9) for n in range(MOVES_MAX + 100))
+    owners = ("a",) * len(moves)
+    status = replace(CLUSTER, operators=(operator("Op", *owners),))
+    page = stage.open(told(replace(status, reconfigurations=(Reconfiguration("r", "Op", "RUNNING", moves, 9.0),))))
+    expect(page.locator("#moves-count")).to_have_text("300 under way")
+    expect(page.locator(".way-note")).to_have_text("at least 200 partitions · 0 B")
