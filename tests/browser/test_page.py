@@ -14,8 +14,9 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from stateflow.dashboard.serving import STATIC
 from stateflow.dashboard.view import MOVES_MAX, Rates, Seen, lines, snapshot
+from stateflow.errors import InvalidArgument
 from stateflow.reports import JobReport, MoveReport, Reconfiguration
-from stateflow.status import ClusterStatus, OperatorStatus, ReplicaStatus
+from stateflow.status import ClusterStatus, OperatorStatus, RefusedReplica, ReplicaStatus
 from tests.browser.conftest import WAIT_MS
 
 pytestmark = pytest.mark.browser
@@ -123,6 +124,15 @@ def test_the_pace_of_a_batch_is_readable(stage: Stage, pace: Any, shown: str) ->
     assert formatted(stage.open(told(CLUSTER)), f"pace({pace})") == shown
 
 
+def test_what_needs_attention_is_counted_where_not_all_of_it_fits(stage: Stage) -> None:
+    fault = InvalidArgument("no", remedy="mend it")
+    refused = tuple(RefusedReplica(f"r{number}", "h:1", "d", fault, 1.0) for number in range(50))
+    page = stage.open(told(replace(CLUSTER, refused=refused)))
+    rows = page.locator("#cares-list li")
+    expect(rows).to_have_count(21)
+    expect(rows.last).to_have_text("30 more are not shown here: stateflow status")
+
+
 def test_a_replica_that_was_never_heard_has_no_time_of_it(stage: Stage) -> None:
     page = stage.open(told(ClusterStatus((replica("a", last_heartbeat_s=-1.0),), (), ())))
     page.get_by_role("button", name=re.compile("^a ")).click()
@@ -160,11 +170,63 @@ def test_an_answer_that_another_question_has_overtaken_is_not_shown(stage: Stage
     expect(choice).to_have_text("new (value)")
 
 
+def test_a_page_of_another_version_is_loaded_anew(stage: Stage) -> None:
+    page = stage.open(told(CLUSTER), retry_ms=50)
+    page.evaluate("document.documentElement.dataset.kept = 'yes'")
+    stage.me["version"] = "2"
+    expect(page.locator("#version")).to_have_text("stateflow 2")
+    assert page.evaluate("document.documentElement.dataset.kept") is None
+
+
+def test_a_sign_in_that_the_browser_does_not_keep_is_said(stage: Stage) -> None:
+    stage.me = {"version": "1", "sign_in": True, "can_sign_out": False}
+    stage.answers["sign-in"] = lambda route: route.fulfill(json={"who": "operate/alice"})
+    stage.page.goto(ADDRESS)
+    stage.page.get_by_label("Token").fill("sftoken1_x")
+    stage.page.get_by_role("button", name="Sign in").click()
+    expect(stage.page.locator("#sign-in-error")).to_contain_text("cookie")
+
+
+def test_a_sign_out_that_fails_is_said(stage: Stage) -> None:
+    stage.me["can_sign_out"] = True
+    stage.answers["sign-out"] = lambda route: route.abort()
+    page = stage.open(told(CLUSTER))
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("#toasts")).to_contain_text("the page's server does not answer")
+
+
 def test_a_job_whose_record_cannot_be_read_says_so(stage: Stage) -> None:
     job = JobReport("nightly", "every 3600", "checkpoint", "", (), (), "", False, 0, (), error="illegal_record: no")
     page = stage.open(told(CLUSTER, jobs=snapshot(Seen(CLUSTER, jobs=[job]), Rates(), 0.0)["jobs"]))
     page.get_by_role("tab", name="Batches and jobs").click()
     expect(page.get_by_role("table", name="Jobs").locator("tbody tr")).to_contain_text("illegal_record: no")
+
+
+def test_a_stream_that_breaks_again_while_the_server_is_asked_why_is_opened_once(stage: Stage) -> None:
+    page, asked, opened, later = stage.page, list[Route](), list[Route](), list[Route]()
+
+    def events(route: Route) -> None:
+        opened.append(route)
+        if len(opened) == 1:  # it breaks; the next one is refused
+            route.fulfill(body=stage.streams[0], content_type="text/event-stream")
+        else:
+            route.fulfill(status=503)
+
+    stage.answers["events"] = events
+    stage.answers["me"] = lambda route: asked.append(route) if opened else route.fulfill(json=stage.me)
+    page.clock.install()
+    stage.open(told(CLUSTER), retry_ms=10)
+    while len(asked) < 2:
+        page.title()  # lets requests arrive
+    stage.answers["events"] = later.append
+    for route in asked:
+        route.fulfill(json=stage.me)
+    page.evaluate("fetch('api/states').then((answer) => answer.text())")  # the page has read the answers before
+    page.clock.run_for(10_000)
+    while not later:
+        page.title()
+    page.evaluate("fetch('api/states').then((answer) => answer.text())")
+    assert len(later) == 1
 
 
 def test_moves_beyond_those_of_the_snapshot_are_not_passed_over(stage: Stage) -> None:
