@@ -29,6 +29,8 @@ WATCH_INTERVAL_S = 1.0
 #: seconds between two lines about moves, if output is not a terminal
 SAY_EVERY_S = 3.0
 _UNBOUNDED = 1 << 15
+#: fewest characters to which a column is folded while others can be left out
+FOLDED_MIN = 8
 
 
 def plain(value: str | Text) -> Text:
@@ -39,6 +41,8 @@ def plain(value: str | Text) -> Text:
 class PlainTable(Table):
     #: columns that are left out, in this order, if others would be cut or folded; a line below the table names them
     spare: tuple[str, ...] = ()
+    #: columns that are left out after those, if others would be cut, or folded to less than ``FOLDED_MIN`` characters
+    last_spare: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         unbounded = options.update(width=_UNBOUNDED)
@@ -47,6 +51,11 @@ class PlainTable(Table):
             table = self._without(left_out)
             if Measurement.get(console, unbounded, table).maximum <= options.max_width:
                 break
+        for name in self.last_spare:
+            if _folded(console, unbounded, table) <= options.max_width:
+                break
+            left_out = (*left_out, name)
+            table = self._without(left_out)
         yield from Table.__rich_console__(table, console, options)
         if left_out:
             yield Text(f"too narrow to show: {', '.join(left_out)}", "dim")
@@ -55,7 +64,14 @@ class PlainTable(Table):
         if not names:
             return self
         kept = [column for column in self.columns if column.header not in names]
-        table = Table(*(column.copy() for column in kept), box=self.box, pad_edge=self.pad_edge)
+        table = Table(
+            *(column.copy() for column in kept),
+            box=self.box,
+            pad_edge=self.pad_edge,
+            caption=self.caption,
+            caption_justify=self.caption_justify,
+            caption_style=self.caption_style,
+        )
         for row, *cells in zip(self.rows, *(column.cells for column in kept), strict=True):
             table.add_row(*cells, style=row.style, end_section=row.end_section)
         return table
@@ -64,15 +80,29 @@ class PlainTable(Table):
         super().add_row(*(plain(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
 
 
-def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = ()) -> Table:
+def _folded(console: Console, unbounded: ConsoleOptions, table: Table) -> int:
+    """Returns the width of a table whose columns are folded to ``FOLDED_MIN`` characters, if they can be folded."""
+    width = Measurement.get(console, unbounded, table).maximum
+    for column in table.columns:
+        if not column.no_wrap:
+            texts = (column.header, *column.cells)
+            widest = max(Measurement.get(console, unbounded, text).maximum for text in texts)
+            width -= max(0, widest - FOLDED_MIN)
+    return width
+
+
+def new_table(
+    *columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = (), last_spare: tuple[str, ...] = ()
+) -> Table:
     """Makes a table.
 
     Args:
         numbers: columns that are aligned to the right, and not folded.
-        spare: columns that may be left out if the terminal is too narrow, in this order.
+        spare: columns that may be left out if the terminal is too narrow, in this order; others are ignored.
+        last_spare: columns that may be left out after those, if the terminal is too narrow even with folded columns.
     """
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.spare = spare
+    table.spare, table.last_spare = tuple(each for each in spare if each in columns), last_spare
     for column in columns:
         number = column in numbers
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
@@ -166,7 +196,7 @@ def replicas(
     numbers = ("weight", "heard", "partitions", "room")
     weight_column, room_column = (["weight"], ["room"]) if of_nodes else ([], [])
     columns = ("replica", "site", "address", *weight_column, "state", "heard", "partitions", *room_column)
-    table = new_table(*columns, numbers=numbers, spare=("weight", "room"))
+    table = new_table(*columns, numbers=numbers, spare=("weight", "room"), last_spare=("address", "heard", "site"))
     table.columns[2].no_wrap = True  # a folded address cannot be copied
     for name, members in _nodes(found):
         first = members[0]

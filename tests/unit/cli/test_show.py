@@ -103,6 +103,29 @@ def test_a_replica_without_a_share_is_said_with_the_command() -> None:
         assert "own" not in shown(show.status(other)).replace("owner", "")
 
 
+LONG = "edge-with-a-rather-long-name"
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(90, []), (74, []), (60, ["address"]), (45, ["address", "heard"]), (36, ["address", "heard", "site"])],
+)
+def test_a_narrow_table_of_replicas_keeps_their_names_and_states(width: int, left_out: list[str]) -> None:
+    long = [ReplicaStatus(f"{LONG}-{n}", LONG, "127.0.0.1:40101", 1, n > 0, 0.4, 3, version=f"0.{n}") for n in range(2)]
+    text = shown(show.replicas(long, {}), width=width)
+    (head,) = lines(text, "replica")
+    columns = ["replica", "site", "address", "state", "heard", "partitions"]
+    assert head.split() == [name for name in columns if name not in left_out]
+    assert "alive" in text
+    assert "silent" in text
+    words = "".join(line[: head.index(head.split()[1])].strip() for line in text.splitlines() if line[:1] == " ")
+    assert f"{LONG}-0{LONG}-1" in words
+    said = " ".join(text.split())
+    assert ("too narrow to show: " in said) == bool(left_out)
+    assert said.endswith(f"too narrow to show: {', '.join(left_out)}" if left_out else f"0.1: {LONG}-1")
+    assert "stateflow releases: 0.0:" in said
+
+
 def two_and(name: str) -> list[tuple[str, int]]:
     return [("a", 2), ("b", 2), (name, 0)]
 
