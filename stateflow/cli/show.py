@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from time import sleep
 from typing import Any
 
@@ -20,7 +21,7 @@ from stateflow.cli.output import console, emit, errors, fields_of, shown_time, s
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.client.commands import Migration
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import one_line
+from stateflow.errors import Unavailable, one_line
 from stateflow.reports import FollowerReport, LeftPartition, Placement
 from stateflow.status import LinkReport, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
@@ -316,10 +317,27 @@ def _operator(operator: OperatorStatus) -> RenderableType:
 
 
 def watch_status(read: Callable[[], ClusterStatus], workers: bool = False) -> None:
-    with Live(status(read(), workers), console=console, screen=True) as live:
+    """Shows the status anew each second, until Ctrl-C.
+
+    What is no terminal, and a terminal that cannot be drawn on, get one status after the other. While no controller
+    answers, its error is above the last status. If none answers at the beginning, the error is raised.
+    """
+    shown: RenderableType = status(read(), workers)
+    drawn = console.is_terminal and not console.is_dumb_terminal
+    live = Live(shown, console=console, screen=True) if drawn else None
+    if live is None:
+        console.print(shown)
+    with live or nullcontext():
         while True:
             sleep(WATCH_INTERVAL_S)
-            live.update(status(read(), workers))
+            try:
+                now = shown = status(read(), workers)
+            except Unavailable as error:
+                now = Group(plain(Text(str(error), "bold red")), shown)
+            if live is None:
+                console.print(now)
+            else:
+                live.update(now)
 
 
 def deployed(operator: OperatorStatus, before: int, after: int) -> None:
