@@ -147,6 +147,9 @@ def test_a_long_name_fits_a_narrow_screen(stage: Stage) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     cell = page.get_by_role("table", name="Operators").locator("tbody td").first
     assert cell.bounding_box()["width"] < 400, "the other columns are not far away"  # type: ignore[index]
+    page.get_by_role("tab", name="Nodes").click()
+    site = page.get_by_role("table", name="Nodes").locator("tbody td").nth(1)
+    assert site.bounding_box()["width"] < 600  # type: ignore[index]
 
 
 def test_an_answer_that_another_question_has_overtaken_is_not_shown(stage: Stage) -> None:
