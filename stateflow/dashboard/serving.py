@@ -214,7 +214,7 @@ def make_app(parts: Parts) -> Starlette:
         answer.set_cookie(
             COOKIE,
             sessions.open(shown),
-            expires=shown.until,
+            max_age=max(0, int((shown.until - parts.now()).total_seconds())),  # the clocks may differ
             path="/",
             secure=parts.secure,
             httponly=True,

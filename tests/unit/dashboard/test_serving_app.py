@@ -230,6 +230,7 @@ def signed_in(app: Any, authority: Authority, role: str) -> dict[str, str]:
     assert re.search(r"; HttpOnly", cookie, re.IGNORECASE)
     assert re.search(r"; SameSite=strict", cookie, re.IGNORECASE)
     assert re.search(r"; Secure", cookie, re.IGNORECASE)
+    assert re.search(rf"; Max-Age={8 * 3600}(;|$)", cookie, re.IGNORECASE), "whatever the browser's clock says"
     assert text not in cookie, "the token stays where it was typed"
     return {**SECURE, "cookie": cookie.partition(";")[0]}
 
