@@ -75,14 +75,27 @@ def render(records: Records, plotly_js: str) -> str:
                 ("correct", f"{len(records) - len(unsound)}/{len(records)}", _unsound(unsound), "bad" * bool(unsound)),
             )
         ),
-        overview='<div id="overview" role="img" aria-label="Every target and its distance from the bound"></div>'
-        if "overview" in figures
-        else "<p>No target was measured.</p>",
+        overview=_overview(aims),
         table="".join(_aim_row(aim) for aim in aims),
         sections=sections,
         figures=data,
         plotly=f">{plotly_js}",
     )
+
+
+def _overview(aims: Sequence[Aim]) -> str:
+    """Returns the place of the chart of all targets, and how many measured targets the chart cannot show."""
+    measured = [aim for aim in aims if aim.value is not None]
+    if not measured:
+        return "<p>No target was measured.</p>"
+    lacking = sum(aim.score is None for aim in measured)
+    parts = []
+    if lacking < len(measured):
+        parts.append('<div id="overview" role="img" aria-label="Targets and their distance from the bound"></div>')
+    if lacking:
+        those = f"{lacking} target{' is' if lacking == 1 else 's are'}"
+        parts.append(f"<p>{those} only in the table: a bound or figure of 0 has no place on a logarithmic axis.</p>")
+    return "".join(parts)
 
 
 def markdown(records: Records) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from benchmarks.results import series
 from benchmarks.targets import aims_of, number
@@ -58,6 +59,7 @@ def write_latency(records: Mapping[str, dict[str, Any]], path: Path) -> bool:
         axes.plot(at_s, [window["p50"] for window in windows], color=colour, lw=1, ls=(0, (1, 1.5)))
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.yaxis.set_minor_formatter(LogFormatter())  # plain numbers too, on an axis of less than a power of ten
     axes.set_xlabel("seconds", color=_SOFT, fontsize=9)
     axes.set_ylabel("milliseconds (log); dotted: p50", color=_SOFT, fontsize=9)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9, labelcolor=_INK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from time import sleep
 from typing import Any
 
@@ -20,7 +21,7 @@ from stateflow.cli.output import console, emit, errors, fields_of, shown_time, s
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.client.commands import Migration
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import one_line
+from stateflow.errors import Unavailable, one_line
 from stateflow.reports import FollowerReport, LeftPartition, Placement
 from stateflow.status import LinkReport, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
@@ -29,6 +30,8 @@ WATCH_INTERVAL_S = 1.0
 #: seconds between two lines about moves, if output is not a terminal
 SAY_EVERY_S = 3.0
 _UNBOUNDED = 1 << 15
+#: fewest characters to which a column is folded while others can be left out
+FOLDED_MIN = 8
 
 
 def plain(value: str | Text) -> Text:
@@ -39,6 +42,8 @@ def plain(value: str | Text) -> Text:
 class PlainTable(Table):
     #: columns that are left out, in this order, if others would be cut or folded; a line below the table names them
     spare: tuple[str, ...] = ()
+    #: columns that are left out after those, if others would be cut, or folded to less than ``FOLDED_MIN`` characters
+    last_spare: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         unbounded = options.update(width=_UNBOUNDED)
@@ -47,6 +52,11 @@ class PlainTable(Table):
             table = self._without(left_out)
             if Measurement.get(console, unbounded, table).maximum <= options.max_width:
                 break
+        for name in self.last_spare:
+            if _folded(console, unbounded, table) <= options.max_width:
+                break
+            left_out = (*left_out, name)
+            table = self._without(left_out)
         yield from Table.__rich_console__(table, console, options)
         if left_out:
             yield Text(f"too narrow to show: {', '.join(left_out)}", "dim")
@@ -55,7 +65,14 @@ class PlainTable(Table):
         if not names:
             return self
         kept = [column for column in self.columns if column.header not in names]
-        table = Table(*(column.copy() for column in kept), box=self.box, pad_edge=self.pad_edge)
+        table = Table(
+            *(column.copy() for column in kept),
+            box=self.box,
+            pad_edge=self.pad_edge,
+            caption=self.caption,
+            caption_justify=self.caption_justify,
+            caption_style=self.caption_style,
+        )
         for row, *cells in zip(self.rows, *(column.cells for column in kept), strict=True):
             table.add_row(*cells, style=row.style, end_section=row.end_section)
         return table
@@ -64,15 +81,29 @@ class PlainTable(Table):
         super().add_row(*(plain(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
 
 
-def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = ()) -> Table:
+def _folded(console: Console, unbounded: ConsoleOptions, table: Table) -> int:
+    """Returns the width of a table whose columns are folded to ``FOLDED_MIN`` characters, if they can be folded."""
+    width = Measurement.get(console, unbounded, table).maximum
+    for column in table.columns:
+        if not column.no_wrap:
+            texts = (column.header, *column.cells)
+            widest = max(Measurement.get(console, unbounded, text).maximum for text in texts)
+            width -= max(0, widest - FOLDED_MIN)
+    return width
+
+
+def new_table(
+    *columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = (), last_spare: tuple[str, ...] = ()
+) -> Table:
     """Makes a table.
 
     Args:
         numbers: columns that are aligned to the right, and not folded.
-        spare: columns that may be left out if the terminal is too narrow, in this order.
+        spare: columns that may be left out if the terminal is too narrow, in this order; others are ignored.
+        last_spare: columns that may be left out after those, if the terminal is too narrow even with folded columns.
     """
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.spare = spare
+    table.spare, table.last_spare = tuple(each for each in spare if each in columns), last_spare
     for column in columns:
         number = column in numbers
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
@@ -166,7 +197,7 @@ def replicas(
     numbers = ("weight", "heard", "partitions", "room")
     weight_column, room_column = (["weight"], ["room"]) if of_nodes else ([], [])
     columns = ("replica", "site", "address", *weight_column, "state", "heard", "partitions", *room_column)
-    table = new_table(*columns, numbers=numbers, spare=("weight", "room"))
+    table = new_table(*columns, numbers=numbers, spare=("weight", "room"), last_spare=("address", "heard", "site"))
     table.columns[2].no_wrap = True  # a folded address cannot be copied
     for name, members in _nodes(found):
         first = members[0]
@@ -286,10 +317,27 @@ def _operator(operator: OperatorStatus) -> RenderableType:
 
 
 def watch_status(read: Callable[[], ClusterStatus], workers: bool = False) -> None:
-    with Live(status(read(), workers), console=console, screen=True) as live:
+    """Shows the status anew each second, until Ctrl-C.
+
+    What is no terminal, and a terminal that cannot be drawn on, get one status after the other. While no controller
+    answers, its error is above the last status. If none answers at the beginning, the error is raised.
+    """
+    shown: RenderableType = status(read(), workers)
+    drawn = console.is_terminal and not console.is_dumb_terminal
+    live = Live(shown, console=console, screen=True) if drawn else None
+    if live is None:
+        console.print(shown)
+    with live or nullcontext():
         while True:
             sleep(WATCH_INTERVAL_S)
-            live.update(status(read(), workers))
+            try:
+                now = shown = status(read(), workers)
+            except Unavailable as error:
+                now = Group(plain(Text(str(error), "bold red")), shown)
+            if live is None:
+                console.print(now)
+            else:
+                live.update(now)
 
 
 def deployed(operator: OperatorStatus, before: int, after: int) -> None:

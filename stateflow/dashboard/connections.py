@@ -15,8 +15,24 @@ from stateflow.metrics.limits import LIMIT_HITS, LimitHits
 from stateflow.security.refusals import SAY_EVERY_S
 
 log = logging.getLogger(__name__)
+#: the logger of uvicorn's lines about connections
+_http_log = logging.getLogger(f"{__name__}.http")
 #: time in which a browser sends a request, and in which it reads so much of an answer that more can be sent, in seconds
 REQUEST_S, READ_S = 10.0, 30.0
+
+
+class _Sparing(logging.Filter):
+    """Passes each warning once in ``SAY_EVERY_S``, because anybody who reaches the page can cause many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = Throttle(SYSTEM_CLOCK, SAY_EVERY_S)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING or self._lines.passes(str(record.msg))
+
+
+_http_log.addFilter(_Sparing())
 
 
 class Listener(socket.socket):
@@ -64,6 +80,7 @@ class TimedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.logger = _http_log
         self._request = self.loop.call_later(REQUEST_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -93,6 +110,9 @@ class TimedConnection(H11Protocol):
             super().send_400_response(msg)
         except LocalProtocolError:  # the request was answered before it had arrived
             self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Logs nothing: a request for a WebSocket is answered like any other, and no library would change that."""
 
     def _request_came(self) -> None:
         if self._request is not None:

@@ -214,7 +214,7 @@ def make_app(parts: Parts) -> Starlette:
         answer.set_cookie(
             COOKIE,
             sessions.open(shown),
-            expires=shown.until,
+            max_age=max(0, int((shown.until - parts.now()).total_seconds())),  # the clocks may differ
             path="/",
             secure=parts.secure,
             httponly=True,
@@ -233,6 +233,8 @@ def make_app(parts: Parts) -> Starlette:
             access(request).check_look()
 
         check()
+        if request.method == "HEAD":  # its answer has no body, and the stream would never end
+            return Response(media_type="text/event-stream")
         return StreamingResponse(_events(parts.watching, check), media_type="text/event-stream")
 
     def act(read: Callable[[bytes], Any], do: Callable[[Access, Any], Mapping[str, Any]], changes: bool) -> Handler:

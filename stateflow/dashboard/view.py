@@ -243,10 +243,15 @@ class Rates:
         return [each for _, each in self._slow.get(operator, [])]
 
     def tick(self, at_us: int, now_s: float) -> Point:
-        """Adds the current values as a point to the time lines, and returns it."""
+        """Adds the current values as a point to the time lines, and returns it.
+
+        Points that are not earlier are dropped: they were added before the clock was set back.
+        """
         rates = [rate for name in self._counted if (rate := self.rows_per_s(name, now_s)) is not None]
         latency = self.latencies(now_s)[""]
         point = Point(at_us, sum(rates) if rates else None, latency.p50_ms, latency.p99_ms)
+        while self.points and self.points[-1].at_us >= at_us:
+            self.points.pop()
         self.points.append(point)
         return point
 
@@ -537,6 +542,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "do": job.do,
         "operator": job.operator,
         "paused": job.paused,
+        "error": job.error,
         "next_us": job.next_us,
         "runs": [{"state": run.state, "note": run.note} for run in job.runs[-1:]],
     }

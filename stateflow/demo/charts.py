@@ -616,7 +616,9 @@ def axis_of(title: str) -> dict[str, Any]:
 
 
 def _move_axis(count: int) -> dict[str, Any]:
+    whole = {"dtick": 1} if count < 10 else {}  # otherwise there are ticks between few moves
     return {
+        **whole,
         **axis_of("moves, in order of their pauses"),
         "showgrid": False,
         "tickformat": "d",

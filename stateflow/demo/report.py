@@ -316,7 +316,7 @@ def _draw_pauses(axes: Any, result: DemoResult) -> None:
     plain(axes)
     axes.set_ylim(0, max([*heights, *predicted, *promised, 1.0]) * 1.12)
     axes.set_xlim(0.3, max(len(moves), 1) + 0.7)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, min_n_ticks=1))
     axes.grid(False, axis="x")
     axes.set_ylabel("pause, ms", color=SOFT, fontsize=9.5)
     axes.set_xlabel("moves, in order of their pauses", color=SOFT, fontsize=9.5, labelpad=2)

@@ -1,6 +1,6 @@
 // Time lines: rows a second, and latency, with a line wherever partitions changed hands.
 import { $, say } from "./dom.js";
-import { ms, plural, rate } from "./format.js";
+import { ms, onAxis, plural, rate } from "./format.js";
 
 const POINTS = 1800;
 const columns = { at: [], rows_per_s: [], p50_ms: [], p99_ms: [] };
@@ -77,7 +77,7 @@ export function buildCharts() {
   };
   plots = [
     make("rate", ["at", "rows_per_s"], [{ name: "--accent", fill: true }], rate),
-    make("latency", ["at", "p50_ms", "p99_ms"], [{ name: "--op-2" }, { name: "--op-4" }], (value) => `${value} ms`),
+    make("latency", ["at", "p50_ms", "p99_ms"], [{ name: "--op-2" }, { name: "--op-4" }], onAxis),
   ];
 }
 
@@ -93,11 +93,19 @@ export function startLines(lines) {
   draw();
 }
 
+/** Adds points to columns. Points that are not earlier go: the server's clock was set back after them. */
+export function joined(before, points) {
+  const first = points.at[0] ?? Infinity;
+  let kept = before.at.length;
+  while (kept && before.at[kept - 1] >= first) kept -= 1;
+  const names = Object.keys(before);
+  return Object.fromEntries(
+    names.map((name) => [name, [...before[name].slice(0, kept), ...points[name]].slice(-POINTS)]),
+  );
+}
+
 export function addPoints(points, snapshot) {
-  for (const name of Object.keys(columns)) {
-    columns[name].push(...points[name]);
-    columns[name].splice(0, columns[name].length - POINTS);
-  }
+  Object.assign(columns, joined(columns, points));
   marks = snapshot.marks;
   draw();
 }

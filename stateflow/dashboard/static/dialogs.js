@@ -1,6 +1,6 @@
 // Dialogs: move, drain, rebalance, each with its dry run first; and details of a replica.
 import { h, say } from "./dom.js";
-import { about, bytes, count, ms, plural, ranges, rate, seconds } from "./format.js";
+import { about, ago, bytes, count, ms, plural, ranges, rate } from "./format.js";
 import { post } from "./api.js";
 import { Table } from "./table.js";
 
@@ -223,7 +223,7 @@ export function replicaDialog(name, snapshot, me, begin) {
     ["Site", replica.site],
     ["Address", replica.address],
     ["State", replica.state],
-    ["Heard", `${seconds(replica.heard_s)} ago`],
+    ["Heard", ago(replica.heard_s)],
     ["Rows/s", rate(replica.rows_per_s)],
     ["Entries", about(replica.entries)],
     ["Room for state", bytes(replica.room_bytes)],

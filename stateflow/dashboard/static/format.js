@@ -42,13 +42,27 @@ export function seconds(value) {
   return value < 5400 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
-/** Formats microseconds since 1970 as local time. */
+/** Formats a number of seconds as a time in the past; a dash if it is below 0, which means never. */
+export const ago = (value) => (value < 0 ? NONE : `${seconds(value)} ago`);
+
+/** Formats milliseconds for an axis, which has room for few characters. */
+export const onAxis = (value) => (value < 1e3 ? `${value} ms` : `${value / 1e3} s`);
+
+/** Formats entities a second. */
+export function pace(value) {
+  if (!known(value)) return NONE;
+  return `${value < 10 ? Number(value.toPrecision(3)) : rate(value)}/s`;
+}
+
+/** Formats microseconds since 1970 as local time, with the date unless it is today; a dash beyond what a Date holds. */
 export function time(us) {
-  if (!us) return NONE;
   const at = new Date(us / 1000);
+  if (!us || !known(at.getTime())) return NONE;
   const today = at.toDateString() === new Date().toDateString();
   const clock = at.toLocaleTimeString("en-GB");
-  return today ? clock : `${at.toISOString().slice(0, 10)} ${clock}`;
+  if (today) return clock;
+  const [month, day] = [at.getMonth() + 1, at.getDate()].map((number) => String(number).padStart(2, "0"));
+  return `${at.getFullYear()}-${month}-${day} ${clock}`;
 }
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;

@@ -78,10 +78,12 @@ function drawCares(found) {
         : `has a new version, tried on the state of ${count(each.tried)} of ${count(each.partitions)} partitions`,
     ]),
   ];
+  const more = cares.splice(CARES_MAX).length;
+  if (more) cares.push([`${count(more)} more are not shown here:`, "stateflow status"]);
   $("cares").hidden = !cares.length;
   keyed(
     $("cares-list"),
-    cares.slice(0, CARES_MAX),
+    cares,
     ([what, why]) => `${what} ${why}`,
     ([what, why]) => h("li", {}, h("b", { text: what }), ` ${why}`),
     () => {},
@@ -137,23 +139,25 @@ function heard(found) {
 
 function listen() {
   const events = new EventSource("api/events");
+  let over = false;
+  function end(next, afterMs) {
+    if (over) return; // several errors were reported while the first one was looked into
+    over = true;
+    events.close();
+    setTimeout(next, afterMs);
+  }
   events.addEventListener("lines", (event) => startLines(JSON.parse(event.data)));
   events.addEventListener("snapshot", (event) => heard(JSON.parse(event.data)));
   events.addEventListener("error", async () => {
     pill("away", "no connection");
     try {
       const now = await get("me");
-      if (now.sign_in) {
-        events.close();
-        return start(); // which listens again when somebody has signed in
-      }
+      if (now.version !== me.version) return location.reload(); // this page's code may not understand the server
+      if (now.sign_in) return end(start, 0); // which listens again when somebody has signed in
     } catch (error) {
       drawTrouble({ code: error.code, what: error.message, remedy: error.remedy }, "The page's server does not answer");
     }
-    if (events.readyState === EventSource.CLOSED) {
-      events.close();
-      setTimeout(listen, 2000);
-    }
+    if (events.readyState === EventSource.CLOSED) end(listen, 2000);
   });
 }
 
@@ -163,12 +167,14 @@ setInterval(() => {
 
 // -- who looks ----------------------------------------------------------------------------------------------
 
+/** Shows the page to its user. Returns true if the user has to sign in first. */
 async function start() {
   try {
     me = await get("me");
   } catch (error) {
     drawTrouble({ code: error.code, what: error.message, remedy: error.remedy }, "The page's server does not answer");
-    return setTimeout(start, 2000);
+    setTimeout(start, 2000);
+    return false;
   }
   drawTrouble(null);
   say($("version"), `stateflow ${me.version}`);
@@ -177,12 +183,14 @@ async function start() {
   if (me.sign_in) {
     $("live").hidden = true;
     pill("waiting", "sign in");
-    return $("token").focus();
+    $("token").focus();
+    return true;
   }
   say($("who"), me.can_sign_out ? me.who : "");
   $("actions").hidden = !(me.may.migrate || me.may.drain || me.may.rebalance);
   panels = new Panels({ me, tell, begin, open: map.open });
   listen();
+  return false;
 }
 
 $("sign-in-form").addEventListener("submit", async (event) => {
@@ -191,15 +199,19 @@ $("sign-in-form").addEventListener("submit", async (event) => {
   $("token").value = "";
   try {
     await post("sign-in", token);
-    say($("sign-in-error"), "");
-    start();
+    const unknown = await start();
+    say($("sign-in-error"), unknown ? "The browser did not keep the sign-in: allow cookies for this page, and try again." : "");
   } catch (error) {
     say($("sign-in-error"), error.line ?? String(error));
   }
 });
 $("sign-out").addEventListener("click", async () => {
-  await post("sign-out", {});
-  location.reload();
+  try {
+    await post("sign-out", {});
+    location.reload();
+  } catch (error) {
+    tell(error.line ?? String(error), true);
+  }
 });
 for (const kind of ["migrate", "drain", "rebalance"]) $(`do-${kind}`).addEventListener("click", () => begin(kind));
 

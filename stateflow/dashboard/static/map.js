@@ -324,7 +324,8 @@ export class Map_ {
         box = made.kind === "dots" ? this.at.get(index) : site;
       return box && site ? { x: box.x + box.w / 2, site } : null;
     };
-    const ways = new Map();
+    const ways = new Map(),
+      least = snapshot.totals.moving > snapshot.moves.length ? "at least " : ""; // a snapshot has not all of many moves
     for (const move of snapshot.moves) {
       const [from, to] = ends(placeOf(move.source), placeOf(move.target));
       if (!from || !to || (from.x === to.x && from.y === to.y)) continue;
@@ -347,7 +348,7 @@ export class Map_ {
           group.lastChild,
           at.x,
           at.y - 7,
-          ways.size > LABELLED_MAX ? "" : `${plural(way.count, "partition")} · ${bytes(way.bytes)}`,
+          ways.size > LABELLED_MAX ? "" : `${least}${plural(way.count, "partition")} · ${bytes(way.bytes)}`,
         );
       },
     );

@@ -1,6 +1,6 @@
 // Moves under way and the last ones that ended, with their progress and pauses.
 import { $, h, keyed, say, swatch } from "./dom.js";
-import { bytes, ms, seconds, plural, time } from "./format.js";
+import { bytes, count, ms, seconds, plural, time } from "./format.js";
 
 const PHASES = ["WARMING", "CATCHING_UP", "FENCED", "OWNED"];
 const MEANS = {
@@ -24,7 +24,7 @@ export function walked(move) {
 export function drawMoves(snapshot, numberOf) {
   const rows = [...snapshot.moves, ...snapshot.ended];
   const { moving, waiting } = snapshot.totals;
-  say($("moves-count"), moving || waiting ? `${moving} under way${waiting ? `, ${waiting} wait` : ""}` : "");
+  say($("moves-count"), moving || waiting ? `${count(moving)} under way${waiting ? `, ${count(waiting)} wait` : ""}` : "");
   if (!rows.length) rows.push({ id: "none" });
   keyed(
     $("moves"),

@@ -1,6 +1,6 @@
 // The tables below the map: operators, nodes, batches and jobs, a key's state, the ledger, checkpoints.
 import { $, h, say, swatch } from "./dom.js";
-import { TONES, about, bytes, count, ms, plural, rate, seconds, time } from "./format.js";
+import { TONES, about, ago, bytes, count, ms, pace, plural, rate, seconds, time } from "./format.js";
 import { get, post } from "./api.js";
 import { Table, meterCell, stateCell } from "./table.js";
 
@@ -11,6 +11,15 @@ const SAID = {
   retry: "is tried again",
   run: "runs",
 };
+
+/** Makes a function that notes a question, and returns whether no later one was asked: only then is its answer shown. */
+function questions() {
+  let asked = 0;
+  return () => {
+    const own = (asked += 1);
+    return () => own === asked;
+  };
+}
 
 export class Panels {
   /** me: the user, and what the user may do. tell: shows that something was done, or why not. */
@@ -79,7 +88,7 @@ export class Panels {
         { head: "Replica", cell: (row) => row.name, sub: (row) => row.address },
         { head: "Site", cell: (row) => row.site },
         { head: "State", draw: stateCell(TONES, (row) => row.state) },
-        { head: "Heard", num: true, cell: (row) => (row.heard_s < 0 ? "–" : `${seconds(row.heard_s)} ago`) },
+        { head: "Heard", num: true, cell: (row) => ago(row.heard_s) },
         { head: "Partitions", num: true, cell: (row) => count(row.partitions) },
         { head: "Copies", num: true, cell: (row) => count(row.standbys) },
         { head: "Rows/s", num: true, cell: (row) => rate(row.rows_per_s) },
@@ -168,7 +177,7 @@ export class Panels {
               (row.failed ? `, ${count(row.failed)} failed` : ""),
           })),
         },
-        { head: "Pace", num: true, cell: (row) => (row.pace === null ? "–" : `${row.pace.toPrecision(3)}/s`) },
+        { head: "Pace", num: true, cell: (row) => pace(row.pace) },
         { head: "Will end", num: true, cell: (row) => time(row.eta) },
         { head: "Began", num: true, cell: (row) => time(row.created_us) },
       ],
@@ -193,7 +202,7 @@ export class Panels {
         { head: "Schedule", cell: (row) => row.schedule },
         { head: "Next", num: true, cell: (row) => (row.paused ? "paused" : time(row.next_us)) },
         { head: "Last run", draw: stateCell(TONES, (row) => row.runs[0]?.state ?? "none yet") },
-        { head: "Outcome", cell: (row) => row.runs[0]?.note ?? "" },
+        { head: "Outcome", cell: (row) => row.error || (row.runs[0]?.note ?? "") },
       ],
       acts: [
         change("job", "Run now", "run", () => this.me.may.job),
@@ -264,6 +273,8 @@ export class Panels {
   // -- a key's state ------------------------------------------------------------------------------------------
 
   buildState() {
+    this.askStates = questions();
+    this.askEntries = questions();
     this.operator = h("select", { id: "state-operator", on: { change: () => this.offerStates() } });
     this.state = h("select", { id: "state-state" });
     this.key = h("input", { id: "state-key", autocomplete: "off", spellcheck: "false", required: true });
@@ -313,23 +324,27 @@ export class Panels {
   }
 
   async offerStates() {
+    const newest = this.askStates();
     try {
       const found = await get("states", { operator: this.operator.value });
+      if (!newest()) return;
       this.state.replaceChildren(
         ...found.states.map((each) => h("option", { value: each.name, text: `${each.name} (${each.kind})` })),
       );
       say(this.keyHint, `Keys are of ${found.key.join(", ")}: as text, or as JSON for other types, such as 7 or ["a", 1].`);
     } catch (error) {
-      say(this.answer, error.line ?? String(error));
+      if (newest()) say(this.answer, error.line ?? String(error));
     }
   }
 
   async lookUp() {
+    const newest = this.askEntries();
     say(this.answer, "…");
     this.entries.element.hidden = true;
     const asked = { operator: this.operator.value, state: this.state.value, key: this.key.value };
     try {
       const found = await post("state", asked);
+      if (!newest()) return;
       if (!found.entries.length)
         return say(this.answer, `${asked.operator} has nothing in ${asked.state} for the key ${asked.key}.`);
       const operator = this.snapshot?.operators.find((each) => each.name === asked.operator);
@@ -342,7 +357,7 @@ export class Panels {
       this.entries.element.hidden = false;
       this.entries.show(found.entries.map((entry, number) => ({ ...entry, number })));
     } catch (error) {
-      say(this.answer, error.line ?? String(error));
+      if (newest()) say(this.answer, error.line ?? String(error));
     }
   }
 
@@ -373,9 +388,12 @@ export class Panels {
       ],
     });
     records.element.hidden = true;
+    const ask = questions();
     const search = async () => {
+      const newest = ask();
       try {
         const found = await get("ledger", { q: words.value });
+        if (!newest()) return;
         say(
           answer,
           found.item
@@ -385,6 +403,7 @@ export class Panels {
         records.element.hidden = !found.records.length;
         records.show(found.records);
       } catch (error) {
+        if (!newest()) return;
         records.element.hidden = true;
         say(answer, error.line ?? String(error));
       }

@@ -297,7 +297,7 @@ def _draw_pauses(axes: Any, result: FollowResult) -> None:
     axes.axhline(result.budget_ms, color=INK, lw=1.3, ls=(0, (2, 2)), label="budget")
     axes.set_xlim(0.3, max(len(pauses), 1) + 0.7)
     axes.set_ylim(0, max([*pauses, result.budget_ms]) * 1.1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, min_n_ticks=1))
     axes.set_ylabel("pause, ms", color=SOFT, fontsize=9.5)
     axes.set_xlabel("moves, in order of their pauses", color=SOFT, fontsize=9.5, labelpad=2)
     plain(axes)

@@ -99,6 +99,18 @@ def test_nothing_at_all_is_a_page_too(tmp_path: Path) -> None:
         read(tmp_path / "none.jsonl")
 
 
+def test_targets_that_a_logarithmic_axis_cannot_show_are_counted() -> None:
+    def page(*targets: Target) -> str:
+        return " ".join(report.render({"T2": record(figures={}, targets=list(targets)).to_json()}, "").split())
+
+    placed, lost = Target("ratio", 2.0, 1.5), Target("lost rows", 0, 0, "at_most")
+    assert "only in the table" not in page(placed, Target("none", None, 1.0))
+    assert "1 target is only in the table" in page(placed, lost)
+    assert "2 targets are only in the table" in page(lost, Target("rate", 0.0, 1.0))
+    assert "No target was measured" not in page(lost)
+    assert "No target was measured" in page(Target("none", None, 1.0))
+
+
 def test_the_range_of_a_ratio_is_its_widest() -> None:
     first, second, third = aims_of(record().to_json())
     assert (first.least, first.most) == (90 / 60, 110 / 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from stateflow.cli import agents, checkpoint, jobs, moving, show
 from stateflow.cli.output import console
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
-from stateflow.errors import BudgetUnreachable, NameTaken, StateMissing
+from stateflow.errors import BudgetUnreachable, NameTaken, StateflowError, StateMissing, Unavailable
 from stateflow.reports import (
     AgentReport,
     ChildReport,
@@ -101,6 +102,74 @@ def test_a_replica_without_a_share_is_said_with_the_command() -> None:
         dataclasses.replace(status, operators=(dataclasses.replace(operator, partitions=2, owners=("a", "b")),)),
     ):
         assert "own" not in shown(show.status(other)).replace("owner", "")
+
+
+LONG = "edge-with-a-rather-long-name"
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(90, []), (74, []), (60, ["address"]), (45, ["address", "heard"]), (36, ["address", "heard", "site"])],
+)
+def test_a_narrow_table_of_replicas_keeps_their_names_and_states(width: int, left_out: list[str]) -> None:
+    long = [ReplicaStatus(f"{LONG}-{n}", LONG, "127.0.0.1:40101", 1, n > 0, 0.4, 3, version=f"0.{n}") for n in range(2)]
+    text = shown(show.replicas(long, {}), width=width)
+    (head,) = lines(text, "replica")
+    columns = ["replica", "site", "address", "state", "heard", "partitions"]
+    assert head.split() == [name for name in columns if name not in left_out]
+    assert "alive" in text
+    assert "silent" in text
+    words = "".join(line[: head.index(head.split()[1])].strip() for line in text.splitlines() if line[:1] == " ")
+    assert f"{LONG}-0{LONG}-1" in words
+    said = " ".join(text.split())
+    assert ("too narrow to show: " in said) == bool(left_out)
+    assert said.endswith(f"too narrow to show: {', '.join(left_out)}" if left_out else f"0.1: {LONG}-1")
+    assert "stateflow releases: 0.0:" in said
+
+
+class Read:
+    """Reads a status as often as it has answers, and then is interrupted by the user."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: ClusterStatus | StateflowError) -> None:
+        self.answers = list(answers)
+        monkeypatch.setattr(show, "sleep", lambda _: None)
+
+    def __call__(self) -> ClusterStatus:
+        if not self.answers:
+            raise KeyboardInterrupt
+        answer = self.answers.pop(0)
+        if isinstance(answer, StateflowError):
+            raise answer
+        return answer
+
+
+AWAY = Unavailable("no controller [b]answers[/b]", remedy="see whether it runs")
+
+
+@pytest.mark.parametrize("terminal", [None, "dumb"])
+def test_what_cannot_be_drawn_on_gets_one_status_after_the_other(
+    terminal: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO()
+    environ = {"TERM": terminal} if terminal else {}
+    monkeypatch.setattr(show, "console", Console(file=file, width=100, _environ=environ, force_terminal=bool(terminal)))
+    with pytest.raises(KeyboardInterrupt):
+        show.watch_status(Read(monkeypatch, STATUS, STATUS, STATUS))
+    assert file.getvalue().count("Replicas") == 3
+
+
+def test_a_watched_status_outlasts_a_controller_that_is_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(show, "console", Console(file=file, width=100, markup=False))
+    with pytest.raises(KeyboardInterrupt):
+        show.watch_status(Read(monkeypatch, STATUS, AWAY, STATUS))
+    first, away, after = file.getvalue().split("Replicas")[1:]
+    assert str(AWAY) in " ".join(first.split()), "above the last status"
+    assert str(AWAY) not in " ".join((away + after).split())
+    with pytest.raises(Unavailable):
+        show.watch_status(Read(monkeypatch, AWAY))
+    with pytest.raises(NameTaken):
+        show.watch_status(Read(monkeypatch, STATUS, NameTaken("no")))
 
 
 def two_and(name: str) -> list[tuple[str, int]]:

@@ -91,6 +91,26 @@ def test_connections_beyond_their_number_are_closed_and_counted(caplog: pytest.L
     assert said == ["the dashboard has 4 connections, more are closed, the newest from 127.0.0.1; 1 closed so far"]
 
 
+def test_who_sends_what_is_no_request_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections._http_log, "filters", [connections._Sparing()])
+    upgrade = b"GET / HTTP/1.1\r\nHost: page\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+
+    async def work() -> None:
+        async with serving() as (port, _, _):
+            for _ in range(3):
+                reader, _ = await opened(port, b"what\r\n\r\n")
+                assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+                reader, _ = await opened(port, upgrade)
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 "), "answered like any other request"
+
+    run(work())
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "Invalid HTTP request received."
+    ]
+
+
 @pytest.mark.parametrize("begun", [b"", REQUEST[:10], b"POST / HTTP/1.1\r\nHost: page\r\nContent-Length: 9\r\n\r\nabc"])
 def test_a_browser_that_sends_slowly_is_cut_off(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     async def endless(scope: Any, receive: Any, send: Any) -> None:

@@ -192,6 +192,12 @@ def test_too_much_and_what_is_no_json_is_refused(parts: Parts) -> None:
     assert ask(app, "GET", "/api/ledger?q=x", OWN).json()["error"]["code"] == "invalid_argument"
 
 
+def test_the_head_of_the_events_is_answered_without_waiting_for_any(parts: Parts) -> None:
+    answer = ask(make_app(parts), "HEAD", "/api/events", OWN)
+    assert (answer.status, answer.body) == (200, b""), "the answer has ended"
+    assert answer.header("content-type").startswith("text/event-stream")
+
+
 def test_events_are_lines_that_no_name_can_break(parts: Parts) -> None:
     answer = ask(make_app(parts), "GET", "/api/events", OWN)
     assert answer.header("content-type").startswith("text/event-stream")
@@ -224,6 +230,7 @@ def signed_in(app: Any, authority: Authority, role: str) -> dict[str, str]:
     assert re.search(r"; HttpOnly", cookie, re.IGNORECASE)
     assert re.search(r"; SameSite=strict", cookie, re.IGNORECASE)
     assert re.search(r"; Secure", cookie, re.IGNORECASE)
+    assert re.search(rf"; Max-Age={8 * 3600}(;|$)", cookie, re.IGNORECASE), "whatever the browser's clock says"
     assert text not in cookie, "the token stays where it was typed"
     return {**SECURE, "cookie": cookie.partition(";")[0]}
 

@@ -66,6 +66,13 @@ def test_what_was_served_before_anybody_looked_is_no_latency_of_now() -> None:
     assert made.latencies(11.0 + view.WINDOW_S + 1)[""].count == 0
 
 
+def test_points_are_in_the_order_of_their_times_when_the_clock_is_set_back() -> None:
+    made = Rates()
+    for at_us in (1, 2, 5, 9, 4, 6, 6):
+        made.tick(at_us, 0.0)
+    assert [point.at_us for point in made.points] == [1, 2, 4, 6]
+
+
 def test_numbers_of_requests_begin_again_with_their_process() -> None:
     made = Rates()
     made.add("a", 10.0, said(500, request(700, 1.0)))

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from stateflow.demo.charts import figures, outages, timeline
-from stateflow.demo.report import _side, headline, render, write_report
+from stateflow.demo.report import _draw_pauses, _side, headline, render, write_report
 from stateflow.demo.result import DemoResult, Incident
 from stateflow.errors import ExtraMissing
 
@@ -164,6 +165,16 @@ def test_an_empty_run_can_be_reported(result: DemoResult, tmp_path: Path) -> Non
     html_path, png_path = write_report(empty, tmp_path)
     assert "no move completed" in html_path.read_text(encoding="utf-8")
     assert png_path.stat().st_size > 0
+
+
+def test_the_axis_of_few_moves_has_no_ticks_between_them(result: DemoResult) -> None:
+    few = dataclasses.replace(result, moves=result.moves[:1])
+    for name in ("pauses", "bytes"):
+        assert figures(few)[name]["layout"]["xaxis"]["dtick"] == 1
+        assert "dtick" not in figures(result)[name]["layout"]["xaxis"], "a tick for each of many is too much"
+    axes = Figure().subplots()
+    _draw_pauses(axes, few)
+    assert [each for each in axes.get_xticks() if 0.3 <= each <= 1.7] == [1]
 
 
 def test_a_missing_library_names_the_remedy(
