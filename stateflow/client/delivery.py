@@ -30,6 +30,7 @@ from stateflow.client.outbox import Base, Part
 from stateflow.errors import (
     BadCertificate,
     CodeRefused,
+    DecodeError,
     InsecureRefused,
     InvalidArgument,
     LocalMisuse,
@@ -411,23 +412,27 @@ class Delivery:
         self._refused = False
 
 
-def is_hopeless(error: BaseException, faults: int = FAULTS_MAX) -> bool:
+def is_hopeless(error: BaseException, faults: int | None = None) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
     Other failures depend on the replica to which the batch was sent, or on this process's right to send. An internal
     error of a replica, or one with an unknown code, counts as caused by the batch after ``FAULTS_MAX`` of them.
 
+    If stored values cannot be read, or the operator failed before it got the batch (the error then has a ``cause``),
+    other rows would fail, too. A caller sees the error and decides. An outbox waits until state or operator are mended.
+
     Args:
-        faults: number of earlier such errors for the batch; by default the first one counts, because the caller sees it
-            and decides.
+        faults: number of earlier internal errors for a batch of an outbox; None: a caller sees each error.
     """
     of_code = OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused
     if isinstance(error, of_code | BadCertificate | InsecureRefused):
         return False
     if isinstance(error, SchemaMismatch) and "column" not in error.where:  # stored states differ, not the rows' keys
         return False
+    if faults is not None and (isinstance(error, DecodeError) or "cause" in getattr(error, "where", ())):
+        return False
     of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
-    return of_rows or (type(error) is StateflowError and faults >= FAULTS_MAX)
+    return of_rows or (type(error) is StateflowError and (faults is None or faults >= FAULTS_MAX))
 
 
 def _contained(found: Mapping[int, Position]) -> dict[int, int]:
