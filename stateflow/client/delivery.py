@@ -1,8 +1,8 @@
 """Decides what the client of a sparse source sends, and repairs batches that partitions lost. Sans-io.
 
-Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends its
-result, or throws its error, into the generator (:func:`perform`). So threads with sockets and a simulation run the same
-decisions.
+Generators yield steps (:class:`Open`, :class:`Look`, :class:`SameOperator`, :class:`Deliver`). A driver performs each
+step, and sends its result, or throws its error, into the generator (:func:`perform`). So threads with sockets and a
+simulation run the same decisions.
 
 :class:`Delivery` sends to all partitions of an operator, :class:`PartitionSender` from an outbox to one of them.
 Callers open a ``Delivery`` first, and run one of its generators at a time.
@@ -85,6 +85,11 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class SameOperator:
+    """Step that checks that the client's operator was not deployed anew. Raises OperatorOutdated if it was."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Step that delivers a batch. Result: the outputs by partition once all have committed, or the first refusal.
 
@@ -96,7 +101,7 @@ class Deliver:
     after: Mapping[int, int]
 
 
-Step: TypeAlias = Open | Look | Deliver
+Step: TypeAlias = Open | Look | SameOperator | Deliver
 Steps: TypeAlias = Generator[Step, Any, T]
 
 
@@ -356,8 +361,13 @@ class Delivery:
         raise AssertionError
 
     def _mend(self) -> Steps[None]:
-        """Sends again the batches that partitions are known to have lost. Raises PositionGap if they are no longer
-        kept."""
+        """Sends again the batches that partitions are known to have lost.
+
+        Raises PositionGap if they are no longer kept, and OperatorOutdated if no partition has a batch because another
+        operator was deployed under the name: its state begins empty, and must not get the former operator's rows.
+        """
+        if self.history.incomplete and max(self.history.contained) < 0:
+            yield SameOperator()
         for left in reversed(range(REWINDS_MAX)):
             missing = self.history.missing()
             if not missing:

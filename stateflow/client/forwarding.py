@@ -40,6 +40,7 @@ from stateflow.client.delivery import (
     Look,
     Open,
     PartitionSender,
+    SameOperator,
     Step,
     Steps,
     is_hopeless,
@@ -458,7 +459,7 @@ class ForwardingClient:
                         self._send_abreast(alone, sent)
                     elif alone:
                         self._send_at_once(alone[0], sent)
-                self._raise_fatal()
+                self._check_open()
                 if sent.refused:
                     raise sent.refused[0]
                 return self._rows(sent.outputs[partition] for partition in sorted(sent.outputs))
@@ -652,6 +653,8 @@ class ForwardingClient:
                 return self._positions(partition, session)
             case Look():
                 return self._positions(partition, None)
+            case SameOperator():
+                return self._router.check_deployment()
             case Deliver(batch, rows, after):
                 return self._router.send(batch, rows, after)
 
@@ -692,9 +695,5 @@ class ForwardingClient:
     def _check_open(self, *, fatal: bool = True) -> None:
         if self._closed:
             raise InvalidArgument("the client is closed", remedy="create a new client", source=self.source)
-        if fatal:
-            self._raise_fatal()
-
-    def _raise_fatal(self) -> None:
-        if self._fatal is not None:
+        if fatal and self._fatal is not None:
             raise self._fatal

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, SameOperator, Step, Steps, perform
 from stateflow.client.history import History
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import (
@@ -592,6 +592,8 @@ class StreamClient:
                 return open_source(self._router, self.source, session)
             case Look():
                 return look(self._router, self.source)
+            case SameOperator():
+                return self._router.check_deployment()
             case Deliver(batch, rows, after):
                 return self._router.send(batch, rows, after)
 

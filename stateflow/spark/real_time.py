@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, SameOperator, Step, Steps, perform
 from stateflow.client.history import History
 from stateflow.client.stream import asked_of_moving, look, open_source, outputs
 from stateflow.clock import SYSTEM_CLOCK
@@ -679,6 +679,8 @@ def _do(router: Router, of: Of, work: Work) -> Any:
             return open_source(router, of.source, session, settled)
         case Look():
             return look(router, of.source)
+        case SameOperator():  # Spark's checkpoint decides: a task keeps rows of the current epoch only
+            return None
         case Kept(after):
             return outputs(router, of.source, after)
         case Deliver(batch, rows, after):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow import Context, Operator, Timer, state
-from stateflow.client.delivery import Deliver, Look, Open, perform
+from stateflow.client.delivery import Deliver, Look, Open, SameOperator, perform
 from stateflow.errors import InvalidArgument, PositionGap, SourceRetired, SourceTaken, StaleBatch
 from stateflow.operator.operator import output_schema
 from stateflow.operator.output import OutputReader
@@ -131,6 +131,8 @@ class World:
                 return self.look(of.source)
             case Look():
                 return self.look(of.source)
+            case SameOperator():
+                return None
             case Kept(after):
                 kept = {p: layout.pieces(store, of.source, after) for p, store in enumerate(self.stores)}
                 return {p: [(number, piece.output) for number, piece in found] for p, found in kept.items()}
