@@ -129,6 +129,14 @@ class History:
         return self._contained
 
     @property
+    def sent_last(self) -> set[int]:
+        """Partitions of the batch :attr:`position`, as far as partitions contain it, or report it of each other."""
+        half = self._half
+        if half is not None and half.number == self.position:
+            return set(half.partitions)
+        return {partition for partition, number in enumerate(self._contained) if number == self.position}
+
+    @property
     def taken(self) -> frozenset[int]:
         """Partitions that accepted a batch of a former client, after a restore from a copy older than this client."""
         return frozenset(self._taken)
