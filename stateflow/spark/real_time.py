@@ -317,11 +317,7 @@ class Plan:
     bytes_max: int
 
     def rows_of(self, name: tuple[Any, ...]) -> str:
-        """Returns the name of the source for a source partition.
-
-        Args:
-            name: the values that identify the source partition.
-        """
+        """Returns the name of the source for the source partition that the values ``name`` identify."""
         text = "/".join(map(str, name))
         # "/" separates values, so only one value may contain it; integers never do
         split = len([each for each in name if not isinstance(each, int)]) > 1 and text.count("/") >= len(name)
@@ -512,7 +508,7 @@ def _later(one: int, other: int | None) -> int:
 def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
     """Returns (values of the columns, indices of the rows with these values). The indices are None if all rows have
     the same values."""
-    names = list(zip(*(_zoneless(table[column]).to_pylist() for column in columns), strict=True))
+    names = list(zip(*(_comparable(table[column]) for column in columns), strict=True))
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(name, []).append(place)
@@ -521,14 +517,18 @@ def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[An
     return [(name, np.array(places)) for name, places in found.items()]
 
 
-def _zoneless(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns times in UTC, and other values as they are.
+def _comparable(column: pa.ChunkedArray) -> list[Any]:
+    """Returns times in UTC, one object for all NaN, and other values as they are.
 
-    Times come in the session's zone. A source's name must not change with the session, and in a zone with summer time
-    Python takes two times of the same hour for equal.
+    Names must not change with the session's zone. Python takes two times of the hour that a zone repeats in autumn for
+    equal, and NaN for equal to itself only if it is one object.
     """
-    is_in_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None
-    return column.cast(pa.timestamp(column.type.unit, "UTC")) if is_in_zone else column
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_floating(column.type):
+        return [math.nan if value is not None and math.isnan(value) else value for value in values]
+    return values
 
 
 # -- The Spark task --------------------------------------------------------------------------------------------------
@@ -562,10 +562,8 @@ class RealTimeTask:
         use_token(self.base.token)
         context = TaskContext.get()
         assert context is not None
-        query, number = (
-            context.getLocalProperty("sql.streaming.queryId"),
-            context.getLocalProperty("streaming.sql.batchId"),
-        )
+        said = context.getLocalProperty
+        query, number = said("sql.streaming.queryId"), said("streaming.sql.batchId")
         if query is None or number is None:
             raise no_query(self.base.operator)
         task = context.partitionId()

@@ -260,6 +260,28 @@ def test_a_source_partition_that_is_a_time_keeps_its_name_in_every_zone(zone: st
     ]
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_a_source_partition_may_be_called_nan(kind: pa.DataType) -> None:
+    """NaN differs from itself, so that each row opened the source once more, and dropped the outputs kept before."""
+    world, opened = World(), list[str]()
+    epoch = Epoch(replace(PLAN, position=("at", "off")), 0, 0, Session(1, "a"))
+
+    def do(of: Of) -> Any:
+        if isinstance(of.step, Open):
+            opened.append(of.source)
+        return world.do([None], of)
+
+    perform(epoch.open({}, 0.0), do)
+    for start in (0, 4):
+        offs = range(start, start + 4)
+        keys = [key_of(0, off) for off in offs]
+        columns: dict[str, Any] = {"part": [0] * 4, "off": offs, "k": keys}
+        columns["at"] = pa.array([float("nan"), 1.5] * 2, kind)
+        columns[PARTITION_COLUMN] = [partition_of(key, PARTITIONS) for key in keys]
+        perform(epoch.rows(pa.table(columns)), do)
+    assert [source for source in opened if ":rows:" in source] == [PLAN.rows_of((name,)) for name in ("nan", 1.5)]
+
+
 class Task(Attempt):
     """An attempt of one of several tasks."""
 
