@@ -69,8 +69,8 @@ T = TypeVar("T")
 Outputs: TypeAlias = dict[int, bytes]
 #: numbers of the batches of an epoch without rows: those of visits, and at the end those of marks
 _VISITS_MAX = 1 << 20
-#: numbers for marks. Each attempt that reaches the epoch's end marks it with another one.
-_MARKS_MAX = 1 << 10
+#: numbers for marks. Each attempt that reaches the epoch's end marks it with another one, for a month of one a minute.
+_MARKS_MAX = 1 << 16
 #: separates a client's id, which does not contain it, and the number of a mark
 _MARKED = "."
 #: longest delay until an advanced watermark is sent, in seconds
@@ -265,11 +265,13 @@ class Visits(_Source):
     def end(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Sends this attempt's mark to all partitions, and returns their outputs.
 
-        If no number is left for the mark, sends the last one to the partitions that lack it.
+        Raises InvalidArgument if no number is left: another attempt's mark does not show who has this one's rows.
         """
-        number = min(max(self._number, self._mark), self._last)
-        left = [partition for partition, batch in enumerate(self._history.contained) if batch < number]
-        return [(yield from self._sent(BatchRows.visit(left), number, watermark_us))] if left else []
+        number = max(self._number, self._mark)
+        if number > self._last:
+            what = f"the epoch ended {_MARKS_MAX} times without being committed, and no number is left for its end"
+            raise InvalidArgument(what, remedy="see Spark's log, then restore state (stateflow checkpoint restore)")
+        return [(yield from self._sent(self._everywhere, number, watermark_us))]
 
 
 def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:

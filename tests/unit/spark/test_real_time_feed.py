@@ -379,6 +379,24 @@ def test_an_epoch_may_be_repeated_after_it_was_marked() -> None:
         attempt.run(attempt.epoch.end({}), None)
 
 
+def test_an_epoch_is_not_ended_without_a_mark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last number marked all further attempts, so that a partition that was put back lacked rows unnoticed."""
+    monkeypatch.setattr("stateflow.spark.real_time._MARKS_MAX", 3)
+    world = World()
+    for _ in range(3):
+        world.act("read", 0, 2, None)
+        world.act("mark")
+    saved = dict(world.stores[0].scan(b""))
+    attempt = Attempt(world, 0, world.starts)
+    attempt.read(0, 2 + KEYS, None)
+    with pytest.raises(InvalidArgument, match=r"ended 3 times without being committed.*: see Spark's log"):
+        attempt.run(attempt.epoch.end({}), None)
+    world.stores[0] = MemoryStore(saved)
+    world.start()
+    with pytest.raises(InvalidArgument, match="ended 3 times"):  # Spark does not get to the next epoch
+        finish(world)
+
+
 def test_a_task_that_is_new_or_comes_back_is_taken_as_it_is() -> None:
     """A source may have more partitions than in the epoch before, and may have had more in earlier ones."""
     world = World()
