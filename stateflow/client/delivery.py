@@ -468,6 +468,7 @@ class PartitionSender:
     Each partition has a :class:`Delivery` of its own, so that an unreachable partition holds up no other.
 
     Args:
+        history: history of this partition only.
         base: the offset of numbers, as stored in the outbox. After :meth:`open`, the caller stores the new ``base``
             before anything is sent.
         mine: ids of this outbox's clients, including former clients.
@@ -531,7 +532,7 @@ class PartitionSender:
         try:
             outputs = yield from self._delivery.deliver(part.rows, number, False, part.watermark_us, dict)
         except SourceRetired:
-            if self._history.contained[self.partition] != number:
+            if self._history.contained != [number]:
                 raise
             outputs = {self.partition: b""}  # applied before the source was retired: not refused
         self.base = Base(ahead, part.number)

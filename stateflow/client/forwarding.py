@@ -639,7 +639,7 @@ class ForwardingClient:
         if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
             shares = router.settings.rewind_buffer_bytes // count, LOG_BYTES_MAX // count
-            history = History(router.operator, self.source, count, *shares)
+            history = History(router.operator, self.source, count, *shares, only=partition)
             known = self._session, self._outbox.sender(partition), self._mine, self._before
             sender = self._senders[partition] = PartitionSender(partition, history, *known)
         return sender
@@ -668,7 +668,7 @@ class ForwardingClient:
             return replica.open_source(router.operator, source, asked, session, self._patience_s)
 
         found = asked_of_moving(router, partition, ask)
-        # entries for successors concern all partitions, but a sender knows only its own
+        # entries of former clients concern all partitions, but a sender knows only its own
         return {number: position._replace(known=b"") for number, position in found.items()}
 
     @property
