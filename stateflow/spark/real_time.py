@@ -205,19 +205,19 @@ class Visits(_Source):
         super().__init__(operator, source, partitions, session, epoch * _VISITS_MAX - 1, bytes_max)
         self._everywhere = BatchRows.visit(range(partitions))
         self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
-        self._mark = self._last + 1 - _MARKS_MAX  # of the first attempt that ends
+        self._mine = self._mark = self._last + 1 - _MARKS_MAX  # of this attempt, and of the first one that ends
         self._newest = -1  # newest mark of the previous epoch
 
     def open(self) -> FeedSteps[list[Outputs]]:
         """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
         kept = yield from self._open()
-        contained = self._history.contained
-        self._newest = max((batch for batch in contained if batch <= self._settled), default=-1)
-        if max(contained) > self._settled:  # an earlier attempt at this epoch may have replaced the newest mark
+        used = contained = self._history.contained
+        if max(contained) > self._settled:  # attempts at this epoch, or at later ones, may have replaced marks
             found: Mapping[int, Position] = yield Look()
             clients = (position.client.partition(_MARKED)[2] for position in found.values())
-            marks = [int(mark) for mark in clients if mark.isdecimal() and int(mark) <= self._settled]
-            self._newest = max(self._newest, *marks, -1)
+            used = [*contained, *(int(mark) for mark in clients if mark.isdecimal())]
+        self._newest = max((batch for batch in used if batch <= self._settled), default=-1)
+        self._mine = max(self._mark, 1 + max((batch for batch in used if batch <= self._last), default=-1))
         if self._newest > self.marked:  # with one mark only there is no older one to take for it
             session = self._delivery.session
             self._delivery.session = Session(session.generation_us, f"{session.id}{_MARKED}{self._newest}")
@@ -267,11 +267,11 @@ class Visits(_Source):
 
         Raises InvalidArgument if no number is left: another attempt's mark does not show who has this one's rows.
         """
-        number = max(self._number, self._mark)
-        if number > self._last:
+        if self._mine > self._last:
             what = f"the epoch ended {_MARKS_MAX} times without being committed, and no number is left for its end"
             raise InvalidArgument(what, remedy="see Spark's log, then restore state (stateflow checkpoint restore)")
-        return [(yield from self._sent(self._everywhere, number, watermark_us))]
+        left = [p for p, batch in enumerate(self._history.contained) if batch < self._mine]  # others are further on
+        return [(yield from self._sent(BatchRows.visit(left), self._mine, watermark_us))] if left else []
 
 
 def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:

@@ -397,6 +397,34 @@ def test_an_epoch_is_not_ended_without_a_mark_of_its_own(monkeypatch: pytest.Mon
         finish(world)
 
 
+@pytest.mark.parametrize("later", [1, 2, 3])
+@pytest.mark.parametrize("marks", [0, 2])
+def test_a_query_goes_on_from_an_epoch_to_which_it_was_rewound(later: int, marks: int) -> None:
+    """Partitions that were not put back contain later epochs, and may know several marks of the epoch."""
+    world = World()
+    world.act("read", 0, 2, None)
+    world.act("end", None)
+    saved, starts = dict(world.stores[0].scan(b"")), world.starts
+    for _ in range(later):
+        for _ in range(marks):
+            world.act("read", 0, KEYS, None)
+            world.act("mark")
+        world.act("read", 0, KEYS, None)
+        world.act("end", None)
+    furthest = world.starts
+    world.stores[0] = MemoryStore(saved)
+    world.start()
+    world.number, world.starts = 1, starts
+    for _ in range(later + 2):
+        for _ in range(2):  # and each epoch is run again after it was marked
+            world.act("read", 0, KEYS, None)
+            world.act("mark")
+        world.act("read", 0, KEYS, None)
+        world.act("end", None)
+    assert (world.number, world.starts > furthest) == (later + 3, True)
+    check_counts(world)
+
+
 def test_a_task_that_is_new_or_comes_back_is_taken_as_it_is() -> None:
     """A source may have more partitions than in the epoch before, and may have had more in earlier ones."""
     world = World()
