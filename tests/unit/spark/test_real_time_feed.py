@@ -433,6 +433,19 @@ def test_a_task_that_is_new_or_comes_back_is_taken_as_it_is() -> None:
             task.end()
 
 
+def test_a_task_that_was_missing_for_one_epoch_goes_on_after_a_rewind_by_that_epoch() -> None:
+    """Copies from before the task began in that epoch would look the same, so that it cannot just go on."""
+    world = World()
+    for number, tasks in enumerate((2, 2, 1)):
+        for task in [Task(world, number, task) for task in range(tasks)]:
+            task.end()
+    with pytest.raises(PositionGap, match="rewind the query to an epoch"):
+        Task(world, 3, 1)
+    for number in (2, 3, 4):
+        for task in [Task(world, number, task) for task in range(2)]:
+            task.end()
+
+
 @pytest.mark.parametrize("parts", range(1, PARTITIONS))
 def test_a_new_task_that_dies_before_all_partitions_know_it_goes_on(parts: int) -> None:
     """Partitions that know the new task do not show that the others lost its rows."""
