@@ -1,8 +1,8 @@
 """Decides what the client of a sparse source sends, and repairs batches that partitions lost. Sans-io.
 
-Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends its
-result, or throws its error, into the generator (:func:`perform`). So threads with sockets and a simulation run the same
-decisions.
+Generators yield steps (:class:`Open`, :class:`Look`, :class:`SameOperator`, :class:`Deliver`). A driver performs each
+step, and sends its result, or throws its error, into the generator (:func:`perform`). So threads with sockets and a
+simulation run the same decisions.
 
 :class:`Delivery` sends to all partitions of an operator, :class:`PartitionSender` from an outbox to one of them.
 Callers open a ``Delivery`` first, and run one of its generators at a time.
@@ -30,6 +30,7 @@ from stateflow.client.outbox import Base, Part
 from stateflow.errors import (
     BadCertificate,
     CodeRefused,
+    DecodeError,
     InsecureRefused,
     InvalidArgument,
     LocalMisuse,
@@ -84,6 +85,11 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class SameOperator:
+    """Step that checks that the client's operator was not deployed anew. Raises OperatorOutdated if it was."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Step that delivers a batch. Result: the outputs by partition once all have committed, or the first refusal.
 
@@ -95,7 +101,7 @@ class Deliver:
     after: Mapping[int, int]
 
 
-Step: TypeAlias = Open | Look | Deliver
+Step: TypeAlias = Open | Look | SameOperator | Deliver
 Steps: TypeAlias = Generator[Step, Any, T]
 
 
@@ -355,8 +361,13 @@ class Delivery:
         raise AssertionError
 
     def _mend(self) -> Steps[None]:
-        """Sends again the batches that partitions are known to have lost. Raises PositionGap if they are no longer
-        kept."""
+        """Sends again the batches that partitions are known to have lost.
+
+        Raises PositionGap if they are no longer kept, and OperatorOutdated if no partition has a batch because another
+        operator was deployed under the name: its state begins empty, and must not get the former operator's rows.
+        """
+        if self.history.incomplete and max(self.history.contained) < 0:
+            yield SameOperator()
         for left in reversed(range(REWINDS_MAX)):
             missing = self.history.missing()
             if not missing:
@@ -411,23 +422,27 @@ class Delivery:
         self._refused = False
 
 
-def is_hopeless(error: BaseException, faults: int = FAULTS_MAX) -> bool:
+def is_hopeless(error: BaseException, faults: int | None = None) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
     Other failures depend on the replica to which the batch was sent, or on this process's right to send. An internal
     error of a replica, or one with an unknown code, counts as caused by the batch after ``FAULTS_MAX`` of them.
 
+    If stored values cannot be read, or the operator failed before it got the batch (the error then has a ``cause``),
+    other rows would fail, too. A caller sees the error and decides. An outbox waits until state or operator are mended.
+
     Args:
-        faults: number of earlier such errors for the batch; by default the first one counts, because the caller sees it
-            and decides.
+        faults: number of earlier internal errors for a batch of an outbox; None: a caller sees each error.
     """
     of_code = OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused
     if isinstance(error, of_code | BadCertificate | InsecureRefused):
         return False
     if isinstance(error, SchemaMismatch) and "column" not in error.where:  # stored states differ, not the rows' keys
         return False
+    if faults is not None and (isinstance(error, DecodeError) or "cause" in getattr(error, "where", ())):
+        return False
     of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
-    return of_rows or (type(error) is StateflowError and faults >= FAULTS_MAX)
+    return of_rows or (type(error) is StateflowError and (faults is None or faults >= FAULTS_MAX))
 
 
 def _contained(found: Mapping[int, Position]) -> dict[int, int]:
@@ -453,6 +468,7 @@ class PartitionSender:
     Each partition has a :class:`Delivery` of its own, so that an unreachable partition holds up no other.
 
     Args:
+        history: history of this partition only.
         base: the offset of numbers, as stored in the outbox. After :meth:`open`, the caller stores the new ``base``
             before anything is sent.
         mine: ids of this outbox's clients, including former clients.
@@ -516,7 +532,7 @@ class PartitionSender:
         try:
             outputs = yield from self._delivery.deliver(part.rows, number, False, part.watermark_us, dict)
         except SourceRetired:
-            if self._history.contained[self.partition] != number:
+            if self._history.contained != [number]:
                 raise
             outputs = {self.partition: b""}  # applied before the source was retired: not refused
         self.base = Base(ahead, part.number)

@@ -40,6 +40,7 @@ from stateflow.client.delivery import (
     Look,
     Open,
     PartitionSender,
+    SameOperator,
     Step,
     Steps,
     is_hopeless,
@@ -458,7 +459,7 @@ class ForwardingClient:
                         self._send_abreast(alone, sent)
                     elif alone:
                         self._send_at_once(alone[0], sent)
-                self._raise_fatal()
+                self._check_open()
                 if sent.refused:
                     raise sent.refused[0]
                 return self._rows(sent.outputs[partition] for partition in sorted(sent.outputs))
@@ -638,7 +639,7 @@ class ForwardingClient:
         if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
             shares = router.settings.rewind_buffer_bytes // count, LOG_BYTES_MAX // count
-            history = History(router.operator, self.source, count, *shares)
+            history = History(router.operator, self.source, count, *shares, only=partition)
             known = self._session, self._outbox.sender(partition), self._mine, self._before
             sender = self._senders[partition] = PartitionSender(partition, history, *known)
         return sender
@@ -652,6 +653,8 @@ class ForwardingClient:
                 return self._positions(partition, session)
             case Look():
                 return self._positions(partition, None)
+            case SameOperator():
+                return self._router.check_deployment()
             case Deliver(batch, rows, after):
                 return self._router.send(batch, rows, after)
 
@@ -665,7 +668,7 @@ class ForwardingClient:
             return replica.open_source(router.operator, source, asked, session, self._patience_s)
 
         found = asked_of_moving(router, partition, ask)
-        # entries for successors concern all partitions, but a sender knows only its own
+        # entries of former clients concern all partitions, but a sender knows only its own
         return {number: position._replace(known=b"") for number, position in found.items()}
 
     @property
@@ -692,9 +695,5 @@ class ForwardingClient:
     def _check_open(self, *, fatal: bool = True) -> None:
         if self._closed:
             raise InvalidArgument("the client is closed", remedy="create a new client", source=self.source)
-        if fatal:
-            self._raise_fatal()
-
-    def _raise_fatal(self) -> None:
-        if self._fatal is not None:
+        if fatal and self._fatal is not None:
             raise self._fatal

@@ -71,16 +71,26 @@ class History:
     Args:
         bytes_max: maximum memory for the rows of acknowledged batches that are kept, in bytes.
         log_bytes_max: maximum memory for the partitions of acknowledged batches, in bytes.
+        only: the only partition to which the client sends, for a client that has a history for each partition. It
+            leaves no entry for a successor, and gets none: the partition itself shows all that such an entry could say.
+            None: the client sends to all partitions.
     """
 
     def __init__(
-        self, operator: str, source: str, partitions: int, bytes_max: int, log_bytes_max: int = LOG_BYTES_MAX
+        self,
+        operator: str,
+        source: str,
+        partitions: int,
+        bytes_max: int,
+        log_bytes_max: int = LOG_BYTES_MAX,
+        only: int | None = None,
     ) -> None:
         self.operator, self.source, self.partitions = operator, source, partitions
         self.position = -1  # the newest number that was used
         self.lost: set[int] = set()  # partitions known to lack batches that they acknowledged
-        self._acknowledged = [-1] * partitions
-        self._contained = [-1] * partitions
+        self._only = only
+        self._acknowledged = dict.fromkeys(range(partitions) if only is None else [only], -1)  # by partition
+        self._contained = self._acknowledged.copy()
         self._log: dict[int, array[int]] = {}  # acknowledged batch → its partitions
         self._log_bytes, self._log_bytes_max = 0, log_bytes_max
         self._since = 0  # number from which on the log contains every acknowledged batch
@@ -89,7 +99,7 @@ class History:
         self._rewound: int | None = None  # in a rewind by hand: number up to which all batches were sent again
         self._unsure: tuple[int, int] | None = None  # batches (from, to) of a predecessor, in unknown partitions
         self._half: _Half | None = None  # last batch of a predecessor, which some of its partitions lack
-        self._before = [-1] * partitions  # last batch of former clients
+        self._before = self._acknowledged.copy()  # last batch of former clients
         self._taken: dict[int, int] = {}  # partition → last batch that it accepted from another client since the start
 
     # -- from partitions and predecessors ------------------------------------------------------------------
@@ -106,17 +116,18 @@ class History:
             acknowledged: the newest acknowledged batch, as far as the application knows; None: unknown.
         """
         self.heard(contained)
-        self._before = self._contained[:]
-        none = _Known(Session(0, ""), -1, [-1] * self.partitions, [])
+        self._before = self._contained.copy()
+        none = _Known(Session(0, ""), -1, [], [])
         newest = max((_decoded(each, self.partitions) for each in set(known)), default=none)
-        self._acknowledged = [max(pair) for pair in zip(newest.acknowledged, self._contained, strict=True)]
+        told = dict(enumerate(newest.acknowledged))
+        self._acknowledged = {p: max(told.get(p, -1), number) for p, number in self._contained.items()}
         if acknowledged is not None:
             if acknowledged >= newest.number:
                 for partition in newest.partitions:
                     self._acknowledged[partition] = max(newest.number, self._acknowledged[partition])
             if acknowledged > newest.number:
                 self._unsure = newest.number + 1, acknowledged
-        self.position = max(newest.number, *self._acknowledged, -1 if acknowledged is None else acknowledged)
+        self.position = max(newest.number, *self._acknowledged.values(), -1 if acknowledged is None else acknowledged)
         self._since = self.position + 1
         self._find_lost()
         lacking = {p for p in newest.partitions if self._contained[p] < newest.number}
@@ -124,9 +135,17 @@ class History:
             self._half = _Half(newest.number, newest.partitions, lacking)
 
     @property
-    def contained(self) -> Sequence[int]:
+    def contained(self) -> list[int]:
         """Newest batch of each partition, by its last report or a later acknowledgement; -1: none."""
-        return self._contained
+        return list(self._contained.values())
+
+    @property
+    def sent_last(self) -> set[int]:
+        """Partitions of the batch :attr:`position`, as far as partitions contain it, or report it of each other."""
+        half = self._half
+        if half is not None and half.number == self.position:
+            return set(half.partitions)
+        return {partition for partition, number in self._contained.items() if number == self.position}
 
     @property
     def taken(self) -> frozenset[int]:
@@ -155,7 +174,7 @@ class History:
                 this client, and then accepted a former client again. All batches that this client sent to the partition
                 are then lost, and batches of the former client have some of their numbers.
         """
-        self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
+        self._contained = {partition: contained.get(partition, -1) for partition in self._contained}
         self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}
         self._rewound = None
         self._find_lost()
@@ -169,8 +188,8 @@ class History:
             self._half = half._replace(lacking=lacking) if lacking else None
 
     def _find_lost(self) -> None:
-        pairs = enumerate(zip(self._contained, self._acknowledged, strict=True))
-        self.lost = {partition for partition, (contained, acknowledged) in pairs if contained < acknowledged}
+        acknowledged = self._acknowledged
+        self.lost = {partition for partition, newest in self._contained.items() if newest < acknowledged[partition]}
 
     def known(self, session: Session, number: int, partitions: Iterable[int]) -> bytes:
         """Returns the entry for a successor, which is sent with batch ``number`` to ``partitions``.
@@ -179,10 +198,12 @@ class History:
         finish the older batch. In this case the entry names no partitions, with one exception: if a predecessor's
         newest batch is in only some of its partitions, the entry names the partitions of that batch.
         """
+        if self._only is not None:
+            return b""
         if number < self.position:
             number, half = self.position, self._half
             partitions = half.partitions if half is not None and half.number == number else ()
-        behind = [number - acknowledged for acknowledged in self._acknowledged]
+        behind = [number - acknowledged for acknowledged in self._acknowledged.values()]
         packed: bytes
         if self.partitions <= PLAIN_MAX:
             packed = msgpack.packb([1, session.generation_us, session.id, number, behind, list(partitions)])
@@ -319,7 +340,7 @@ class History:
         """Gives up all lost batches. Returns the oldest of them; None: nothing was lost."""
         oldest = self._oldest_missing()
         self._forget_lost()
-        self._acknowledged = self._contained[:]
+        self._acknowledged = self._contained.copy()
         self.lost.clear()
         for partition, batch in self._taken.items():
             self._before[partition] = batch

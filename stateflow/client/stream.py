@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, SameOperator, Step, Steps, perform
 from stateflow.client.history import History
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import (
@@ -592,6 +592,8 @@ class StreamClient:
                 return open_source(self._router, self.source, session)
             case Look():
                 return look(self._router, self.source)
+            case SameOperator():
+                return self._router.check_deployment()
             case Deliver(batch, rows, after):
                 return self._router.send(batch, rows, after)
 
@@ -620,6 +622,24 @@ def load_rows(stream: StreamClient, rows: Iterable[Mapping[str, Any]]) -> int:
         if not chunk:
             break
         count += len(chunk)
+        if number == loaded:
+            _check_sent_last(stream, chunk)
         if number >= loaded:
             stream.send(chunk, sequence=number)
     return count
+
+
+def _check_sent_last(stream: StreamClient, chunk: list[Mapping[str, Any]]) -> None:
+    """Checks that rows are for the partitions of the batch that was sent last. Raises BatchChanged.
+
+    A partition compares its own rows only: it cannot tell that it got none of a batch, or gets none any more.
+    """
+    spec = stream._router.spec
+    then, now = stream._delivery.history.sent_last, set(by_partition(spec, stream._schema, chunk).partitions)
+    if then and then != now:
+        raise BatchChanged(
+            f"the rows sent last were for {len(then)} partitions, and differ from these rows for {len(now)}",
+            remedy="initial state loads once: pass the same rows, or deploy the operator under another name",
+            operator=spec.name,
+            partitions=",".join(map(str, sorted(then ^ now)[:20])),
+        )

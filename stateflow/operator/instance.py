@@ -44,9 +44,10 @@ def failure(method: str, error: BaseException, remedy: str, **where: Any) -> Ope
 
     Args:
         method: the method as shown in the error, such as ``process()``.
-        where: operator, partition, and further objects that locate the error, which are shown by their ``repr``.
+        where: operator, partition, cause, and further objects that locate the error, which are shown by their ``repr``.
     """
-    place = {name: value if name in ("operator", "partition") else shown(value) for name, value in where.items()}
+    plain = ("operator", "partition", "cause")
+    place = {name: value if name in plain else shown(value) for name, value in where.items()}
     if isinstance(error, Interrupted):
         return OperatorStuck(
             f"{method} did not return in time and was interrupted",
@@ -148,12 +149,14 @@ class OperatorInstance:
     def _made(self, cls: type[Operator]) -> Operator:
         try:
             return cls()
-        except StateflowError:
+        except StateflowError as error:
+            error.located(cause="open")
             raise
         except BaseException as error:
             if not is_ours(error):
                 raise
-            raise self._failed("__init__", error, remedy="fix the operator; no batch was applied") from error
+            remedy = "fix the operator; no batch was applied"
+            raise self._failed("__init__", error, remedy, cause="open") from error
 
     def attach(self) -> None:
         """Sets the partition's states as attributes of the operator, if it is a batch operator."""
@@ -163,12 +166,13 @@ class OperatorInstance:
     def open(self) -> None:
         try:
             self.operator.open(self._ctx)
-        except StateflowError:
+        except StateflowError as error:
+            error.located(cause="open")
             raise
         except BaseException as error:
             if not is_ours(error):
                 raise
-            raise self._failed("open", error, remedy="fix the operator; no batch was applied") from error
+            raise self._failed("open", error, "fix the operator; no batch was applied", cause="open") from error
 
     def count(self) -> None:
         """Publishes the operator's counts of the batch, after the batch was applied."""

@@ -178,14 +178,15 @@ class RunningBatch:
             self.taken, self._stack = True, self._stack_now()
             return True
 
-    def refusal(self) -> OperatorStuck:
-        """Makes the error that refuses later batches of the partition after this batch was taken away."""
+    def refusal(self, *, of_later: bool = False) -> OperatorStuck:
+        """Makes the error that refuses this batch after it was taken away, or a later batch of the partition."""
         return OperatorStuck(
             "the operator did not return in time, and waits where it cannot be interrupted",
             remedy="fix the operator and restart the replica, or move the partition; this replica serves the partition "
             "again when the operator returns; the batch was not applied",
             operator=self.partition.operator,
             partition=self.partition.partition,
+            cause="earlier_batch" if of_later else None,
             traceback="\n" + self._stack,
         )
 

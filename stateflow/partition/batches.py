@@ -220,7 +220,7 @@ class Batches:
         try:
             with local.mutex:
                 if local.stuck is not None:
-                    raise local.stuck.refusal()
+                    raise local.stuck.refusal(of_later=True)
                 verdict = local.lifecycle.begin(part.epoch)
             if verdict is not Verdict.SERVE:
                 return local.lifecycle.successor if verdict is Verdict.MOVED else None
@@ -346,8 +346,7 @@ class Batches:
         return outcome
 
     def refusal(self, partition: PartitionId) -> OperatorStuck | None:
-        """Returns the error with which a partition's batches are refused after one of them was taken away; None: they
-        are accepted."""
+        """Returns the error of a partition's batch that was taken away; None: the partition accepts batches."""
         stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
 
@@ -509,7 +508,7 @@ class Batches:
         hold ``work``. Raises NotOwner, OperatorStuck."""
         with local.mutex:
             if local.stuck is not None:
-                raise local.stuck.refusal()
+                raise local.stuck.refusal(of_later=True)
             serves = local.lifecycle.state is State.OWNED
             serves = serves and local.lifecycle.begin(local.lifecycle.epoch) is Verdict.SERVE
         if not serves:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from stateflow.changes import Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import StateflowError
 from stateflow.metrics.own import OwnFigures
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.instance import OperatorInstance, Produced
@@ -323,8 +324,10 @@ class PartitionProcessor:
         """
         try:
             self._evolver.evolve(now_us, self._watermark_us, guard)
-        except BaseException:
+        except BaseException as error:
             self._instance.forget()
+            if isinstance(error, StateflowError):
+                error.located(cause="migrate_state")
             raise
         self._instance.count()
 

@@ -338,6 +338,21 @@ class Router:
         """Updates the routing table from the controller. Raises Unavailable, OperatorOutdated."""
         self.table.merge(self._ask())
 
+    def check_deployment(self) -> None:
+        """Checks that the operator was not undeployed and deployed anew since this router was made.
+
+        Raises OperatorOutdated if it was, OperatorNotDeployed, Unavailable. A version that was recorded by a release
+        without an order of versions cannot be checked.
+        """
+        recorded_us = self.spec.recorded_us
+        if not recorded_us or any(each.recorded_us == recorded_us for each in self._controller.versions(self.operator)):
+            return
+        raise OperatorOutdated(
+            "the operator was undeployed and deployed anew, and contains no batch of this source",
+            remedy="start a new client, and resend what the new state lacks",
+            operator=self.operator,
+        )
+
     def _refresh(self, session: BatchSession) -> None:
         try:
             session.refreshed(self._ask())

@@ -27,7 +27,7 @@ from stateflow.fleet import Beat, DesiredState
 from stateflow.partition.control import Command
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import Batch, SourceView
-from stateflow.reports import ReplicaStatistics
+from stateflow.reports import OperatorVersion, ReplicaStatistics
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import agent_pb2_grpc, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
@@ -442,6 +442,11 @@ class ControllerClient:
 
     def deployment(self, operator: str) -> Deployment:
         return value_of(Deployment, self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
+
+    def versions(self, operator: str) -> list[OperatorVersion]:
+        """Returns the versions of the operator that is deployed now, in order. Raises OperatorNotDeployed."""
+        reply = self.call("ListVersions", cpb.VersionsRequest(operator=operator))
+        return [value_of(OperatorVersion, each) for each in reply.versions]
 
 
 def packed_deployment(deployment: Deployment) -> bytes:

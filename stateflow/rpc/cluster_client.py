@@ -68,8 +68,7 @@ class ClusterClient:
             self._controller.call("PutBundlePart", part, LONG_TIMEOUT_S)
 
     def versions(self, operator: str) -> list[OperatorVersion]:
-        reply = self._controller.call("ListVersions", cpb.VersionsRequest(operator=operator))
-        return [value_of(OperatorVersion, each) for each in reply.versions]
+        return self._controller.versions(operator)
 
     def upgrade(self, operator: str, version: int) -> None:
         request = cpb.UpgradeRequest(operator=operator, version=version)

@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, SameOperator, Step, Steps, perform
 from stateflow.client.history import History
 from stateflow.client.stream import asked_of_moving, look, open_source, outputs
 from stateflow.clock import SYSTEM_CLOCK
@@ -69,8 +69,8 @@ T = TypeVar("T")
 Outputs: TypeAlias = dict[int, bytes]
 #: numbers of the batches of an epoch without rows: those of visits, and at the end those of marks
 _VISITS_MAX = 1 << 20
-#: numbers for marks. Each attempt that reaches the epoch's end marks it with another one.
-_MARKS_MAX = 1 << 10
+#: numbers for marks. Each attempt that reaches the epoch's end marks it with another one, for a month of one a minute.
+_MARKS_MAX = 1 << 16
 #: separates a client's id, which does not contain it, and the number of a mark
 _MARKED = "."
 #: longest delay until an advanced watermark is sent, in seconds
@@ -205,19 +205,19 @@ class Visits(_Source):
         super().__init__(operator, source, partitions, session, epoch * _VISITS_MAX - 1, bytes_max)
         self._everywhere = BatchRows.visit(range(partitions))
         self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
-        self._mark = self._last + 1 - _MARKS_MAX  # of the first attempt that ends
+        self._mine = self._mark = self._last + 1 - _MARKS_MAX  # of this attempt, and of the first one that ends
         self._newest = -1  # newest mark of the previous epoch
 
     def open(self) -> FeedSteps[list[Outputs]]:
         """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
         kept = yield from self._open()
-        contained = self._history.contained
-        self._newest = max((batch for batch in contained if batch <= self._settled), default=-1)
-        if max(contained) > self._settled:  # an earlier attempt at this epoch may have replaced the newest mark
+        used = contained = self._history.contained
+        if max(contained) > self._settled:  # attempts at this epoch, or at later ones, may have replaced marks
             found: Mapping[int, Position] = yield Look()
             clients = (position.client.partition(_MARKED)[2] for position in found.values())
-            marks = [int(mark) for mark in clients if mark.isdecimal() and int(mark) <= self._settled]
-            self._newest = max(self._newest, *marks, -1)
+            used = [*contained, *(int(mark) for mark in clients if mark.isdecimal())]
+        self._newest = max((batch for batch in used if batch <= self._settled), default=-1)
+        self._mine = max(self._mark, 1 + max((batch for batch in used if batch <= self._last), default=-1))
         if self._newest > self.marked:  # with one mark only there is no older one to take for it
             session = self._delivery.session
             self._delivery.session = Session(session.generation_us, f"{session.id}{_MARKED}{self._newest}")
@@ -265,11 +265,13 @@ class Visits(_Source):
     def end(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Sends this attempt's mark to all partitions, and returns their outputs.
 
-        If no number is left for the mark, sends the last one to the partitions that lack it.
+        Raises InvalidArgument if no number is left: another attempt's mark does not show who has this one's rows.
         """
-        number = min(max(self._number, self._mark), self._last)
-        left = [partition for partition, batch in enumerate(self._history.contained) if batch < number]
-        return [(yield from self._sent(BatchRows.visit(left), number, watermark_us))] if left else []
+        if self._mine > self._last:
+            what = f"the epoch ended {_MARKS_MAX} times without being committed, and no number is left for its end"
+            raise InvalidArgument(what, remedy="see Spark's log, then restore state (stateflow checkpoint restore)")
+        left = [p for p, batch in enumerate(self._history.contained) if batch < self._mine]  # others are further on
+        return [(yield from self._sent(BatchRows.visit(left), self._mine, watermark_us))] if left else []
 
 
 def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:
@@ -317,11 +319,7 @@ class Plan:
     bytes_max: int
 
     def rows_of(self, name: tuple[Any, ...]) -> str:
-        """Returns the name of the source for a source partition.
-
-        Args:
-            name: the values that identify the source partition.
-        """
+        """Returns the name of the source for the source partition that the values ``name`` identify."""
         text = "/".join(map(str, name))
         # "/" separates values, so only one value may contain it; integers never do
         split = len([each for each in name if not isinstance(each, int)]) > 1 and text.count("/") >= len(name)
@@ -512,7 +510,7 @@ def _later(one: int, other: int | None) -> int:
 def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
     """Returns (values of the columns, indices of the rows with these values). The indices are None if all rows have
     the same values."""
-    names = list(zip(*(_zoneless(table[column]).to_pylist() for column in columns), strict=True))
+    names = list(zip(*(_comparable(table[column]) for column in columns), strict=True))
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(name, []).append(place)
@@ -521,14 +519,18 @@ def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[An
     return [(name, np.array(places)) for name, places in found.items()]
 
 
-def _zoneless(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns times in UTC, and other values as they are.
+def _comparable(column: pa.ChunkedArray) -> list[Any]:
+    """Returns times in UTC, one object for all NaN, and other values as they are.
 
-    Times come in the session's zone. A source's name must not change with the session, and in a zone with summer time
-    Python takes two times of the same hour for equal.
+    Names must not change with the session's zone. Python takes two times of the hour that a zone repeats in autumn for
+    equal, and NaN for equal to itself only if it is one object.
     """
-    is_in_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None
-    return column.cast(pa.timestamp(column.type.unit, "UTC")) if is_in_zone else column
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_floating(column.type):
+        return [math.nan if value is not None and math.isnan(value) else value for value in values]
+    return values
 
 
 # -- The Spark task --------------------------------------------------------------------------------------------------
@@ -562,10 +564,8 @@ class RealTimeTask:
         use_token(self.base.token)
         context = TaskContext.get()
         assert context is not None
-        query, number = (
-            context.getLocalProperty("sql.streaming.queryId"),
-            context.getLocalProperty("streaming.sql.batchId"),
-        )
+        said = context.getLocalProperty
+        query, number = said("sql.streaming.queryId"), said("streaming.sql.batchId")
         if query is None or number is None:
             raise no_query(self.base.operator)
         task = context.partitionId()
@@ -679,6 +679,8 @@ def _do(router: Router, of: Of, work: Work) -> Any:
             return open_source(router, of.source, session, settled)
         case Look():
             return look(router, of.source)
+        case SameOperator():  # Spark's checkpoint decides: a task keeps rows of the current epoch only
+            return None
         case Kept(after):
             return outputs(router, of.source, after)
         case Deliver(batch, rows, after):

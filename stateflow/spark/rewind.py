@@ -14,7 +14,8 @@ whichever of its checkpoint file managers wrote it; once the logs contain a batc
 beginning with rows that were already applied. So a rewind removes these files.
 
 After a power failure, an entry of ``offsets/`` or ``commits/`` may be an empty file, with which Spark refuses to start
-("Incomplete log file"). A rewind to that batch removes the entry, and Spark plans the batch anew.
+("Incomplete log file"). A rewind to that batch removes the entry, and Spark plans the batch anew, unless partitions
+contain it: then the query is refused when it starts.
 
 A rewind deletes nothing. It moves the files that it removes to ``_rewound/<time>/`` in the same directory, in such an
 order that an interrupted rewind can be repeated.
@@ -22,6 +23,7 @@ order that an interrupted rewind can be repeated.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -221,6 +223,20 @@ def ran_in_micro_batches(directory: str | Path) -> bool:
         return False
     with (root / "commits" / str(max(finished))).open("rb") as entry:
         return entry.readline().strip() == _MICRO_BATCHES
+
+
+def last_planned(directory: str | Path) -> tuple[str, int] | None:
+    """Returns the id of a query, and the last batch that its checkpoint has planned; -1: it has planned none.
+
+    Returns None if ``directory`` is not on this machine, or is not the checkpoint of a query.
+    """
+    try:
+        root = _local(directory)
+        query = json.loads((root / "metadata").read_bytes())["id"]
+    except (InvalidArgument, OSError, ValueError, LookupError, TypeError):
+        return None
+    planned = _batches(set(_files(root)) - _empty(root), "offsets")
+    return str(query), max(planned, default=-1)
 
 
 def _files(root: Path) -> list[str]:

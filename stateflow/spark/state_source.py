@@ -12,6 +12,7 @@ it reads a description of the readable states or of the partitions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -404,25 +405,45 @@ def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]
     return found
 
 
-def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Returns the changes of one partition's entries between two savepoints: insert, update or delete."""
-    before = _entries(options.model_copy(update={"savepoint": options.since}), number)
-    rows: list[dict[str, Any]] = []
-    for entry, now in _entries(options, number).items():
-        was = before.pop(entry, None)
-        if was is None:
-            rows.append(now | {"change": "insert", "before": None})
-        elif repr(was["value"]) != repr(now["value"]):  # NaN equals NaN, and 0.0 does not equal -0.0
-            rows.append(now | {"change": "update", "before": was["value"]})
-    rows += [was | {"change": "delete", "before": was["value"], "value": None} for was in before.values()]
-    found: list[pa.RecordBatch] = pa.Table.from_pylist(rows, schema).to_batches()
-    return found
+def _changes(options: StateOptions, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the changes of one partition's entries between two savepoints: insert, update or delete.
+
+    The older savepoint's entries stay in memory, in Arrow's form. The newer ones are read page by page.
+    """
+    pages: list[pa.Table] = []
+    places: dict[bytes, tuple[int, int]] = {}  # entry → its page and row in the older savepoint
+    for table in _tables(options.model_copy(update={"savepoint": options.since}), number):
+        places |= {entry: (len(pages), row) for row, entry in enumerate(map(_entry, table.to_pylist()))}
+        pages.append(table)
+    for table in _tables(options, number):
+        rows: list[dict[str, Any]] = []
+        for now in table.to_pylist():
+            place = places.pop(_entry(now), None)
+            if place is None:
+                rows.append(now | {"change": "insert", "before": None})
+                continue
+            page, row = place
+            before = pages[page]["value"][row].as_py()
+            if repr(before) != repr(now["value"]):  # NaN equals NaN, and 0.0 does not equal -0.0
+                rows.append(now | {"change": "update", "before": before})
+        yield from pa.Table.from_pylist(rows, schema).to_batches()
+    deleted: dict[int, list[int]] = {}
+    for page, row in places.values():
+        deleted.setdefault(page, []).append(row)
+    for page, gone in deleted.items():
+        found = pages[page].take(pa.array(gone)).to_pylist()
+        rows = [was | {"change": "delete", "before": was["value"], "value": None} for was in found]
+        yield from pa.Table.from_pylist(rows, schema).to_batches()
 
 
-def _entries(options: StateOptions, number: int) -> dict[str, dict[str, Any]]:
-    """Returns the entries of one partition, each under a text made from its key, window and map key."""
-    rows = (row for page in _pages(options, (number,), ()) for row in read_table(page).to_pylist())
-    return {repr([row[name] for name in row if name not in ("value", "partition")]): row for row in rows}
+def _tables(options: StateOptions, number: int) -> Iterator[pa.Table]:
+    return map(read_table, _pages(options, (number,), ()))
+
+
+def _entry(row: Mapping[str, Any]) -> bytes:
+    """Returns a digest of the key, window and map key of an entry."""
+    name = repr([row[name] for name in row if name not in ("value", "partition")])
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()
 
 
 def _described(options: StateOptions) -> pa.Table:

@@ -13,10 +13,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice
+from stateflow.client.stream import positions
+from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice, StaleBatch
 from stateflow.router import Asked, Router
 from stateflow.spark.metrics import TALLY
-from stateflow.spark.rewind import ran_in_micro_batches, take_out_left
+from stateflow.spark.rewind import last_planned, ran_in_micro_batches, take_out_left
 from stateflow.spark.session import REAL_TIME, analyzed_plan, is_here, require
 from stateflow.spark.task import OperatorTask, no_query, run_of
 
@@ -212,7 +213,7 @@ def _prepare_checkpoint(options: Mapping[str, Any], runs: Mapping[str, None], sp
         options: the writer's options, with their names in lower case.
         runs: runs of the operators that the query applies.
 
-    Raises InvalidArgument if the query has run in another mode.
+    Raises InvalidArgument if the query has run in another mode, and StaleBatch if the state is newer.
     """
     checkpoint, name = map(options.get, _OF_CHECKPOINT)
     if checkpoint is None:
@@ -224,6 +225,32 @@ def _prepare_checkpoint(options: Mapping[str, Any], runs: Mapping[str, None], sp
         _check_ran_in_real_time(checkpoint, spark)
     if left := take_out_left(checkpoint):
         log.warning("checkpoint %s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
+    for run in runs:
+        if (task := _TASKS.get(run)) is not None:
+            _check_planned(checkpoint, task)
+
+
+def _check_planned(checkpoint: str, task: OperatorTask) -> None:
+    """Checks that a checkpoint on this machine has planned every batch that partitions contain. Raises StaleBatch.
+
+    Spark plans a batch before it runs it. If the checkpoint has lost the plan, as an older copy has, Spark plans other
+    rows under the batch's number. Partitions would take fewer rows for a replay, and get the others once more in the
+    next batch.
+    """
+    if (found := last_planned(checkpoint)) is None:
+        return
+    (query, planned), router = found, Router(task.controller, task.operator)
+    newest = max(positions(router, task.query_source(query)).values(), default=-1)
+    if newest > planned:
+        raise StaleBatch(
+            f"the state contains batch {newest}, but the query's checkpoint has planned no batch after {planned}, and "
+            "would plan other rows under that number",
+            remedy="put the newest copy of the query's checkpoint back, or restore the state to a batch that it has "
+            "(stateflow checkpoint restore)",
+            operator=task.operator,
+            source=task.query_source(query),
+            checkpoint=checkpoint,
+        )
 
 
 def watch_connect(task: OperatorTask, *, real_time: bool) -> None:

@@ -15,6 +15,7 @@ from stateflow.errors import (
     InvalidArgument,
     NameTaken,
     OperatorNotDeployed,
+    OperatorOutdated,
     PartitionsLive,
     StateMissing,
 )
@@ -49,6 +50,27 @@ def partitions(local: LocalCluster, replica: str) -> list[Path]:
 def deployed(local: LocalCluster) -> OperatorStatus:
     (operator,) = local.cluster.status().operators
     return operator
+
+
+def test_a_client_of_the_former_operator_sends_no_former_rows_to_the_new_one(
+    local: LocalCluster, tmp_path: Path
+) -> None:
+    """The client keeps rows in case partitions lose them, and the new operator's partitions contain none of them."""
+    stream = local.stream("Tally", source="s")
+    stream.send(rows_of("k", 0))
+    with local.cluster.forwarding("Tally", "gateway", outbox=tmp_path / "outbox") as gateway:
+        gateway.send(rows_of("k", 1))
+        local.cluster.undeploy("Tally", delete_state=True)
+        local.cluster.deploy(Tally, PARTITIONS)
+        for call in (lambda: stream.send(rows_of("k", 2)), stream.verify):
+            with pytest.raises(OperatorOutdated, match="undeployed and deployed anew"):
+                call()
+        gateway.send(rows_of("k", 2))
+        assert {each.code for each in gateway.waiting().errors.values()} == {"operator_outdated"}
+    model = Model()
+    again = local.stream("Tally", source="s")
+    assert outputs(again.send(rows_of("k", 3))) == model.apply(rows_of("k", 3))
+    model.check(local.cluster)
 
 
 def test_an_operator_goes_with_its_state_and_a_new_one_begins_empty(local: LocalCluster) -> None:

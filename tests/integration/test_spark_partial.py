@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
+from stateflow.errors import StaleBatch
 from stateflow.spark import apply_operator, rewind
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import POISON, Tally
@@ -238,6 +239,27 @@ def test_a_part_of_a_batch_is_noticed_before_the_next_and_mended_by_a_rewind(
         each_batch(out, lambda batch, _: batch.collect(), checkpoint)
     assert state_of(cluster, name, "n")["n"] == applied
     rewind(checkpoint, 0, apply=True)
+    each_batch(out, lambda batch, _: batch.collect(), checkpoint)
+    assert state_of(cluster, name) == source.model().state()
+
+
+def test_a_checkpoint_without_the_plan_of_a_batch_in_the_state_is_refused(
+    spark: SparkSession, cluster: LocalCluster, name: str, source: Input, tmp_path: Path
+) -> None:
+    """An older copy of the checkpoint was put back. Spark would plan the batch anew."""
+    checkpoint = tmp_path / "checkpoint"
+    source.add_many(2, 40)
+    out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
+    each_batch(out, lambda batch, _: batch.collect(), checkpoint)
+    aside = [path for folder in ("offsets", "commits") for path in (checkpoint / folder).glob("*1*")]
+    contents = {path: path.read_bytes() for path in aside}
+    for path in aside:
+        path.unlink()
+    source.add_many(1, 20)
+    with pytest.raises(StaleBatch, match="contains batch 1, but the query's checkpoint has planned no batch after 0"):
+        each_batch(out, lambda batch, _: batch.collect(), checkpoint)
+    for path, content in contents.items():
+        path.write_bytes(content)
     each_batch(out, lambda batch, _: batch.collect(), checkpoint)
     assert state_of(cluster, name) == source.model().state()
 

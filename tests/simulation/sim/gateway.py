@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc.aio
 
-from stateflow.client.delivery import Deliver, Delivery, Look, Open, Steps
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, SameOperator, Steps
 from stateflow.client.history import History
 from stateflow.errors import OperatorNotDeployed, PositionGap, SourceTaken, StateflowError, Unavailable
 from stateflow.partition.layout import Position, Session
@@ -135,7 +135,11 @@ class Gateway(Client):
             while True:
                 try:
                     assert not isinstance(step, Look), "this application numbers its batches"
-                    came = await (self._open(step) if isinstance(step, Open) else self._apply(step))
+                    came: Any = None
+                    if isinstance(step, Open):
+                        came = await self._open(step)
+                    elif not isinstance(step, SameOperator):  # no operator is undeployed here
+                        came = await self._apply(step)
                 except StateflowError as error:
                     step = steps.throw(error)
                 else:

@@ -13,12 +13,24 @@ from typing import Any
 import pytest
 import xxhash
 
-from stateflow.client.delivery import AGAIN_MAX, OPENS_MAX, OUTPUTS_MAX, Deliver, Delivery, Look, Open, Step, perform
+from stateflow.client.delivery import (
+    AGAIN_MAX,
+    OPENS_MAX,
+    OUTPUTS_MAX,
+    Deliver,
+    Delivery,
+    Look,
+    Open,
+    SameOperator,
+    Step,
+    perform,
+)
 from stateflow.client.history import History
 from stateflow.errors import (
     BatchChanged,
     DiskFull,
     OperatorFailed,
+    OperatorOutdated,
     OutOfMemory,
     PositionGap,
     SourceTaken,
@@ -40,13 +52,14 @@ class Cluster:
     """Partitions that record what they apply.
 
     ``errors``: by partition, the error that refuses its batches until it is taken out. ``applied``: by partition, rows
-    in the order in which they were applied.
+    in the order in which they were applied. ``outdated``: the error for a client of an operator that was undeployed.
     """
 
     def __init__(self) -> None:
         self.errors: dict[int, BaseException] = {}
         self.late: dict[int, BaseException] = {}  # as ``errors``, but the batch is applied
         self.silent: BaseException | None = None  # error for a client that opens the source
+        self.outdated: BaseException | None = None
         self.applied: dict[int, list[Any]] = {p: [] for p in range(PARTITIONS)}
         self.positions = [Positions(PartitionId("Op", p), {}, {"s": ME}) for p in range(PARTITIONS)]
         self.outputs: dict[int, bytes] = {}
@@ -96,6 +109,10 @@ class Cluster:
             if self.silent is not None:
                 raise self.silent
             return self._said()
+        if isinstance(step, SameOperator):
+            if self.outdated is not None:
+                raise self.outdated
+            return None
         assert isinstance(step, Deliver)
         self.sent.append(step.batch.number)
         found: dict[int, bytes] = {}
@@ -481,3 +498,33 @@ def test_who_is_told_of_ever_newer_clients_gives_up() -> None:
         perform(delivery.open(), newer)
     assert len(asked) == OPENS_MAX
     assert asked == sorted(set(asked))
+
+
+@pytest.mark.parametrize("call", ["send", "verify"])
+@pytest.mark.parametrize("bytes_max", [0, 1 << 20])
+def test_an_operator_that_was_deployed_anew_gets_nothing_of_the_former_one(call: str, bytes_max: int) -> None:
+    """The kept rows of the former operator were sent to the new one, whose state has to begin empty."""
+    cluster = Cluster()
+    cluster.start(bytes_max)
+    cluster.send(0, 1)
+    cluster.send(1, 2)
+    for partition in range(PARTITIONS):
+        cluster.put_back(partition, (None, []))
+    cluster.outdated = OperatorOutdated("it was deployed anew", remedy="-")
+    for _ in range(2):
+        with pytest.raises(OperatorOutdated):
+            cluster.send(1) if call == "send" else cluster._run(cluster.delivery.verify())
+    assert cluster.applied == {p: [] for p in range(PARTITIONS)}
+    cluster.start()
+    cluster.send(1)
+    assert cluster.applied == {0: [], 1: ["r"], 2: []}
+
+
+def test_partitions_that_lost_everything_get_it_again_from_the_client_of_their_operator() -> None:
+    cluster = Cluster()
+    cluster.send(0, 1)
+    cluster.send(1, 2)
+    for partition in range(PARTITIONS):
+        cluster.put_back(partition, (None, []))
+    cluster.send(1, rows="new")
+    assert cluster.applied == {0: ["r"], 1: ["r", "r", "new"], 2: ["r"]}

@@ -110,7 +110,7 @@ class Gateway:
         number = next(CLIENTS)
         session = Session(number, f"client-{number}")
         self.outbox.begin(session.id, b"")
-        history = History("Op", "s", 4, rewind_bytes)
+        history = History("Op", "s", 4, rewind_bytes, only=PARTITION)
         base = self.outbox.sender(PARTITION)
         self.sender = PartitionSender(PARTITION, history, session, base, self.outbox.sessions(), self.outbox.newest)
         self.outputs: list[str] = []
@@ -349,7 +349,8 @@ class Lanes:
         self.messages: list[list[int]] = []
         self.error: StateflowError | None = None
         self.senders = {
-            p: PartitionSender(p, History("Op", "s", 3, 0), Session(1, "me"), Base(0, -1), {"me"}, -1) for p in range(3)
+            p: PartitionSender(p, History("Op", "s", 3, 0, only=p), Session(1, "me"), Base(0, -1), {"me"}, -1)
+            for p in range(3)
         }
         for number, sender in self.senders.items():
             perform(sender.open(self.part(number, 0)), lambda _: {})

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
+from stateflow.client.delivery import is_hopeless
 from stateflow.clock import ManualClock
 from stateflow.errors import DiskFull, NullKey, OperatorFailed, OperatorStuck, OutputMismatch
 from stateflow.operator.operator import describe, output_schema
@@ -306,8 +307,12 @@ def test_a_batch_that_is_taken_away_takes_nobody_with_it(
     run.left = True
     assert let_go.wait(LONG_S)
     assert not again(node, 0, 0, rows((0, 1))).replayed, "it was not committed, and is served at once"
-    with pytest.raises(OperatorStuck):
+    with pytest.raises(OperatorStuck, match="cause=earlier_batch") as caught:
         again(node, 0, 1, rows((1, 1)))
+    assert not is_hopeless(caught.value, faults=0), "an outbox would put rows aside that no operator has seen"
+    own = node.batches.refusal(run.partition)
+    assert own is not None
+    assert is_hopeless(own, faults=0)
     assert not again(node, 0, 2, rows((2, 1))).replayed
     go_on.set()
     applying.join(LONG_S)

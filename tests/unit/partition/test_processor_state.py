@@ -12,7 +12,17 @@ import pyarrow as pa
 import pytest
 
 from stateflow import BatchOperator, Context, Namespace, Operator, state
-from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, OperatorFailed
+from stateflow.changes import Mutations
+from stateflow.client.delivery import is_hopeless
+from stateflow.errors import (
+    DeclarationError,
+    DecodeError,
+    EncodeError,
+    InvalidArgument,
+    OperatorFailed,
+    StateflowError,
+    from_wire,
+)
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import MemoryStore
@@ -223,6 +233,67 @@ def test_a_value_that_is_too_large_is_refused() -> None:
     with pytest.raises(EncodeError, match=r"takes 1000 bytes, at most 100 .*state=last key=a"):
         processor.apply(Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
     assert processor.reached("s") is None
+
+
+class Counter(Operator):
+    key = "k"
+    output = "n long"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[int]]:
+        self.n.value += 1
+        yield (self.n.value,)
+
+
+class Unmigrated(Counter):
+    state_version = 2
+
+    def migrate_state(self, version: int, old: Any) -> None:
+        raise ValueError("no such field")
+
+
+class Unstored(Unmigrated):
+    n = state.value(str)
+
+    def migrate_state(self, version: int, old: Any) -> None:
+        self.n.value = old.n
+
+
+class Unopened(Counter):
+    def open(self, ctx: Context) -> None:
+        raise ConnectionError("the table of prices is away")
+
+
+class Unmade(Counter):
+    def __init__(self) -> None:
+        raise ConnectionError("the table of prices is away")
+
+
+class Refused(Counter):
+    def open(self, ctx: Context) -> None:
+        raise InvalidArgument("the table of prices is away")
+
+
+class Unread(Counter):
+    pass
+
+
+@pytest.mark.parametrize("operator", [Unmigrated, Unstored, Unopened, Unmade, Refused, Unread])
+def test_what_fails_whatever_the_rows_are_counts_against_no_row(operator: type[Operator]) -> None:
+    """A client sees the error and decides, but an outbox would put aside one batch after another."""
+    rows = pa.RecordBatch.from_pylist([{"k": "a"}])
+    encoded = rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes()
+    store, partition = MemoryStore(), PartitionId("Counter", 0)
+    PartitionProcessor(Counter, partition, store, 1).apply(Batch("s", 0), *encoded, 0)
+    if operator is Unread:
+        (cell,) = [key for key, _ in store.scan(b"c")]
+        store.apply(Mutations(puts=[(cell, b"damaged")]))
+    with pytest.raises(StateflowError) as caught:
+        PartitionProcessor(operator, partition, store, 1).apply(Batch("s", 1), *encoded, 0)
+    error = from_wire(caught.value.to_wire())
+    assert isinstance(error, DecodeError) or "cause" in error.where
+    assert not is_hopeless(error, faults=0)
+    assert is_hopeless(error)
 
 
 class Columns(BatchOperator):

@@ -17,6 +17,7 @@ from stateflow.errors import InvalidArgument, NotOwner, OperatorOutdated, Positi
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
+from stateflow.reports import OperatorVersion
 from stateflow.router import Router
 from stateflow.router.router import backoff
 from stateflow.rpc import replica_pb2 as rpb
@@ -280,3 +281,20 @@ def test_where_batches_are_missing_the_operator_may_be_another_one(
     monkeypatch.setattr(ControllerClient, "deployment", lambda *_: deployment)
     with pytest.raises(OperatorOutdated if is_other else PositionGap):
         router.send(Batch("s", 0), words({0: b"x"}))
+
+
+def test_an_operator_that_was_undeployed_and_deployed_again_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator has the same key and outputs, but none of the versions that were deployed before."""
+    owner = ReplicaInfo("a", "edge", "a:1")
+    found, known = [replace(describe(Count, 1), recorded_us=7)], [7]
+    monkeypatch.setattr(ControllerClient, "deployment", lambda *_: Deployment(found[0], 1, (owner,), (1,)))
+    versions = [OperatorVersion(number, "m:Count", "", "", number) for number in range(10)]
+    monkeypatch.setattr(ControllerClient, "versions", lambda *_: [versions[us] for us in known])
+    router = Router("c:1", "Count")
+    for known[:] in ([7], [7, 8]):  # as it was, or upgraded
+        router.check_deployment()
+    known[:] = [9]
+    with pytest.raises(OperatorOutdated, match=r"undeployed and deployed anew.*: start a new client"):
+        router.check_deployment()
+    found[0] = replace(found[0], recorded_us=0)  # by a release without an order
+    Router("c:1", "Count").check_deployment()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow import Context, Operator, Timer, state
-from stateflow.client.delivery import Deliver, Look, Open, perform
+from stateflow.client.delivery import Deliver, Look, Open, SameOperator, perform
 from stateflow.errors import InvalidArgument, PositionGap, SourceRetired, SourceTaken, StaleBatch
 from stateflow.operator.operator import output_schema
 from stateflow.operator.output import OutputReader
@@ -131,6 +131,8 @@ class World:
                 return self.look(of.source)
             case Look():
                 return self.look(of.source)
+            case SameOperator():
+                return None
             case Kept(after):
                 kept = {p: layout.pieces(store, of.source, after) for p, store in enumerate(self.stores)}
                 return {p: [(number, piece.output) for number, piece in found] for p, found in kept.items()}
@@ -258,6 +260,28 @@ def test_a_source_partition_that_is_a_time_keeps_its_name_in_every_zone(zone: st
     ]
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_a_source_partition_may_be_called_nan(kind: pa.DataType) -> None:
+    """NaN differs from itself, so that each row opened the source once more, and dropped the outputs kept before."""
+    world, opened = World(), list[str]()
+    epoch = Epoch(replace(PLAN, position=("at", "off")), 0, 0, Session(1, "a"))
+
+    def do(of: Of) -> Any:
+        if isinstance(of.step, Open):
+            opened.append(of.source)
+        return world.do([None], of)
+
+    perform(epoch.open({}, 0.0), do)
+    for start in (0, 4):
+        offs = range(start, start + 4)
+        keys = [key_of(0, off) for off in offs]
+        columns: dict[str, Any] = {"part": [0] * 4, "off": offs, "k": keys}
+        columns["at"] = pa.array([float("nan"), 1.5] * 2, kind)
+        columns[PARTITION_COLUMN] = [partition_of(key, PARTITIONS) for key in keys]
+        perform(epoch.rows(pa.table(columns)), do)
+    assert [source for source in opened if ":rows:" in source] == [PLAN.rows_of((name,)) for name in ("nan", 1.5)]
+
+
 class Task(Attempt):
     """An attempt of one of several tasks."""
 
@@ -355,11 +379,70 @@ def test_an_epoch_may_be_repeated_after_it_was_marked() -> None:
         attempt.run(attempt.epoch.end({}), None)
 
 
+def test_an_epoch_is_not_ended_without_a_mark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last number marked all further attempts, so that a partition that was put back lacked rows unnoticed."""
+    monkeypatch.setattr("stateflow.spark.real_time._MARKS_MAX", 3)
+    world = World()
+    for _ in range(3):
+        world.act("read", 0, 2, None)
+        world.act("mark")
+    saved = dict(world.stores[0].scan(b""))
+    attempt = Attempt(world, 0, world.starts)
+    attempt.read(0, 2 + KEYS, None)
+    with pytest.raises(InvalidArgument, match=r"ended 3 times without being committed.*: see Spark's log"):
+        attempt.run(attempt.epoch.end({}), None)
+    world.stores[0] = MemoryStore(saved)
+    world.start()
+    with pytest.raises(InvalidArgument, match="ended 3 times"):  # Spark does not get to the next epoch
+        finish(world)
+
+
+@pytest.mark.parametrize("later", [1, 2, 3])
+@pytest.mark.parametrize("marks", [0, 2])
+def test_a_query_goes_on_from_an_epoch_to_which_it_was_rewound(later: int, marks: int) -> None:
+    """Partitions that were not put back contain later epochs, and may know several marks of the epoch."""
+    world = World()
+    world.act("read", 0, 2, None)
+    world.act("end", None)
+    saved, starts = dict(world.stores[0].scan(b"")), world.starts
+    for _ in range(later):
+        for _ in range(marks):
+            world.act("read", 0, KEYS, None)
+            world.act("mark")
+        world.act("read", 0, KEYS, None)
+        world.act("end", None)
+    furthest = world.starts
+    world.stores[0] = MemoryStore(saved)
+    world.start()
+    world.number, world.starts = 1, starts
+    for _ in range(later + 2):
+        for _ in range(2):  # and each epoch is run again after it was marked
+            world.act("read", 0, KEYS, None)
+            world.act("mark")
+        world.act("read", 0, KEYS, None)
+        world.act("end", None)
+    assert (world.number, world.starts > furthest) == (later + 3, True)
+    check_counts(world)
+
+
 def test_a_task_that_is_new_or_comes_back_is_taken_as_it_is() -> None:
     """A source may have more partitions than in the epoch before, and may have had more in earlier ones."""
     world = World()
     for number, tasks in enumerate((1, 2, 1, 1, 3)):
         for task in [Task(world, number, task) for task in range(tasks)]:
+            task.end()
+
+
+def test_a_task_that_was_missing_for_one_epoch_goes_on_after_a_rewind_by_that_epoch() -> None:
+    """Copies from before the task began in that epoch would look the same, so that it cannot just go on."""
+    world = World()
+    for number, tasks in enumerate((2, 2, 1)):
+        for task in [Task(world, number, task) for task in range(tasks)]:
+            task.end()
+    with pytest.raises(PositionGap, match="rewind the query to an epoch"):
+        Task(world, 3, 1)
+    for number in (2, 3, 4):
+        for task in [Task(world, number, task) for task in range(2)]:
             task.end()
 
 

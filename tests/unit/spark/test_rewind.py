@@ -9,7 +9,7 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument
 from stateflow.spark import rewind
-from stateflow.spark.rewind import plan_rewind, ran_in_micro_batches, take_out_left
+from stateflow.spark.rewind import last_planned, plan_rewind, ran_in_micro_batches, take_out_left
 
 
 def checkpoint_of(planned: int, finished: int, oldest: int = 0) -> set[str]:
@@ -81,6 +81,20 @@ def test_the_last_finished_batch_tells_in_which_mode_a_query_ran(tmp_path: Path)
     assert not ran_in_micro_batches(f"file://{tmp_path}"), "an epoch"
     (commits / "10").write_text('v1\n{"nextBatchWatermarkMs":0}')
     assert ran_in_micro_batches(f"file://{tmp_path}")
+
+
+def test_the_last_planned_batch_of_a_query_is_found(tmp_path: Path) -> None:
+    assert last_planned("s3://bucket/checkpoint") is None
+    assert last_planned(tmp_path) is None
+    for metadata in ("", "[]", "{}", "no JSON"):
+        (tmp_path / "metadata").write_text(metadata)
+        assert last_planned(tmp_path) is None
+    (tmp_path / "metadata").write_text('{"id":"q-1"}')
+    assert last_planned(f"file://{tmp_path}") == ("q-1", -1)
+    (tmp_path / "offsets").mkdir()
+    for name, content in (("9", "v1"), ("10", "v1"), (".11.crc", "c"), ("11", "")):
+        (tmp_path / "offsets" / name).write_text(content)
+    assert last_planned(tmp_path) == ("q-1", 10), "a power failure left the newest entry empty"
 
 
 @pytest.mark.parametrize("to", [2, 3])

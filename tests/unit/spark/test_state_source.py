@@ -158,6 +158,37 @@ def test_a_value_that_stayed_as_it_was_has_not_changed(monkeypatch: pytest.Monke
     ]
 
 
+def test_changes_come_while_the_newer_savepoint_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task had all entries of both savepoints in memory as Python objects, and all changes."""
+    savepoints = {
+        "old": [{"a": 1, "gone": 2}, {"b": 3, "kept": 4, "away": 5}],
+        "new": [{"a": 10, "more": 6}, {"b": 30, "kept": 4}],
+    }
+    read: list[str] = []
+
+    def pages(options: StateOptions, *_: object) -> Iterator[bytes]:
+        for number, page in enumerate(savepoints[options.savepoint]):
+            read.append(f"{options.savepoint} {number}")
+            table = pa.table({"key": list(page), "value": list(page.values()), "partition": [0] * len(page)})
+            with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
+                stream.write_table(table)
+            yield sink.getvalue().to_pybytes()
+
+    monkeypatch.setattr(state_source, "_pages", pages)
+    where = {"operator": "Tally", "state": "n", "checkpoint": "store", "savepoint": "new", "since": "old"}
+    names = {"key": pa.string(), "change": pa.string(), "before": pa.int64(), "value": pa.int64()}
+    changes = iter(state_source._changes(StateOptions.of(where), 0, pa.schema(names)))
+    first = next(changes)
+    assert read == ["old 0", "old 1", "new 0"]
+    assert [tuple(row.values()) for batch in (first, *changes) for row in batch.to_pylist()] == [
+        ("a", "update", 1, 10),
+        ("more", "insert", None, 6),
+        ("b", "update", 3, 30),
+        ("gone", "delete", 2, None),
+        ("away", "delete", 5, None),
+    ]
+
+
 # -- A driver that is an administrator of a cluster inside Spark ------------------------------------------------------
 
 

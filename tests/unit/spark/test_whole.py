@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.errors import InvalidArgument, OperatorUsedTwice
+from stateflow.errors import InvalidArgument, OperatorUsedTwice, StaleBatch
 from stateflow.spark import whole
 from stateflow.spark.task import OperatorTask
 
@@ -173,6 +173,29 @@ def test_a_checkpoint_of_its_own_comes_before_the_sessions_and_none_is_made_up(t
     assert all(file.exists() for file in files.values())
     watched(tmp_path, micro).queryName("q").start(checkpointLocation=str(tmp_path / "own"))
     assert [name for name, file in files.items() if file.exists()] == ["q"]
+
+
+@pytest.mark.parametrize(("newest", "is_newer"), [({}, False), ({0: 3, 1: 2}, False), ({0: 3, 1: 4}, True)])
+def test_a_checkpoint_that_lacks_the_plan_of_a_batch_in_the_state_is_refused(
+    newest: dict[int, int], is_newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark planned batch 4 anew. Partitions took fewer rows for a replay, and got the others again in batch 5."""
+    micro, asked = applied(), list[str]()
+    whole._remember(whole._TASKS, micro)
+    watched = type("Watched", (Writer,), {})
+    whole._start_beside_what_was_left(watched)  # type: ignore[arg-type]
+    monkeypatch.setattr(whole, "Router", lambda *_: None)
+    monkeypatch.setattr(whole, "positions", lambda _, source: asked.append(source) or newest)
+    (tmp_path / "q" / "offsets").mkdir(parents=True)
+    (tmp_path / "q" / "offsets" / "3").write_text("v1")
+    (tmp_path / "q" / "metadata").write_text('{"id":"q-1"}')
+    begun = watched(tmp_path, micro).queryName("q")
+    if is_newer:
+        with pytest.raises(StaleBatch, match=r"contains batch 4, .*planned no batch after 3, .*: put the newest copy"):
+            begun.start()
+    else:
+        assert begun.start() == "started"
+    assert asked == [micro.query_source("q-1")]
 
 
 @pytest.mark.parametrize(
