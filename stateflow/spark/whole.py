@@ -239,8 +239,10 @@ def _check_planned(checkpoint: str, task: OperatorTask) -> None:
     """
     if (found := last_planned(checkpoint)) is None:
         return
-    (query, planned), router = found, Router(task.controller, task.operator)
+    (query, _), router = found, Router(task.controller, task.operator)
     newest = max(positions(router, task.query_source(query)).values(), default=-1)
+    # read afterwards: a driver that is still ending may have planned and run another batch meanwhile
+    planned = (last_planned(checkpoint) or found)[1]
     if newest > planned:
         raise StaleBatch(
             f"the state contains batch {newest}, but the query's checkpoint has planned no batch after {planned}, and "
