@@ -74,7 +74,7 @@ class Records:
     """Reads the ledger for the page. Several threads may share an object.
 
     Args:
-        url: URL of an existing ledger; opened at first use.
+        url: URL of an existing ledger, which is opened at once. Raises InvalidArgument if it cannot be.
     """
 
     def __init__(self, url: str, author: str) -> None:

@@ -239,3 +239,16 @@ def test_moves_beyond_those_of_the_snapshot_are_not_passed_over(stage: Stage) ->
     page = stage.open(told(replace(status, reconfigurations=(Reconfiguration("r", "Op", "RUNNING", moves, 9.0),))))
     expect(page.locator("#moves-count")).to_have_text("300 under way")
     expect(page.locator(".way-note")).to_have_text("at least 200 partitions · 0 B")
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_figures_of_moves_in_both_directions_do_not_cover_each_other(stage: Stage, width: int) -> None:
+    stage.page.set_viewport_size({"width": width, "height": 800})
+    there = MoveReport("m0", 0, "a", "b", "WARMING", "warm-up")
+    back = MoveReport("m1", 1, "b", "a", "WARMING", "warm-up")
+    moves = (Reconfiguration("r", "Op", "RUNNING", (there, back), 9.0),)
+    page = stage.open(told(replace(CLUSTER, reconfigurations=moves)))
+    notes = page.locator(".way-note")
+    expect(notes).to_have_count(2)
+    upper, lower = sorted((each.bounding_box() for each in notes.all()), key=lambda box: box["y"])  # type: ignore
+    assert lower["y"] - upper["y"] >= 15, "the letters are 11 px high, and have a border"

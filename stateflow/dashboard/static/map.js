@@ -342,12 +342,13 @@ export class Map_ {
       () => s("g", {}, s("path", { class: "way" }), s("text", { class: "way-note", "text-anchor": "middle" })),
       (group, way) => {
         const by = bow(way.from, way.to),
-          at = along(way.from, by, way.to, 0.5);
+          at = along(way.from, by, way.to, 0.5),
+          back = way.from.y > way.to.y || (way.from.y === way.to.y && way.from.x > way.to.x);
         set(group.firstChild, "d", `M${way.from.x} ${way.from.y} Q${by.x} ${by.y} ${way.to.x} ${way.to.y}`);
         text(
           group.lastChild,
           at.x,
-          at.y - 7,
+          at.y + (back ? 13 : -7), // a way in the other direction has its words on the other side
           ways.size > LABELLED_MAX ? "" : `${least}${plural(way.count, "partition")} · ${bytes(way.bytes)}`,
         );
       },
