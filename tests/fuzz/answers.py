@@ -498,7 +498,6 @@ def hurried() -> Iterator[None]:
         for where, name, value in (
             (controlling, "RESTORE_TIMEOUT_S", SHORT_S),
             (commands_module, "POLL_S", 0.001),
-            (cluster_module, "POLL_S", 0.001),
             (stream_module, "Router", functools.partial(Router, silence_s=SHORT_S)),
             (cluster_module, "Router", functools.partial(Router, silence_s=SHORT_S)),
             (transfer_in, "RETRY_INTERVAL_S", 0.01),
