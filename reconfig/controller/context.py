@@ -59,12 +59,14 @@ class Leadership:
     """The right of this controller to decide, by its leader lease; see :mod:`reconfig.controller.leading`.
 
     ``until`` is the end of the lease, in monotonic seconds. By default the lease never expires, for a single controller
-    and for tests.
+    and for tests. ``cold_until`` is the time until which owners that have not registered yet are waited for, because
+    the term began with a cold start; minus infinity: it did not.
     """
 
     term: int = 1
     lease_s: float = math.inf
     until: float = math.inf
+    cold_until: float = -math.inf
 
     def renewed(self, sent_at: float) -> None:
         self.until = max(self.until, sent_at + self.lease_s)
@@ -177,7 +179,7 @@ class ControllerContext:
         self._writer.check = self.check_leads  # checked again, as a locked database makes the writer wait
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self.members = Members(self.cluster.roster.replicas, settings, clock, grace_s)
+        self.members = Members(self.cluster.roster.replicas, settings, clock, grace_s, leadership.cold_until)
         self.names = Names(self.cluster, self.members, settings, clock)
         asked = self.cluster, self.members, settings, clock, connect
         self.replicas = Replicas(*asked, self._command, self._refused, random)

@@ -92,7 +92,8 @@ class StatusReporter:
                 if lack is None and owner in silent:
                     opening = self._context.members.is_opening(owner)
                     alone = self._context.may_be_alone(owner, deployed.spec.name)
-                    lack = Lack(owner, Why.OPENING if opening else Why.ALONE if alone else Why.SILENT)
+                    why = Why.OPENING if opening else Why.ALONE if alone else Why.SILENT
+                    lack = (self._takeovers.coming(owner) if why is Why.SILENT else None) or Lack(owner, why)
                 if lack is not None:
                     lacks[partition] = lack
         return tuple(

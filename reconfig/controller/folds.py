@@ -70,6 +70,11 @@ class Roster:
 
     # -- replicas -----------------------------------------------------------------------------------------
 
+    def is_rehomed(self, name: str) -> bool:
+        """Tells whether a command gave the name to another data directory, from which no process has registered yet."""
+        home = self.homes.get(name)
+        return home is not None and bool(home.directory) and not home.place
+
     def fold_replica(self, rest: str, record: Record) -> None:
         name = rest.rpartition("/")[0]
         fields = dict(record.payload)

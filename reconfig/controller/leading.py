@@ -68,6 +68,27 @@ class Unrenewed:
         return now - self._since > lease_s * (1 + self.margin)
 
 
+def is_cold(former: LeaderLease, me: Holder) -> bool:
+    """Tells whether a term begins with a cold start: the whole cluster may have been down, so that replicas are
+    starting now, together with this controller.
+
+    It is one if the former leader gave its lease back, if no controller led for longer than that lease, or if the
+    former leader was this controller before its machine was restarted. It is none if the former leader has just died,
+    because the replicas that it led run.
+
+    Args:
+        former: the leader lease before this process takes it.
+        me: this process.
+    """
+    holder = former.holder
+    if not holder.id or former.left_s < -former.lease_s:
+        return True
+    if not holder.boot or not me.boot:
+        return False
+    # the address, too, because small boards are often clones with one host name
+    return (holder.host, holder.address) == (me.host, me.address) and holder.boot != me.boot
+
+
 class Leading:
     """Takes part in the election of the leader.
 
@@ -104,6 +125,9 @@ class Leading:
         # while the leader lease is being taken from another holder: duration of that holder's lease, in seconds; 0:
         # that holder cannot grant leases any more
         self._taking_from_s = 0.0
+        self._is_cold = False  # the term that is to begin begins with a cold start
+        # time until which owners that have not registered are waited for; kept across terms of this controller
+        self._cold_until = -math.inf
         self._said = ""
         self._waits_for: StateflowError | None = None  # why the ledger cannot be used
         # one thread, so that no renewal overtakes an earlier one that hangs
@@ -216,6 +240,7 @@ class Leading:
             over = self._unrenewed.over(now.term, now.until_us, now.lease_s, self._clock.monotonic())
             if clean or over or now.left_s <= 0:
                 self._taking_from_s = max(self._taking_from_s, 0.0 if clean else now.lease_s)
+                self._is_cold |= is_cold(now, self._me)  # an earlier attempt may have taken the lease unnoticed
                 asked = self._me, self._settings.hold_s, self._gone, now.until_us if over else None
                 now = await self._in_thread(self._ledger.take_leadership, *asked)
         except StateflowError as error:
@@ -225,6 +250,7 @@ class Leading:
         if now.holder.id == self._me.id:
             return now
         self._leader, self._waits_for = now, None
+        self._is_cold = False
         self._note_predecessor(0.0)
         since = datetime.fromtimestamp(now.since_us / 1e6, UTC).isoformat(timespec="seconds")
         self._say(f"waiting to lead: {now.holder} leads, term {now.term}, since {since}")
@@ -250,6 +276,9 @@ class Leading:
             return False
         self._said, self._waits_for = "", None
         log.info("now leading, term %d of ledger %s", hold.term, self._ledger.id)
+        if self._is_cold:  # counted from here, because no replica can register while the ledger is read
+            self._is_cold, self._cold_until = False, self._clock.monotonic() + self._settings.cold_start_wait_s
+        self._leadership.cold_until = self._cold_until
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
         # divided by the margin, because Members multiplies by it
         self.serving = self._make(self._leadership, writer, left_s / (1 + self._settings.lease_margin))

@@ -6,6 +6,9 @@ A replica counts its lease from the moment at which it sent a heartbeat. The con
 later, and adds a margin for clocks that drift apart. A controller that begins to lead assumes that its predecessor
 renewed the lease of every known replica at the last moment at which it may still have granted leases.
 
+After a cold start, replicas start together with the controller, and one that has not registered yet may only be slow.
+:meth:`Members.may_come` tells for which of them a takeover waits that may lose what they have.
+
 A registration may report that the replica lacks a partition. The report is certain to be true only while the replica
 has no lease. So the controller answers a heartbeat of an unregistered replica with a ticket, which is good for one
 registration. The ticket becomes void when the next one is issued, or when the replica's partitions change. A request
@@ -65,11 +68,26 @@ class Members:
 
     Args:
         grace_s: seconds from now for which a predecessor may grant leases, by its own clock.
+        cold_until: time until which replicas may still be starting after a cold start, in monotonic seconds; minus
+            infinity: the term did not begin with one.
     """
 
-    def __init__(self, known: Iterable[str], settings: ControllerSettings, clock: Clock, grace_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        known: Iterable[str],
+        settings: ControllerSettings,
+        clock: Clock,
+        grace_s: float = 0.0,
+        cold_until: float = -math.inf,
+    ) -> None:
         self._settings, self._clock = settings, clock
         self._began = clock.monotonic()
+        self._cold_until = cold_until
+        #: end of the wait after a cold start, by this machine's clock in microseconds; 0: there is no wait
+        self.cold_until_us = 0
+        if cold_until > self._began:
+            self.cold_until_us = clock.now_us() + round((cold_until - self._began) * 1e6)
+        self._came: set[str] = set()  # replicas that have registered, or said what they have, in this term
         now = clock.monotonic() + grace_s * (1 + settings.lease_margin)
         self._members = {name: _Member(now) for name in known}
         self._tickets: dict[str, _Ticket] = {}
@@ -118,6 +136,7 @@ class Members:
         del self._tickets[name]
         now = self._clock.monotonic()
         self._members[name] = _Member(now, now, incarnation, ticket)
+        self._came.add(name)
 
     def session(self, name: str) -> str:
         """Returns the ticket that a replica registered with; empty: it has to register first."""
@@ -208,6 +227,11 @@ class Members:
         heard = now - member.opening_at <= self._settings.lease_s
         return heard and now - member.opening_from <= self._settings.opening_timeout_s
 
+    def may_come(self, name: str) -> bool:
+        """Tells whether a replica may still be starting after a cold start: it has not registered in this term, and the
+        wait for such replicas is not over."""
+        return self._clock.monotonic() < self._cold_until and name not in self._came
+
     def may_serve(self, name: str) -> bool:
         """Tells whether a lease may still run under the name, whichever process has it."""
         return name in self._members and not self.lapsed(name)
@@ -222,6 +246,7 @@ class Members:
     def expect(self, name: str) -> None:
         """Notes that a replica has to register again. Until it does, its lease is assumed to run, counted from now."""
         self._members[name] = _Member(self._clock.monotonic())
+        self._came.add(name)
         self._said.pop(name, None)
 
     def forget(self, name: str) -> None:

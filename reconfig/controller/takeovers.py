@@ -3,8 +3,9 @@
 A partition that no owner serves is an *orphan*: its owner's lease has lapsed, its owner has lost it, or a move or
 restore that ended without an owner left it sealed. :meth:`Takeovers.watch` finds orphans, and begins a takeover of each
 one, once moves and restores of the partition have ended. :class:`TakeoverRunner` carries it out. A takeover that failed
-is tried again after a growing delay. A partition is an orphan no longer when a takeover has completed, its owner came
-back with it, or it has another owner.
+is tried again after a growing delay. A takeover from a checkpoint waits for an owner that may still be starting after a
+cold start (:func:`reconfig.decisions.failover.waits`). A partition is an orphan no longer when a takeover has
+completed, its owner came back with it, or it has another owner.
 
 Under manual failover, only a command begins a takeover (:class:`reconfig.controller.placing.GivingUp`), except that an
 owner serves again what it sealed.
@@ -64,6 +65,7 @@ class Orphan:
 #: resolutions for partitions whose seal cannot be proved
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
+LOOK_AGAIN_S = 1.0  # delay before a takeover that waits for its owner is looked at again
 MOST_DOUBLINGS = 4  # of the delay between two attempts, which is 80 s at most by default
 
 
@@ -180,6 +182,8 @@ class Takeovers:
         self._tried: dict[PartitionId, Counter[str]] = {}  # failed takeovers by target
         self._came: dict[PartitionId, set[str]] = {}  # replicas that registered since the first takeover failed
         self._accepted: set[PartitionId] = set()  # partitions whose loss was accepted by command
+        self._coming: set[PartitionId] = set()  # partitions that wait for an owner that may still be starting
+        self._announced: set[str] = set()  # owners for which the log says that partitions wait
         self._looked_at = len(context.cluster.finished)
         self._restores_looked_at = len(context.cluster.restores.failed)
 
@@ -190,6 +194,7 @@ class Takeovers:
 
         Partitions that are assigned to the replica, but that it does not have, become orphans.
         """
+        self._announced.discard(name)
         held = {view.partition: view for view in views}
         seen, granted = self._context.cluster.epochs_seen, self._context.cluster.epochs_granted
         for partition, told in held.items():
@@ -281,6 +286,7 @@ class Takeovers:
         """Notes that a partition has an owner again, or is gone. A loss that was accepted for it counts no longer."""
         self._orphans.pop(partition, None)
         self._accepted.discard(partition)
+        self._coming.discard(partition)
         for kept in (self._not_before, self._failures, self._failed, self._tried, self._came):
             kept.pop(partition, None)
 
@@ -439,8 +445,39 @@ class Takeovers:
         orphan, owned = self._orphans.get(partition), self._owner(partition)
         if orphan is None or owned is None or owned[1] > orphan.epoch:
             return None
+        if partition in self._coming and (coming := self.coming(owned[0])) is not None:
+            return coming
         by_command = self._waits_for_command(partition, orphan)
         return f.Lack(owned[0], orphan.why, self._failed.get(partition, ""), by_command)
+
+    def coming(self, owner: str) -> f.Lack | None:
+        """Returns why partitions are not served whose owner may still be starting; None: it cannot be."""
+        members = self._context.members
+        return f.Lack(owner, f.Why.COMING, until_us=members.cold_until_us) if self._may_come(owner) else None
+
+    def _may_come(self, name: str) -> bool:
+        """Tells whether a replica may still be starting after a cold start, with its state."""
+        return self._context.members.may_come(name) and not self._context.cluster.roster.is_rehomed(name)
+
+    def _waits_for_owner(self, partition: PartitionId, owner: str) -> bool:
+        """Tells whether a takeover waits for the owner, and notes that it does."""
+        self._coming.discard(partition)
+        may_come, accepted = self._may_come(owner), partition in self._accepted
+        # copies are looked for only after a cold start, because that takes long where there are many standbys
+        copies = self._standbys.copies(partition) if may_come else []
+        if not f.waits(may_come, accepted, copies, self._context.alive()):
+            return False
+        self._coming.add(partition)
+        self._not_before[partition] = self._context.clock.monotonic() + LOOK_AGAIN_S
+        if owner not in self._announced:
+            self._announced.add(owner)
+            log.warning(
+                "%s has not registered since this cold start: its partitions wait for it, up to %g s after the start, "
+                "before they are taken over from checkpoints, which may lack acknowledged batches",
+                owner,
+                self._context.settings.cold_start_wait_s,
+            )
+        return True
 
     def _waits_for_command(self, partition: PartitionId, orphan: Orphan) -> bool:
         """Tells whether only a command can start a takeover of the partition, because its failover is manual.
@@ -472,9 +509,10 @@ class Takeovers:
         for runner in self._runs.moving():
             if runner.planned.source == name:
                 self._source_gone(runner)
-        for takeover in self._runners.values():
-            if takeover.planned.target == name:
-                takeover.target_gone()
+        if not self._may_come(name):  # else the target may own the partition, with batches acknowledged since
+            for takeover in self._runners.values():
+                if takeover.planned.target == name:
+                    takeover.target_gone()
         for partition, epoch in self._context.cluster.assigned(name).items():
             if self._context.may_be_alone(name, partition.operator):
                 continue
@@ -503,12 +541,17 @@ class Takeovers:
             if orphan.epoch != epoch:  # it has another owner by now
                 self._no_orphan(partition)
                 return
+            if self._waits_for_owner(partition, owner):
+                return
             choice = self.choice(partition)
             if self._waits_for_command(partition, orphan) and (choice is None or choice.how is not How.LOCAL):
                 return
             if choice is None:
                 self._failed[partition] = "no replica that answers can take over"
                 return
+            if owner in self._announced and choice.how is How.CHECKPOINT and not self._may_come(owner):
+                self._announced.discard(owner)
+                log.warning("%s has not registered in time: its partitions are taken over from checkpoints", owner)
             target = cluster.roster.replicas[choice.target]
             if not deployed.may_be_at(target):
                 where = ", ".join(deployed.sites)

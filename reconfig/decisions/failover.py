@@ -5,6 +5,9 @@ A takeover begins in three cases: the old owner's lease has lapsed by the contro
 that the old owner no longer serves the partition; the old owner came back without the partition's data; or it sealed
 the partition for a move that can never end. :func:`choose` names the new owner, the target.
 
+A takeover from a checkpoint loses what the owner acknowledged since. After a cold start, an owner that has not
+registered yet may only be slow to start, so such a takeover waits for it for a while (:func:`waits`).
+
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram. The grant is recorded before
 the target hears of it. A target that does not answer is asked again, because it may already own the partition. A
 granted takeover ends without an owner only if the target refuses and then promises never to own the partition by this
@@ -34,6 +37,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, get_args
@@ -108,7 +112,7 @@ def choose(
 
     if holds_seal and owner.name in alive:
         return Choice(owner.name, How.LOCAL)
-    following = [standby for standby in standbys if standby.following and standby.replica in alive]
+    following = _following(standbys, alive)
     latest = max((standby.sequence for standby in following), default=0)
     move_ids = {standby.replica: standby.move_id for standby in following if standby.sequence == latest}
     able = [alive[name] for name in move_ids] or [info for info in alive.values() if info.weight > 0]
@@ -117,6 +121,22 @@ def choose(
         return None
     how = How.STANDBY if move_ids else How.CHECKPOINT
     return Choice(target.name, how, move_ids.get(target.name, ""))
+
+
+def _following(standbys: Sequence[Standby], alive: Collection[str]) -> list[Standby]:
+    return [standby for standby in standbys if standby.following and standby.replica in alive]
+
+
+def waits(may_come: bool, accepted: bool, standbys: Sequence[Standby], alive: Collection[str]) -> bool:
+    """Tells whether a takeover waits for the owner, because only a checkpoint could replace its state.
+
+    Args:
+        may_come: the owner may still be starting after a cold start.
+        accepted: a command has accepted that batches are lost.
+        standbys: the partition's standbys.
+        alive: names of the replicas that answer.
+    """
+    return may_come and not accepted and not _following(standbys, alive)
 
 
 # -- Why a partition is not served -----------------------------------------------------------------------------------
@@ -131,17 +151,20 @@ class Why(StrEnum):
     SILENT = "{} does not answer"
     ALONE = "{} does not answer, and may be serving these partitions alone"
     OPENING = "{} is starting"
+    COMING = "{} has not registered since the cluster was started"
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
     """A reason why a partition's owner does not serve it. ``failed`` says why the last takeover failed, and is empty if
-    none failed. If ``by_command``, a takeover begins only by command."""
+    none failed. If ``by_command``, a takeover begins only by command. ``until_us`` is the time at which the wait for a
+    COMING owner ends, by the controller's clock."""
 
     owner: str
     why: Why
     failed: str = ""
     by_command: bool = False
+    until_us: int = 0
 
 
 def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int], Lack, StateflowError]]:
@@ -158,7 +181,10 @@ def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
     what = lack.why.format(lack.owner)
     if lack.why is Why.OPENING:
         return Unavailable(what, remedy="wait until it has started", operator=operator, partitions=ranges(numbers))
-    if lack.by_command or lack.why is Why.ALONE:
+    if lack.why is Why.COMING:
+        until = datetime.fromtimestamp(lack.until_us / 1e6, UTC).isoformat(timespec="seconds")
+        what += f"; until {until} its partitions wait for it, because a checkpoint may lack acknowledged batches"
+    if lack.by_command or lack.why in (Why.ALONE, Why.COMING):
         lost = f"`stateflow takeover {operator} {ranges(numbers)} --accept-loss` gives them to others"
         remedy = f"check that {node_of(lack.owner)} runs with its data directory; if it is gone for good, {lost}"
         error = StateMissing if lack.why is Why.MISSING else Unavailable

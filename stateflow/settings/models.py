@@ -269,6 +269,12 @@ class ControllerSettings(CheckedSettings):
         description="maximum wait for a replica that has restarted and is opening its partitions, in seconds; 0: no"
         " longer than its lease",
     )
+    cold_start_wait_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="time after a cold start for which partitions of a replica that has not registered yet are not"
+        " taken over from checkpoints, in seconds; 0: no longer than its lease",
+    )
     hold_s: float = Field(
         default=10.0,
         gt=0,

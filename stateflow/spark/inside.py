@@ -481,7 +481,9 @@ class SparkCluster:
         ledger = sqlite_url(self._directory / "ledger.db")
         arguments = ["controller", "--listen", f"{self._host}:0", "--ledger", ledger]
         arguments += ["--insecure"] if self._insecure else []
-        environment = {} if self._credentials is None else self._credentials.of_controller
+        environment = {} if self._credentials is None else dict(self._credentials.of_controller)
+        # the replicas of a former application ended with it, and their names do not come again
+        environment["STATEFLOW_CONTROLLER_COLD_START_WAIT_S"] = "0"
         paths = list(filter(None, sys.path))
         return Process("controller", arguments, self._directory / "controller.log", paths, environment=environment)
 

@@ -1,4 +1,4 @@
-"""A replica that takes longer than its lease to look through its state: it says so, and the controller waits for it."""
+"""A replica that takes longer than its lease to start, or to look through its state: the controller waits for it."""
 
 from __future__ import annotations
 
@@ -83,3 +83,27 @@ def test_it_is_not_waited_for_longer_than_the_setting_says(
         eventually(lambda: set(local.cluster.status().operators[0].owners) == {"edge-0"}, "the other one has them")
         check = eventually(lambda: read(local.cluster, "Slow", "n"), "it can be read")
         assert set(check.values()) == {1}
+
+
+def test_after_a_stop_of_everything_a_replica_that_is_slower_than_its_lease_has_everything(
+    cluster: LocalCluster,
+) -> None:
+    """The controller counted the lease from its own start, and gave the partitions to the replica that was faster."""
+    local, stream = cluster, cluster.stream("Slow", source="s")
+    rows = [{"k": f"k{number}"} for number in range(20)]
+    stream.send(rows)
+    local.cluster.checkpoint()
+    stream.send(rows)
+    for name in ("controller", "cloud-0", "edge-0"):
+        local.processes[name].stop()
+    for name in ("controller", "edge-0"):
+        local.restart(name)
+    log = local.data_dir / "controller.log"
+    eventually(lambda: "cloud-0 has not registered since this cold start" in log.read_text(), "its lease has lapsed")
+    (shown,) = local.cluster.status().operators[0].unserved
+    assert "cloud-0 has not registered since the cluster was started; until" in str(shown.error)
+    local.restart("cloud-0")
+    assert set(eventually(lambda: read(local.cluster, "Slow", "n"), "it can be read").values()) == {2}
+    assert {out["n"] for out in stream.send(rows)} == {3}
+    check_owners(local, "Slow")
+    assert not [each for each in local.cluster.reconfigurations() if each.kind == "failover"]

@@ -57,6 +57,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets leases that an outage outlives, and few moves at a time, so that the outage meets some in the middle."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", "3")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_COLD_START_WAIT_S", "0")  # the replica that is killed stays away
     monkeypatch.setenv("STATEFLOW_CONTROLLER_CONCURRENT_MOVES", "2")
     monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
 

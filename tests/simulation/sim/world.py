@@ -61,6 +61,7 @@ CONTROLLER = ControllerSettings(
     retry_interval_s=0.25,
     takeover_retry_s=1.0,
     opening_timeout_s=6.0,
+    cold_start_wait_s=10.0,
     hold_s=3.0,
     debug_validate=True,
 )

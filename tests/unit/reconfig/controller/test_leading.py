@@ -14,7 +14,7 @@ import pytest
 
 from reconfig.controller import steps
 from reconfig.controller.controller import Controller
-from reconfig.controller.leading import Leading
+from reconfig.controller.leading import Leading, is_cold
 from stateflow.clock import ManualClock
 from stateflow.errors import (
     HoldLost,
@@ -75,6 +75,7 @@ class Terms:
     def __init__(self) -> None:
         self.ledger, self.clock = Held(), ManualClock(10**9)
         self.graces: list[float] = []
+        self.cold_for_s: list[float] = []  # at the begin of each term, how long owners are waited for
         ledger: Any = self.ledger
         self.leading = Leading(ledger, ME, lambda _: False, SETTINGS, self.clock, self._make)
 
@@ -82,6 +83,7 @@ class Terms:
         async def close() -> None: ...
 
         self.graces.append(grace_s)
+        self.cold_for_s.append(max(0.0, leadership.cold_until - self.clock.monotonic()))
         over = asyncio.get_running_loop().create_future()
         return SimpleNamespace(resume=lambda: None, close=close, over=over)
 
@@ -374,5 +376,89 @@ def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_writ
             assert [record.item_id for record in ledger.records()] == ["pause/r1/1"]
             await server.close()
             await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+# -- cold starts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("holder", "left_s", "cold"),
+    [
+        (Holder(""), 0.0, True),  # given back, or nobody ever led
+        (OTHER, -5.1, True),
+        (OTHER, -5.0, False),  # it lapsed just now
+        (OTHER, 3.0, False),  # its process is gone
+        (OTHER, 3600.0, False),  # the database's clock was put back
+        (ME, -5.1, True),  # the ledger was away
+        (ME, 3.0, False),
+        (replace(ME, id="former", boot="b1"), 3.0, False),
+        (replace(ME, id="former", boot="b0"), 3.0, True),  # this machine was restarted
+        (replace(OTHER, boot="b0"), 3.0, False),  # another machine
+        (replace(OTHER, host=ME.host, boot="b0"), 3.0, False),  # another machine, of the same name
+        (replace(ME, id="former", boot=""), 3.0, False),
+    ],
+)
+def test_a_cold_start_is_one_after_which_replicas_may_be_starting(holder: Holder, left_s: float, cold: bool) -> None:
+    assert is_cold(LeaderLease(7, holder, 0, 5.0, left_s), replace(ME, boot="b1")) is cold
+
+
+@pytest.mark.parametrize("lost", ["", "records", "take_leadership"])
+def test_owners_are_waited_for_from_when_the_first_term_after_a_cold_start_serves(lost: str) -> None:
+    """The wait begins with the first term that serves, even if an earlier attempt took the lease, and later terms of
+    the same controller make it neither longer nor shorter."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.ledger.now = replace(terms.ledger.now, left_s=-100.0)
+        if lost:
+            terms.ledger.fails[lost] = AWAY
+            await terms.leading.try_once()
+            assert terms.cold_for_s == []
+            terms.clock.advance(50.0)
+        await terms.leading.try_once()
+        await terms.leading._end()
+        terms.clock.advance(20.0)
+        await terms.leading.try_once()
+        await terms.leading._end()
+        terms.clock.advance(41.0)
+        await terms.leading.try_once()
+        assert terms.cold_for_s == [pytest.approx(60.0), pytest.approx(40.0), 0.0]
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_controller_that_follows_another_one_does_not_start_cold() -> None:
+    async def scenario() -> None:
+        terms = Terms()
+        terms.ledger.now = replace(terms.ledger.now, left_s=-100.0)
+        terms.ledger.fails["take_leadership"] = AWAY
+        await terms.leading.try_once()
+        terms.ledger.now = LeaderLease(3, OTHER, 0, SETTINGS.hold_s, 5.0)  # that one was faster, and serves
+        await terms.leading.try_once()
+        terms.ledger.now = replace(terms.ledger.now, left_s=-0.1)
+        await terms.leading.try_once()
+        assert terms.cold_for_s == [0.0]
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+def test_a_lease_that_was_given_back_in_a_real_ledger_is_followed_by_a_cold_start(
+    given_back: bool, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        terms, url = Terms(), f"sqlite:///{tmp_path / 'ledger.db'}"
+        with Ledger(url) as former, Ledger(url) as ledger:
+            former.take_leadership(OTHER, 5.0)
+            if given_back:
+                former.give_back_leadership()
+            leading = Leading(ledger, ME, lambda _: True, SETTINGS, terms.clock, terms._make)
+            await leading.try_once()
+            assert terms.cold_for_s == [pytest.approx(60.0) if given_back else 0.0]
+            await leading.close()
 
     asyncio.run(scenario())

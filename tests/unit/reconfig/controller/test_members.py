@@ -102,3 +102,26 @@ def test_a_lease_that_has_lapsed_is_renewed_by_a_registration_only() -> None:
     found.issue("a", "t2", {})
     found.registered("a", "i1", "t2")
     assert found.beat("a", "i1")
+
+
+def test_after_a_cold_start_a_replica_may_come_until_it_has_or_the_wait_is_over() -> None:
+    clock = HandClock()
+    found = Members("abc", SETTINGS, clock, cold_until=clock.now + 60)
+    assert found.cold_until_us == 160_000_000
+    found.opens("a")
+    assert found.may_come("a"), "it has said that it comes, and has not registered"
+    found.issue("a", "t", {})
+    found.registered("a", "i1", "t")
+    found.expect("b")  # it said what it has, and its operators were adopted
+    clock.now += 59.9
+    assert [name for name in "abc" if found.may_come(name)] == ["c"]
+    found.expel("a")
+    assert not found.may_come("a"), "whatever became of it"
+    clock.now += 0.1
+    assert not found.may_come("c")
+
+
+def test_without_a_cold_start_no_replica_may_come() -> None:
+    found = Members("a", SETTINGS, HandClock())
+    assert not found.may_come("a")
+    assert found.cold_until_us == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from reconfig.controller import steps
+from reconfig.controller.context import Leadership
+from reconfig.controller.controller import Controller
 from reconfig.controller.executor import Running, RunRegistry
-from reconfig.controller.folds import RestoreBook, Roster
+from reconfig.controller.folds import Home, RestoreBook, Roster
 from reconfig.controller.placing import GivingUp
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
 from reconfig.decisions.plan import PlannedRestore, PlannedTakeover
+from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.partition.control import Cancelled, PartitionView
@@ -347,3 +351,144 @@ def test_a_replica_that_crashes_again_and_again_ends_no_delay() -> None:
     made._no_orphan(FIRST)
     kept = (made._came, made._failures, made._failed, made._not_before, made._tried)
     assert not any(FIRST in each for each in kept)
+
+
+# -- cold starts --------------------------------------------------------------------------------------------
+
+WAIT_S = 60.0
+
+
+class Started:
+    """A controller that has just begun to lead, after a cold start if ``wait_s``. ``a`` owns both partitions and is
+    silent; ``b`` has registered.
+
+    Attributes:
+        begun: the takeovers that have begun, none of which is carried out.
+    """
+
+    def __init__(self, ledger: Ledger, wait_s: float = WAIT_S, rehomed: bool = False) -> None:
+        cluster = Written(ledger)
+        for name in "ab":
+            write(cluster, steps.register, ReplicaInfo(name, "s", f"{name}:1"), Home(f"d-{name}", "here"))
+        deploy(cluster, OperatorSpec("Op", "m:Op", 2, ("k",), b"", "{}"), {0: "a", 1: "a"})
+        if rehomed:
+            write(cluster, steps.rehome, "a", "another")
+        self.clock = ManualClock()
+        settings = ControllerSettings(cold_start_wait_s=wait_s)
+        leadership = Leadership(cold_until=self.clock.monotonic() + wait_s)
+        self.controller = Controller(ledger, settings, self.clock, leadership=leadership)
+        self.made, self.members = self.controller.takeovers, self.controller.members
+        self.registers("b")
+        self.begun: list[PlannedTakeover] = []
+        self.made._begin = lambda _, runner, __: self.begun.append(runner.planned)  # type: ignore[method-assign]
+
+    def registers(self, name: str) -> None:
+        self.members.issue(name, "t", {})
+        self.members.registered(name, "i", "t")
+
+    async def passes(self, seconds: float) -> list[How]:
+        """Lets time pass, in which ``b`` sends heartbeats, and returns how takeovers begin meanwhile."""
+        before = len(self.begun)
+        for _ in range(round(seconds)):
+            self.clock.advance(1.0)
+            assert self.members.beat("b", "i")
+            await self.made._tick()
+        return [planned.how for planned in self.begun[before:]]
+
+    @property
+    def why(self) -> f.Why | None:
+        lack = self.made.lack(FIRST)
+        return None if lack is None else lack.why
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as opened:
+        yield opened
+
+
+BOTH = [How.CHECKPOINT] * 2
+#: lease and margin, and the tick after it
+LAPSE_S = 12
+
+
+def test_after_a_cold_start_a_takeover_from_a_checkpoint_waits_for_the_owner(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replica whose process needed longer than its lease to start lost its partitions to their newest checkpoints,
+    without the batches acknowledged since."""
+
+    async def scenario() -> None:
+        started = Started(ledger)
+        (deployment,) = started.controller.status().deployments
+        lines = [str(each.error) for each in deployment.unserved]
+        assert len(lines) == 1
+        assert "a has not registered since the cluster was started; until " in lines[0]
+        assert await started.passes(WAIT_S - 1) == []
+        assert started.why is f.Why.COMING
+        assert await started.passes(3) == BOTH
+        await started.controller.context.close()
+
+    asyncio.run(scenario())
+    said = [record.message for record in caplog.records if " has not registered " in record.message]
+    assert [line.partition(":")[0] for line in said] == [
+        "a has not registered since this cold start", "a has not registered in time",
+    ]  # fmt: skip
+
+
+def test_an_owner_that_registers_within_the_wait_keeps_its_partitions(ledger: Ledger) -> None:
+    async def scenario() -> None:
+        started = Started(ledger)
+        assert await started.passes(40) == []
+        started.registers("a")
+        started.made.registered("a", [PartitionView(each, State.OWNED, 1, 0) for each in (FIRST, SECOND)])
+        assert started.why is None
+        assert await started.passes(LAPSE_S - 2) == []
+        assert await started.passes(3) == BOTH, "it was heard, and is silent: failover is as fast as ever"
+        await started.controller.context.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("case", ["no cold start", "another directory", "standby"])
+def test_what_does_not_wait_is_taken_over_when_the_lease_has_lapsed(case: str, ledger: Ledger) -> None:
+    async def scenario() -> None:
+        started = Started(ledger, 0.0 if case == "no cold start" else WAIT_S, case == "another directory")
+        how = How.CHECKPOINT
+        if case == "standby":
+            copies = [f.Standby("b", "m", True, 3)]
+            started.made._standbys.copies, how = lambda _: copies, How.STANDBY  # type: ignore[method-assign]
+        assert await started.passes(LAPSE_S) == [how, how]
+        await started.controller.context.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_command_does_not_wait(ledger: Ledger) -> None:
+    async def scenario() -> None:
+        started = Started(ledger)
+        assert await started.passes(LAPSE_S) == []
+        started.made.give_up(FIRST, "a", 1)
+        await started.made.begin(FIRST)
+        assert [(planned.partition, planned.how) for planned in started.begun] == [(FIRST, How.CHECKPOINT)]
+        await started.controller.context.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_target_of_a_takeover_is_waited_for_after_a_cold_start_as_an_owner_is(ledger: Ledger) -> None:
+    """The target may own the partition since before the cluster was stopped, with batches acknowledged by it alone."""
+
+    async def scenario() -> None:
+        started = Started(ledger)
+        gone: list[str] = []
+        planned = PlannedTakeover("t", FIRST, "b", "a", 1, 2, How.CHECKPOINT)
+        runner: Any = SimpleNamespace(planned=planned, target_gone=lambda: gone.append("a"))
+        started.made._runners[FIRST] = runner
+        await started.passes(WAIT_S - 1)
+        assert not gone
+        await started.passes(2)
+        assert gone
+        await started.controller.context.close()
+
+    asyncio.run(scenario())

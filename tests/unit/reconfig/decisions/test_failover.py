@@ -140,6 +140,25 @@ def test_the_successor_that_loses_least() -> None:
     assert f.choose(OWNER, False, [], {}, {}) is None
 
 
+@given(
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.builds(Standby, st.sampled_from("bcd"), st.just("m"), st.booleans(), st.integers(0, 9)), max_size=4),
+    st.sets(st.sampled_from("bc")),
+)
+def test_after_a_cold_start_only_what_a_checkpoint_would_replace_waits_for_its_owner(
+    may_come: bool, accepted: bool, standbys: list[Standby], names: set[str]
+) -> None:
+    """A takeover waits if it would be one from a checkpoint, or none, unless the loss was accepted by command.
+
+    Whatever does not wait is chosen as ever.
+    """
+    alive = {info.name: info for info in (B, C) if info.name in names}
+    choice = f.choose(OWNER, True, standbys, alive, {})
+    waits = f.waits(may_come, accepted, standbys, alive)
+    assert waits == (may_come and not accepted and (choice is None or choice.how is How.CHECKPOINT))
+
+
 # -- the machine --------------------------------------------------------------------------------------------
 
 ERROR = StateMissing("no checkpoint")
@@ -257,10 +276,11 @@ def test_partitions_of_one_reason_are_told_together_and_with_a_command() -> None
         PartitionId("Op", 9): f.Lack("b", f.Why.LAPSED),
         PartitionId("Op", 10): f.Lack("b", f.Why.SILENT),
         PartitionId("Ap", 0): f.Lack("b", f.Why.OPENING),
+        PartitionId("Op", 11): f.Lack("b", f.Why.COMING, until_us=90_400_000),
     }
     said = [(operator, numbers, lack.owner, str(error)) for operator, numbers, lack, error in f.unserved(lacks)]
     assert [(operator, numbers, owner) for operator, numbers, owner, _ in said] == [
-        ("Ap", [0], "b"), ("Op", [3, 4, 5], "a"), ("Op", [9], "b"), ("Op", [10], "b"),
+        ("Ap", [0], "b"), ("Op", [3, 4, 5], "a"), ("Op", [9], "b"), ("Op", [10], "b"), ("Op", [11], "b"),
     ]  # fmt: skip
     lines = [line for *_, line in said]
     assert lines[0] == "unavailable: b is starting (operator=Ap partitions=0): wait until it has started"
@@ -274,6 +294,12 @@ def test_partitions_of_one_reason_are_told_together_and_with_a_command() -> None
         "unavailable: the lease of b has lapsed; its partitions are being taken over (operator=Op partitions=9): wait"
     )
     assert lines[3].endswith("when its lease has lapsed (operator=Op partitions=10): check that it runs")
+    assert lines[4] == (
+        "unavailable: b has not registered since the cluster was started; until 1970-01-01T00:01:30+00:00 its "
+        "partitions wait for it, because a checkpoint may lack acknowledged batches (operator=Op partitions=11): check "
+        "that b runs with its data directory; if it is gone for good, `stateflow takeover Op 11 --accept-loss` gives "
+        "them to others"
+    )
 
 
 def test_who_is_at_the_sites_of_a_confined_operator_comes_first() -> None:
