@@ -19,7 +19,7 @@ from reconfig.decisions import migration as m
 from reconfig.decisions.failover import Standby
 from reconfig.decisions.placement import spread_standbys
 from reconfig.decisions.plan import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
-from stateflow.errors import InvalidArgument, MoveAborted
+from stateflow.errors import InvalidArgument, MoveAborted, Unavailable
 from stateflow.reports import Reconfiguration
 from stateflow.status import StandbyReport
 from stateflow.types import PartitionId, node_of
@@ -202,12 +202,15 @@ class Standbys:
             self._runners.pop(planned.item_id, None)
             near = dict.fromkeys((planned.target, planned.source, *self._near.get(planned.partition, ())))
             self._near[planned.partition] = tuple(near)[:NEAR_KEPT]
-            if runner.machine.rounds:  # it followed
+            followed = runner.machine.rounds > 0
+            if followed:
                 self._tried.pop(planned.partition, None)
             if not isinstance(error, MoveAborted):
                 tried = self._tried.setdefault(planned.partition, Counter())
-                tried[planned.target] += 1
-                again_s = AGAIN_S * 2 ** min(tried.total() - 1, MOST_DOUBLINGS)
+                # one that followed and lost its connection has most of the state: it is tried there again first
+                if not (followed and isinstance(error, Unavailable)):
+                    tried[planned.target] += 1
+                again_s = AGAIN_S * 2 ** min(max(tried.total() - 1, 0), MOST_DOUBLINGS)
                 self._not_before[planned.partition] = self._context.clock.monotonic() + again_s
         if error is not None and not isinstance(error, MoveAborted):
             log.warning("standby of %s at %s ended: %s", planned.partition, planned.target, error)

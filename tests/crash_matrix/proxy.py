@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.crash_matrix.steps import Moment
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS = 0, 1
+DATA, HEADERS, RST_STREAM = 0, 1, 3
 END_STREAM = 1
 
 
@@ -151,7 +151,10 @@ class _Link:
             moment = Moment.SENT
         elif not asks and stream in self._streams and kind == DATA:
             moment = Moment.ANSWERED
-        elif not asks and stream in self._streams and kind == HEADERS and flags & END_STREAM:
+        elif stream in self._streams and (
+            (asks and kind == RST_STREAM)  # the client has read all that it waited for
+            or (not asks and kind == HEADERS and flags & END_STREAM)
+        ):
             moment = Moment.ENDED
         if moment is trap.moment:
             trap.sprung = True

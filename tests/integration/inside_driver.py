@@ -70,6 +70,7 @@ def decommissioned(master: str, folder: Path) -> dict[str, Any]:
         eventually(
             lambda: any(name.startswith(f"{names[1]}-") for name in flow.names()), "another one comes", PATIENCE_S
         )
+        eventually(lambda: names[1] not in flow.names(), "its replica counts as silent", PATIENCE_S)
         moved = [move for each in cluster.cluster.reconfigurations() for move in each.moves]
         return flow.end() | {
             "before": names,

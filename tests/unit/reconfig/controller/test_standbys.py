@@ -14,7 +14,7 @@ from reconfig.controller import steps
 from reconfig.controller.folds import Home
 from reconfig.controller.standbys import Standbys
 from stateflow.clock import ManualClock
-from stateflow.errors import MoveAborted, NoRoom
+from stateflow.errors import MoveAborted, NoRoom, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -37,6 +37,7 @@ class Wanting:
         self.followed: list[PartitionId] = []
         self.fails = self.cancelled = 0
         self.full: set[str] = set()
+        self.away: set[str] = set()  # replicas whose standbys follow, and then lose their connection
         self.clock = ManualClock(1)
         self.waits: asyncio.Event | None = None
         self.tasks: list[asyncio.Task[None]] = []
@@ -72,6 +73,8 @@ class Wanting:
             machine.error = MoveAborted("it ends", remedy="-")
             if planned.target in self.full:
                 machine.error = NoRoom("no room", remedy="-")
+            if planned.target in self.away:
+                machine.rounds, machine.error = 1, Unavailable("no answer", remedy="-")
             write(self.cluster, steps.move_aborted, planned, machine.error.to_wire(), {})
 
         former: list[Any] = []
@@ -181,6 +184,30 @@ def test_a_standby_that_failed_is_tried_elsewhere_and_ever_later(tmp_path: Path)
         await wanting.standbys.reconcile()
         await asyncio.gather(*wanting.tasks)
         assert not wanting.cluster.open_moves
+
+    scenario(tmp_path, acts)
+
+
+def test_a_standby_that_lost_its_connection_is_tried_where_it_was(tmp_path: Path) -> None:
+    """A standby that followed and lost its connection begins again at the same replica.
+
+    It began at another one, with a copy of the whole state, whenever the controller could not reach a replica for a
+    moment.
+    """
+
+    async def acts(wanting: Wanting) -> None:
+        write(wanting.cluster, steps.register, ReplicaInfo("c", "cloud", "127.0.0.1:1"), Home())
+        write(wanting.cluster, steps.want_standbys, "B", 0)
+        await wanting.standbys.reconcile()
+        first = {runner.planned.partition: runner.planned.target for runner in wanting.runners}
+        assert set(first.values()) == {"b", "c"}
+        for wanting.away in ({"b", "c"}, set[str]()):
+            await asyncio.gather(*wanting.tasks)
+            wanting.runners.clear()
+            wanting.clock.advance(3.0)
+            await wanting.standbys.reconcile()
+            assert {runner.planned.partition: runner.planned.target for runner in wanting.runners} == first
+        await asyncio.gather(*wanting.tasks)
 
     scenario(tmp_path, acts)
 
