@@ -179,12 +179,17 @@ def dwell(until: Path) -> None:
     Raises TimeoutError.
     """
     until.with_suffix(".lagging").touch()
-    deadline = time.monotonic() + PATIENCE_S
-    while not until.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no {until.name}")
-        time.sleep(0.05)
+    wait_for(until)
     time.sleep(DWELLS_S)
+
+
+def wait_for(file: Path) -> None:
+    """Waits for a file. Raises TimeoutError."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {file.name}")
+        time.sleep(0.05)
 
 
 @dataclass
