@@ -48,7 +48,7 @@ from stateflow.client.delivery import (
     send_together,
 )
 from stateflow.client.history import LOG_BYTES_MAX, History
-from stateflow.client.outbox import Outbox, Part, Refused
+from stateflow.client.outbox import Outbox, Part, Refused, directory_given
 from stateflow.client.stream import asked_of_moving, by_partition, rows_given, source_given
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, OutboxForeign, SourceTaken, StateflowError, Unavailable, brief
@@ -293,7 +293,7 @@ class ForwardingClient:
         settings = settings.model_copy(update=own | ({"site": site} if site else {}))
         self._patience_s = patience_s
         self._schema = None if schema is None else schema_of(schema)
-        self._outbox = Outbox(Path(outbox), operator, source, outbox_bytes)
+        self._outbox = Outbox(directory_given(outbox), operator, source, outbox_bytes)
         try:
             self._start(controller, operator, settings, addresses)
         except BaseException:

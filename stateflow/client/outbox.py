@@ -37,6 +37,7 @@ from stateflow.errors import (
     DataDirLocked,
     DiskFull,
     DiskRefused,
+    InvalidArgument,
     OutboxDamaged,
     OutboxForeign,
     OutboxFull,
@@ -111,6 +112,13 @@ class _Stored(NamedTuple):
     watermark_us: int | None
     checksum: int
     size: int
+
+
+def directory_given(outbox: str | Path) -> Path:
+    """Returns the path of an outbox. Raises InvalidArgument for an empty name, the working directory's."""
+    if not str(outbox):
+        raise InvalidArgument("the outbox has no name", remedy="pass a directory, '.' for the working directory")
+    return Path(outbox)
 
 
 class Outbox:

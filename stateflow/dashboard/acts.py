@@ -42,6 +42,7 @@ from stateflow.security.roles import DELEGATES, Identity, Role, check_call, via
 
 #: header of requests that change something; a form or a picture of another page cannot send it
 HEADER, HEADER_VALUE = "x-stateflow", "1"
+#: prefix of the cookie's name; the port that the browser asked follows, because ports of a host share their cookies
 COOKIE = "stateflow-session"
 #: author of what the dashboard itself writes to the ledger
 AUTHOR = "stateflow dashboard"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -164,6 +165,12 @@ def _host(request: Request) -> str:
     return "" if request.client is None else request.client.host
 
 
+def _cookie(request: Request) -> str:
+    """Returns the name of this page's cookie, which contains the port that the browser asked."""
+    port = re.search(r":([0-9]{1,5})\Z", request.headers.get("host", ""))
+    return f"{COOKIE}-{request.url.scheme if port is None else port[1]}"
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -187,7 +194,7 @@ def make_app(parts: Parts) -> Starlette:
     def access(request: Request) -> Access:
         if parts.files is None:
             return Access(None, None)
-        material, number = parts.files.current(), request.cookies.get(COOKIE, "")
+        material, number = parts.files.current(), request.cookies.get(_cookie(request), "")
         return Access(material.own.identity, sessions.find(number, material.revoked, parts.now()))
 
     async def me(request: Request) -> Response:
@@ -212,7 +219,7 @@ def make_app(parts: Parts) -> Starlette:
             raise
         answer = JSONResponse({"who": str(shown.identity)})
         answer.set_cookie(
-            COOKIE,
+            _cookie(request),
             sessions.open(shown),
             max_age=max(0, int((shown.until - parts.now()).total_seconds())),  # the clocks may differ
             path="/",
@@ -223,9 +230,9 @@ def make_app(parts: Parts) -> Starlette:
         return answer
 
     async def sign_out(request: Request) -> Response:
-        sessions.end(request.cookies.get(COOKIE, ""))
+        sessions.end(request.cookies.get(_cookie(request), ""))
         answer = JSONResponse({})
-        answer.delete_cookie(COOKIE, path="/", secure=parts.secure, httponly=True, samesite="strict")
+        answer.delete_cookie(_cookie(request), path="/", secure=parts.secure, httponly=True, samesite="strict")
         return answer
 
     async def events(request: Request) -> Response:

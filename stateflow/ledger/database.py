@@ -29,6 +29,7 @@ from __future__ import annotations
 import json
 import random  # noqa: TID251 - a type only
 import socket
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -374,11 +375,21 @@ def _inode(file: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _is_special(file: Path) -> bool:
+    """Tells whether a directory or device has this name; what is written to some devices is lost."""
+    try:
+        return not stat.S_ISREG(file.stat().st_mode)
+    except OSError:  # if there is a file, SQLite says why it cannot be opened
+        return False
+
+
 def _create(url: URL, busy_timeout_s: float) -> Engine:
     name = url.get_backend_name()
     if name not in _RETRYABLE:
         raise ValueError(f"{name} is not supported: use sqlite, postgresql, mysql, mariadb or mssql")
     if name == "sqlite":
+        if (file := file_of(url)) is not None and _is_special(file):
+            raise ValueError("it is not a regular file")
         # An in-memory database is its connection: all threads use one in turn.
         pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if _in_memory(url) else {}
         engine = create_engine(

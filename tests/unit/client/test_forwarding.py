@@ -20,6 +20,7 @@ from stateflow.errors import (
     BadCertificate,
     DiskFull,
     InsecureRefused,
+    InvalidArgument,
     OperatorFailed,
     OutboxForeign,
     SchemaMismatch,
@@ -74,6 +75,13 @@ def test_an_outbox_does_not_go_on_with_an_operator_of_another_key_or_other_outpu
     with pytest.raises(OutboxForeign, match="has another key than when"):
         made(replace(SPEC, key=("n",)))
     made(replace(SPEC, state_schema='[{"name": "more"}]')).close()
+
+
+def test_an_outbox_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="the outbox has no name"):
+        ForwardingClient("127.0.0.1:1", "Count", "s", "")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("error", [BadCertificate("-", remedy="-"), InsecureRefused("-", remedy="-")], ids=str)

@@ -242,7 +242,7 @@ def test_nobody_sees_anything_before_they_signed_in(secure: Parts) -> None:
         if "states" not in path:  # states are asked of the acts, which are replaced here
             assert ask(app, "GET", path, SECURE).status == 401, path
     assert begin(app, SECURE).status == 401
-    assert begin(app, {**SECURE, "cookie": f"{COOKIE}=guessed"}).status == 401
+    assert begin(app, {**SECURE, "cookie": f"{COOKIE}-7071=guessed"}).status == 401
 
 
 def test_who_only_reads_looks_and_changes_nothing(secure: Parts, authority: Authority) -> None:
@@ -262,6 +262,16 @@ def test_who_operates_does_until_they_sign_out(secure: Parts, authority: Authori
     assert begin(app, {**headers, "origin": "https://evil.example"}).status == 403
     assert ask(app, "POST", "/api/sign-out", headers).status == 200
     assert begin(app, headers).status == 401
+
+
+def test_two_pages_of_a_host_have_cookies_of_their_own(secure: Parts, authority: Authority) -> None:
+    text, _ = authority.token(Identity.of("read", "alice"), timedelta(hours=8))
+    names = []
+    for host in ("127.0.0.1:7071", "127.0.0.1:7072", "[::1]:7073", "127.0.0.1"):
+        asked = {**SECURE, "host": host, "origin": f"https://{host}"}
+        given = ask(make_app(secure), "POST", "/api/sign-in", asked, text.encode()).header("set-cookie")
+        names.append(given.partition("=")[0])
+    assert names == [f"{COOKIE}-7071", f"{COOKIE}-7072", f"{COOKIE}-7073", f"{COOKIE}-http"]
 
 
 def test_the_cluster_is_called_in_the_name_of_the_user(parts: Parts, secure: Parts, authority: Authority) -> None:

@@ -162,6 +162,12 @@ def test_a_file_that_can_only_be_read(url: str) -> None:
         assert reader.fetch() == ["item"]
 
 
+def test_a_device_is_no_ledger() -> None:
+    for special in ("/dev/null", "/dev"):
+        with pytest.raises(InvalidArgument, match="cannot be opened: it is not a regular file"):
+            Ledger(f"sqlite:///{special}")
+
+
 def test_an_empty_file_that_can_only_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(InvalidArgument, match="cannot be opened: attempt to write a readonly database"):
