@@ -12,7 +12,7 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster, ClusterStatus, ReplicaStatistics, ReplicaStatus
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.dashboard.view import Rates, Seen, error_view, lines, snapshot
-from stateflow.errors import NotAllowed, StateflowError
+from stateflow.errors import NotAllowed, StateflowError, Unavailable
 from stateflow.ledger import Board, Ledger, Record
 from stateflow.rpc.faults import unexpected
 
@@ -187,6 +187,35 @@ class Seldom:
             self.refused = str(error)
 
 
+class SeldomOfLedger(Seldom):
+    """A question to the ledger, whose database may be locked for hours.
+
+    It is asked in a thread of its own, which has no time limit. If the answer takes longer than ``ANSWER_S``, the look
+    goes on without it, and a later look takes it.
+    """
+
+    _answer: Future[Any] | None = None
+
+    def ask(self, now_s: float, call: Callable[[], Any]) -> None:
+        answer = self._answer
+        if answer is None:
+            answer = self._answer = Future()
+            threading.Thread(target=_answered, args=(answer, call), name="dashboard-ledger", daemon=True).start()
+            wait([answer], ANSWER_S)
+        if answer.done():
+            self._answer = None
+            super().ask(now_s, answer.result)
+        else:
+            self.refused = str(Unavailable("the ledger has not answered yet", remedy="look at its database"))
+
+
+def _answered(answer: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+        answer.set_exception(error)
+
+
 class Looking:
     """Looks at a cluster again and again, and returns a snapshot each time. Not thread-safe."""
 
@@ -194,7 +223,7 @@ class Looking:
         self._cluster, self._records, self._clock = cluster, records, clock
         self.rates = Rates()
         self._history, self._jobs = Seldom(HISTORY_S, ()), Seldom(JOBS_S, ())
-        self._batches, self._orders = Seldom(BATCHES_S, None), Seldom(HISTORY_S, None)
+        self._batches, self._orders = SeldomOfLedger(BATCHES_S, None), Seldom(HISTORY_S, None)
         self._measured = Seldom(MEASURED_S, {})
         self._sized_at_s: dict[str, float] = {}  # by replica
         self._under_way: frozenset[str] = frozenset()

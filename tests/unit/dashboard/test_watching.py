@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from stateflow.clock import ManualClock
 from stateflow.dashboard import watching
@@ -129,6 +133,32 @@ def test_what_one_source_does_not_say_is_said_to_be_old_and_the_rest_is_new() ->
     cluster.ledger_away = False
     clock.advance(watching.JOBS_S)
     assert made.look()["missing"] == []
+    made.close()
+
+
+def test_a_ledger_that_does_not_answer_does_not_stop_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlocked, asked = threading.Event(), []
+
+    def batches() -> list[dict[str, Any]]:
+        asked.append(threading.current_thread())
+        unlocked.wait()
+        return []
+
+    monkeypatch.setattr(watching, "ANSWER_S", 0.001)
+    clock, records = ManualClock(), SimpleNamespace(batches=batches)
+    made = Looking(FakeCluster(1), records, clock)  # type: ignore[arg-type]
+    for _ in range(3):
+        found = made.look()
+        assert found["totals"]["replicas"] == 1
+        assert [each["what"] for each in found["missing"]] == ["batches"]
+        assert found["batches"] is None
+        clock.advance(1.0)
+    unlocked.set()
+    (thread,) = asked
+    thread.join()
+    found = made.look()
+    assert found["missing"] == []
+    assert found["batches"] == []
     made.close()
 
 
