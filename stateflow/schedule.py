@@ -149,7 +149,7 @@ class Schedule:
         """Returns the due time for which the job must run now; None: it is not due yet, or never again.
 
         Args:
-            since_us: when the job was created or resumed. Earlier due times are skipped.
+            since_us: when the job was created or resumed. Earlier due times are skipped, except that of ``once``.
             fired_us: newest due time for which the job ran; None: it never ran.
             ended_us: when that run ended; None: it is under way, or the job never ran.
             seen_us: the earliest time that the clock has shown since then. It is earlier than ``ended_us``,

@@ -486,9 +486,9 @@ class Restarting:
             return f"agent {now.agent} has not reported its state"
         if wanted is not None and child.spawned.generation != wanted.generation:
             return "its agent has not restarted it"
-        if child.deaths >= DEATHS_MAX and child.fault is not None:
-            raise child.fault
         if child.state != "RUNNING":
+            if child.deaths >= DEATHS_MAX and child.fault is not None:
+                raise child.fault
             return f"it is {child.state}"
         for name in self._workers(node):
             if not members.alive(name) or members.session(name) == before.get(name):

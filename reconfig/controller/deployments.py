@@ -540,6 +540,8 @@ class Leaving:
             names = [replica, *(each for each in sorted(cluster.roster.replicas) if each != replica == node_of(each))]
             for name in names:
                 self._check_ended(name)
+            if replica in cluster.roster.maintenance:  # it would be that of another machine of this name
+                await self._context.record(steps.maintain, replica, None)
             for name in names:
                 await self._context.record(steps.forget, name)
                 members.forget(name)

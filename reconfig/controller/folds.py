@@ -178,6 +178,11 @@ class JobBook:
         except KeyError:
             raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
 
+    def job_of(self, run: Run) -> Job | None:
+        """Returns the job that began a run; None: it was deleted since, or its record cannot be read."""
+        job = self.there.get(run.job)
+        return job if job is not None and job.definition == run.definition else None
+
     def run(self, run_id: str) -> Run:
         """Returns a run of a job, which may have been deleted. Raises InvalidArgument if the run is unknown or no
         longer kept.
@@ -221,14 +226,17 @@ class JobBook:
 
     def fold_job(self, rest: str, record: Record) -> None:
         name = rest.rpartition("/")[0]
-        self.there.pop(name, None)
+        before = self.there.pop(name, None)
         self.unreadable.pop(name, None)
         if record.payload:
             match read_job(name, record.payload, record.timestamp_us):
                 case Unreadable() as found:
                     self.unreadable[name] = found
+                case job if before is None:
+                    self.there[name] = replace(job, definition=record.record_id)
                 case job:
-                    self.there[name] = job
+                    resumed = before.paused and not job.paused
+                    self.there[name] = replace(job, resumed=resumed, definition=before.definition)
 
     def fold_run(self, rest: str, record: Record) -> None:
         job, _, at_us = rest.rpartition("/")
@@ -237,7 +245,8 @@ class JobBook:
             case RecordState.NEW:
                 operators = (record.payload or {}).get("operators")
                 begun = None if operators is None else tuple(operators)
-                runs.append(Run(job, int(at_us), record.timestamp_us, operators=begun))
+                definition = 0 if (of := self.there.get(job)) is None else of.definition
+                runs.append(Run(job, int(at_us), record.timestamp_us, operators=begun, definition=definition))
                 del runs[:-RUNS_MAX]
                 self.records[item] = record
             case RecordState.PROCESSING:

@@ -185,23 +185,28 @@ class Jobs:
     async def _done(self, run: Run) -> tuple[RunState, Sequence[str], str]:
         """Carries out a run, one operator per stage. Returns its state, its reconfigurations, and a note.
 
-        Stages that are in the ledger already were carried out by an earlier leader.
+        Stages that are in the ledger already were carried out by an earlier leader. A run whose job has been deleted
+        begins no further stage.
         """
-        job, given_up = self._book.there.get(run.job), ""
+        job, given_up = self._book.job_of(run), ""
         if job is not None:
             coordinator = await self._waited_for(run, job.coordinator, lambda: [self._me], "controllers")
             workers = await self._waited_for(run, job.workers, self._nodes, "nodes")
             given_up = "; ".join(filter(None, (coordinator.note, workers.note)))
             for operator in run.left(sorted(self._cluster.deployed)):
+                if self._book.job_of(run) is None:
+                    break
                 stage = await self._stage(run, job, operator, workers.nodes)
                 await self._context.record(steps.end_stage, run, stage)
                 run = self._book.run(run.id)
-        elif not run.stages and not self._cluster.begun_by(run.mark):
+        left = run.left(sorted(self._cluster.deployed)) if self._book.job_of(run) is None else []
+        if left and not run.stages and not self._cluster.begun_by(run.mark):
             unreadable = self._book.unreadable.get(run.job)
             why = "the job was deleted before it began" if unreadable is None else str(unreadable.refused())
             return RunState.FAILED, (), why
         ids = [each for stage in run.stages for each in stage.reconfigurations]
         failed = [f"{stage.operator}: {stage.error}" for stage in run.stages if stage.error]
+        failed += [f"{operator}: the job was deleted before its stage began" for operator in left]
         failed += [each for each in ids if not await self._completed(each)]
         if failed:
             return RunState.FAILED, ids, "; ".join(filter(None, (f"failed: {', '.join(failed)}", given_up)))
@@ -212,8 +217,8 @@ class Jobs:
     async def _waited_for(
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
-        """Waits until the job's affinity lets a run proceed. The waiting time counts from the run's start, so that a
-        later leader continues the wait.
+        """Waits until the job's affinity lets a run proceed, or the job is deleted. The waiting time counts from the
+        run's start, so that a later leader continues the wait.
 
         Args:
             there: returns the nodes that are present now.
@@ -221,7 +226,8 @@ class Jobs:
         """
         while True:
             waited_s = (self._context.clock.now_us() - run.began_us) / 1e6
-            found = choose(affinity, there(), waited_s, what)
+            is_there = self._book.job_of(run) is not None
+            found = choose(affinity if is_there else None, there(), waited_s, what)
             if isinstance(found, Go):
                 self._waits.pop(run.id, None)
                 return found

@@ -220,6 +220,9 @@ class Job:
         partitions: the partitions that a migration moves.
         to: the target of a migration, or the replica that a drain empties.
         since_us: when the job was last defined or resumed.
+        resumed: True if it was resumed then.
+        definition: number of the ledger record that defined the job; 0: there is none yet. Unlike the name, it tells a
+            job from one that was deleted before.
         coordinator: the controllers that may coordinate its runs; None: any.
         workers: the nodes that its runs may use; None: any.
     """
@@ -236,6 +239,13 @@ class Job:
     since_us: int = 0
     coordinator: Affinity | None = None
     workers: Affinity | None = None
+    resumed: bool = False
+    definition: int = 0
+
+    @property
+    def is_dropped(self) -> bool:
+        """True if the job's only time passed while the job was paused."""
+        return self.resumed and self.schedule.once_us is not None and self.schedule.once_us <= self.since_us
 
     def check(self) -> None:
         """Checks that the job has the fields that it needs, and no others. Raises InvalidArgument."""
@@ -347,6 +357,7 @@ class Run:
         operators: the operators that it has a stage for; None: an earlier version began the run and did not record
             them.
         stages: the stages recorded so far.
+        definition: :attr:`Job.definition` of the job that began it.
     """
 
     job: str
@@ -358,6 +369,7 @@ class Run:
     note: str = ""
     operators: tuple[str, ...] | None = None
     stages: tuple[JobStage, ...] = ()
+    definition: int = 0
 
     @property
     def id(self) -> str:
@@ -398,7 +410,7 @@ def due(job: Job, runs: Sequence[Run], now_us: int, seen_us: int | None = None) 
             not known.
     """
     newest = runs[-1] if runs else None
-    if job.paused or (newest is not None and newest.state is RunState.IN_PROCESS):
+    if job.paused or job.is_dropped or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None
     fired, ended = (None, None) if newest is None else (max(run.at_us for run in runs), newest.ended_us)
     at_us = job.schedule.due(now_us, job.since_us, fired, ended, seen_us)
@@ -425,7 +437,7 @@ class Earliest:
 
 def next_us(job: Job, runs: Sequence[Run], now_us: int) -> int:
     """Returns the time of the next run; 0: the job never runs again, or is paused."""
-    if job.paused:
+    if job.paused or job.is_dropped:
         return 0
     fired, ended = (max(run.at_us for run in runs), runs[-1].ended_us or None) if runs else (None, None)
     if job.schedule.cron is not None and fired is not None and fired > now_us:  # a clock that was ahead was put back

@@ -134,16 +134,17 @@ def cores() -> int:
 
 
 def memory_bytes(group: Path | None) -> int:
-    """Returns the memory of the machine, or the limit of the control group if that is less; 0: unknown."""
+    """Returns the memory of the machine, or the least limit of the control group and those that contain it; 0:
+    unknown."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 0
-    try:
-        allowed = int((group / "memory.max").read_text()) if group is not None else whole
-    except (OSError, ValueError):  # "max"
-        allowed = whole
-    return min(whole, allowed)
+    allowed = [whole]
+    for each in () if group is None else (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):  # "max"; the root and what contains it have no limit
+            allowed.append(int((each / "memory.max").read_text()))
+    return min(allowed)
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import io
+import os
 import re
 import subprocess
 import sys
@@ -106,18 +107,38 @@ def _code(name: str) -> Iterator[tuple[str, bytes]]:
         ) from error
     if hasattr(module, "__path__"):
         for root in map(Path, module.__path__):
-            for path in sorted(root.rglob("*")):
-                inside = path.relative_to(root)
-                if path.is_file() and not any(_is_left_out(part) for part in inside.parts):
-                    yield f"{name}/{inside.as_posix()}", path.read_bytes()
+            for path in sorted(_files_below(root)):
+                yield f"{name}/{path.relative_to(root).as_posix()}", _bytes(path, name)
     elif (file := getattr(module, "__file__", None) or "").endswith(".py"):
-        yield f"{name}.py", Path(file).read_bytes()
+        yield f"{name}.py", _bytes(Path(file), name)
     else:
         raise BundleRefused(
             f"{name} is not a module of Python source",
             remedy="install it at the sites, and deploy with --installed",
             module=name,
         )
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    """Yields the files of a package, also those of linked directories. Raises BundleRefused for a circle of links."""
+    for name, folders, files in os.walk(root, followlinks=True):
+        here, folders[:] = Path(name), [each for each in folders if not _is_left_out(each)]
+        above = {each.resolve() for each in (here, *here.parents) if each.is_relative_to(root)}
+        for each in folders:
+            if (here / each).resolve() in above:
+                raise BundleRefused(
+                    f"{here / each} leads back to a directory that contains it", remedy="remove the link"
+                )
+        yield from (path for each in files if not _is_left_out(each) and (path := here / each).is_file())
+
+
+def _bytes(path: Path, module: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BundleRefused(
+            f"{path} cannot be read: {error.strerror}", remedy="make it readable, or remove it", module=module
+        ) from error
 
 
 def _is_left_out(part: str) -> bool:

@@ -381,6 +381,7 @@ class TlsFiles:
         self._lock = threading.Lock()
         self._looked_at = clock.monotonic()
         self._seen = self._signature()
+        self._unaccepted = ""  # error of the files that are there instead of those in use; empty: there are none
         self._material = self._read(0, RevocationList())
         self._said: tuple[int, timedelta] | None = None  # serial number, and time left at the last warning
         self._overdue: datetime | None = None  # end of the revocation list that was warned of
@@ -405,8 +406,12 @@ class TlsFiles:
         try:
             found = self._read(self._material.number, self._material.crl)
         except BadCertificate as error:
-            log.warning("changed TLS files are not valid, the former ones stay in use: %s", error)
+            if str(error) != self._unaccepted:
+                log.warning("changed TLS files are not valid, the former ones stay in use: %s", error)
+            # read again at the next look: permissions and time may make them valid, which their signature does not show
+            self._seen, self._unaccepted = [], str(error)
             return
+        self._unaccepted = ""
         if found != self._material:
             log.info("changed TLS files are in use: %s until %s", found.own.identity, found.own.not_after)
             self._material = found

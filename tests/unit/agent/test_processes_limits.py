@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.agent.agent import memory_bytes
 from stateflow.agent.processes import OVERHEAD_BYTES, Cgroups, Rlimits, limits, own_group
 
 
@@ -55,6 +56,20 @@ def test_where_the_own_group_is(tmp_path: Path) -> None:
     assert own_group(tmp_path) == Path("/sys/fs/cgroup/system.slice/agent.service")
     (tmp_path / "mountinfo").write_text("30 23 0:26 / /proc rw - proc proc rw\n")
     assert own_group(tmp_path) is None
+
+
+def test_memory_is_the_least_limit_of_the_groups_it_is_in(tmp_path: Path) -> None:
+    """The agent moves into a group of its own, which has no limit: it used to offer the machine's whole memory."""
+    inner = tmp_path / "slice" / "service" / "agent"
+    inner.mkdir(parents=True)
+    whole = memory_bytes(None)
+    for group, allowed in ((inner, "max"), (inner.parent, str(1 << 20)), (inner.parent.parent, str(2 << 20))):
+        (group / "memory.max").write_text(allowed)
+    assert memory_bytes(inner) == 1 << 20
+    (inner.parent / "memory.max").write_text("max")
+    assert memory_bytes(inner) == 2 << 20
+    (inner.parent.parent / "memory.max").unlink()
+    assert memory_bytes(inner) == whole > 2 << 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are Linux's")

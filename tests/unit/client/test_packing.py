@@ -70,6 +70,27 @@ def test_a_package_is_packed_whole_and_the_same_twice(baskets: Any) -> None:
     assert names(more.packed) - names(one.packed) == {"code/alone.py"}
 
 
+def test_a_linked_package_is_packed_and_a_circle_refused(baskets: Any, tmp_path: Path) -> None:
+    """A linked directory used to be left out, and batches failed."""
+    shared = tmp_path / "shared"
+    (shared / "__pycache__").mkdir(parents=True)
+    (shared / "__init__.py").write_text("")
+    (tmp_path / "baskets" / "helpers").symlink_to(shared)
+    assert "code/baskets/helpers/__init__.py" in names(pack(baskets).packed)
+    (shared / "again").symlink_to(tmp_path / "baskets")
+    with pytest.raises(BundleRefused, match="again leads back to a directory that contains it"):
+        pack(baskets)
+
+
+def test_a_file_that_cannot_be_read_is_named(baskets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(BundleRefused, match=r"baskets/__init__\.py cannot be read: Permission denied"):
+        pack(baskets)
+
+
 def test_what_it_requires_is_packed_and_found(baskets: Any, tmp_path: Path) -> None:
     bundle = pack(baskets, [str(wheel(tmp_path))])
     assert {"lib/tiny_requirement.py", "lib/tiny_requirement-1.0.dist-info/METADATA"} <= names(bundle.packed)

@@ -87,6 +87,14 @@ def test_files_that_change(authority: Authority, tmp_path: Path, caplog: pytest.
     assert files.current() is first
     assert "the former ones stay in use: bad_certificate: the key does not match the certificate" in caplog.text
     (out / "key.pem").write_bytes(new)
+    (out / "key.pem").chmod(0o604)
+    clock.advance(LOOK_S)
+    files.current()
+    assert files.current() is first
+    clock.advance(LOOK_S)
+    assert files.current() is first
+    assert caplog.text.count("is readable by other users") == 1, "said once, but read again"
+    (out / "key.pem").chmod(0o600)
     clock.advance(LOOK_S)
     second = files.current()
     assert second.number == first.number + 1

@@ -12,7 +12,8 @@ import pytest
 from reconfig.controller.agents import Agents
 from reconfig.controller.controller import Controller
 from reconfig.controller.folds import Home
-from reconfig.controller.steps import finish_deployment, plan_deployment, register
+from reconfig.controller.steps import finish_deployment, maintain, plan_deployment, register
+from reconfig.decisions.sweeps import Maintenance
 from stateflow.clock import ManualClock
 from stateflow.errors import (
     ForeignLedger,
@@ -103,7 +104,10 @@ def test_what_is_commanded_is_the_answer_to_beats_of_this_controller_and_the_nex
             ("gw-1", True),
             ("gw-2", True),
         ]
+        for node in ("gw-0", "gw-1"):
+            await controller.context.record(maintain, node, Maintenance(1))
         await controller.leaving.forget("gw-0")
+        assert set(controller.cluster.roster.maintenance) == {"gw-1"}, "the next one of this name is another machine"
         orders = await controller.agents.heard(BEAT)
         assert [each.replica for each in orders.wanted] == ["gw-1", "gw-2"]
         assert [each.replica for each in await controller.agents.spawn(Request("gw"))] == ["gw-3"]

@@ -117,6 +117,16 @@ def test_a_node_that_dies_at_each_start_fails_with_its_own_error(fleet: Fleet) -
         fleet.restart()
 
 
+def test_deaths_before_it_ran_well_are_over(fleet: Fleet) -> None:
+    """A rolling restart failed at a node that had died three times days before."""
+
+    def runs_after_deaths() -> None:
+        fleet.child = Child(fleet.spawned, "RUNNING", deaths=DEATHS_MAX, fault=DataDirLocked("-", remedy="-"))
+
+    fleet.steps = [fleet.restarted, runs_after_deaths, fleet.registers, fleet.set(orphaned=False)]
+    assert fleet.restart() == Outcome()
+
+
 def test_another_command_takes_its_place(fleet: Fleet) -> None:
     def stopped() -> None:
         fleet.roster.spawned[NODE] = replace(fleet.spawned, running=False, generation=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,14 @@ import pytest
 
 from reconfig.controller import steps
 from reconfig.controller.jobs import Jobs
-from reconfig.decisions.jobs import Do, Job, Node, RunState
+from reconfig.decisions.jobs import Affinity, Do, Job, Node, RunState
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger
 from stateflow.schedule import Schedule
 from tests.writing import Written, write
 
 S = 1_000_000
+NIGHTLY = Job("nightly", Schedule.parse("every 60"), Do.CHECKPOINT)
 
 
 class Book:
@@ -105,3 +107,48 @@ def test_a_job_runs_within_its_period_after_the_clock_was_put_back(ledger: Ledge
         book.jobs._context.clock = clock  # type: ignore[misc]
         asyncio.run(book.jobs._look())
         assert book.carried_on == begun
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made anew"])
+def test_a_run_begins_nothing_once_its_job_is_deleted(ledger: Ledger, again: bool) -> None:
+    """The next stages were carried out, by the definition of a new job of the same name."""
+    book = Book(ledger, ("A", "B", "C"))
+    done: list[str] = []
+
+    async def do(job: Job, operator: str, mark: str, nodes: Any) -> list[str]:
+        done.append(operator)
+        write(book.cluster, steps.define_job, "nightly", None)
+        if again:
+            write(book.cluster, steps.define_job, "nightly", replace(NIGHTLY, do=Do.REBALANCE))
+        return []
+
+    book.jobs._do = do  # type: ignore[method-assign]
+    write(book.cluster, steps.define_job, "nightly", NIGHTLY)
+    write(book.cluster, steps.begin_run, "nightly", 7, ["A", "B", "C"])
+    run = book.cluster.jobs.runs["nightly"][-1]
+    state, _, note = asyncio.run(book.jobs._done(run))
+    assert (done, state) == (["A"], RunState.FAILED)
+    assert (
+        note == "failed: B: the job was deleted before its stage began, C: the job was deleted before its stage began"
+    )
+    book.cluster = Written.read(ledger)  # the next leader
+    book.cluster.deployed = dict.fromkeys("ABC")  # type: ignore[arg-type]
+    book.jobs._book = book.cluster.jobs  # type: ignore[misc]
+    assert asyncio.run(book.jobs._done(book.cluster.jobs.run(run.id)))[0] is RunState.FAILED
+    assert done == ["A"]
+
+
+def test_a_run_that_waits_ends_when_its_job_is_deleted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted job waited for as long as it took, and then moved partitions."""
+    book = Book(ledger, ("A",))
+    job = replace(NIGHTLY, coordinator=Affinity.parse("hard site nowhere"))
+    write(book.cluster, steps.define_job, "nightly", job)
+    write(book.cluster, steps.begin_run, "nightly", 7, ["A"])
+
+    async def sleep(_: float) -> None:
+        assert book.jobs._waits
+        write(book.cluster, steps.define_job, "nightly", None)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    found = asyncio.run(book.jobs._done(book.cluster.jobs.runs["nightly"][-1]))
+    assert found == (RunState.FAILED, (), "the job was deleted before it began")

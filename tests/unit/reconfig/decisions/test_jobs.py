@@ -187,3 +187,19 @@ def test_release_0_1_reads_a_recorded_schedule(text: str, recorded: str) -> None
     assert read_job("nightly", payload, 0) == job
     older = read_job("nightly", {"schedule": recorded, "do": "checkpoint"}, 0)
     assert older == replace(job, schedule=Schedule.parse(recorded))
+
+
+def test_a_job_for_one_time_that_passed_while_it_was_paused_never_runs(tmp_path: Path) -> None:
+    """The job ran as soon as it was resumed."""
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        cluster, now = Written(ledger), ledger.clock.now_us()
+        for name, once in (("passed", "1970-01-02T00:00:00Z"), ("to-come", "9999-01-01T00:00:00Z")):
+            job = Job(name, Schedule.parse(f"once {once}"), Do.CHECKPOINT)
+            write(cluster, steps.define_job, name, job)
+            assert next_us(cluster.jobs.there[name], [], now) == job.schedule.once_us, "not paused, it is made up for"
+            for paused in (True, False):
+                write(cluster, steps.define_job, name, replace(job, paused=paused))
+        for jobs in (cluster.jobs, Written.read(ledger).jobs):
+            assert due(jobs.there["passed"], [], now) is None
+            assert next_us(jobs.there["passed"], [], now) == 0
+            assert next_us(jobs.there["to-come"], [], now) > now
