@@ -96,7 +96,8 @@ class Jobs:
         return self.report(name)
 
     async def delete(self, name: str) -> JobReport:
-        """Deletes a job. Its runs stay in the ledger. Raises InvalidArgument if there is no such job."""
+        """Deletes a job. Its runs stay in the ledger; one under way begins no further stage. Raises InvalidArgument if
+        there is no such job."""
         async with self._ordering:
             found = self.report(name)
             await self._context.record(steps.define_job, name, None)
