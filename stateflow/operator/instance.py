@@ -243,6 +243,7 @@ class OperatorInstance:
         Args:
             row: returns the part of the input that an error shows.
         """
+        self._keep_columns()
         try:
             produced = method(argument, self._ctx)
         except StateflowError as error:
@@ -255,7 +256,14 @@ class OperatorInstance:
         if produced is not None:
             self._columns.append(self._writer.columns(produced, method.__name__))
 
+    def _keep_columns(self) -> None:
+        """Copies the columns of the last call, because the operator may reuse their buffers in its next call."""
+        if self._columns:
+            last = self._columns[-1]
+            self._columns[-1] = pa.ipc.read_record_batch(last.serialize(), last.schema)
+
     def on_watermark(self, watermark_us: int, outputs: list[Any]) -> None:
+        self._keep_columns()
         self.show_watermark(watermark_us)
         assert self._ctx.watermark is not None
         self._call("on_watermark", self.operator.on_watermark, self._ctx.watermark, outputs)
@@ -283,8 +291,8 @@ class OperatorInstance:
                 self.state.unbind(self.operator)
 
     def produced(self, outputs: list[Any]) -> Produced:
-        """Returns the whole output of the batch. Output in the operator's own buffers or containers is encoded at once,
-        because the operator may reuse them in its next call. Raises OutputMismatch."""
+        """Returns the whole output of the batch. Columns in the operator's own buffers are encoded at once, because the
+        operator may reuse them in its next call. Raises OutputMismatch."""
         side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
         if self._columns:
             return Produced([], self._writer.write(outputs, self._columns), side)
