@@ -173,8 +173,9 @@ class Context:
     def state(self, tag: T, namespace: Namespace = GLOBAL) -> T:
         """Returns the current key's state for a tag, such as ``state.counter(name="n")``, in a namespace.
 
-        Tags with the same name and another kind or type are separate states. Raises DeclarationError for a tag without
-        a name, and InvalidArgument without a current key and in a batch operator.
+        Give each tag a name of its own. Raises DeclarationError for a tag without a name, and for one that is declared
+        with other types, default or ttl elsewhere in the program; SchemaMismatch if it is stored with other types; and
+        InvalidArgument without a current key and in a batch operator.
         """
         key = self._current()
         return cast(T, self._keyed().at(key, namespace, tag))
