@@ -289,7 +289,7 @@ class KeyedState:
         self._declarations = dict(declarations)
         self._cached_keys = cached_keys
         self._cached_entries = cached_entries
-        self._max_value_bytes = max_value_bytes
+        self.max_value_bytes = max_value_bytes
         self._meter = Meter(reader)
         self._pool = cache
         self._budget = None if cache is None else Budget(cache, cache.join(), len(self._declarations))
@@ -335,10 +335,10 @@ class KeyedState:
             log=self._written,
             ttl=declaration.ttl,
             reduce=declaration.reduce,
-            max_value_bytes=self._max_value_bytes,
+            max_value_bytes=self.max_value_bytes,
         )
         if declaration.kind in _SINGLE_VALUES and declaration.ttl is None:
-            spec.encode_many = encoder_of(declaration.coder, self._max_value_bytes)
+            spec.encode_many = encoder_of(declaration.coder, self.max_value_bytes)
         tag = self._states[declaration.tag] = Tag(declaration, spec, attribute)
         self._specs.append(spec)
         if declaration.ttl is not None:
