@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import pyarrow as pa
 from stateflow.errors import OperatorFailed, OperatorStuck, StateflowError
 from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.operator.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
-from stateflow.operator.output import OutputReader, OutputWriter, join_output
+from stateflow.operator.output import OutputReader, OutputWriter, copied, join_output
 from stateflow.operator.rows import DecodedRows
 from stateflow.operator.timers import Domain, TimerColumns, Timers, to_datetime
 from stateflow.operator.watchdog import Interrupted, frames_of
@@ -135,7 +135,7 @@ class OperatorInstance:
         keyed = state if isinstance(state, KeyedState) else None
         metrics = partial(Metrics, figures, partition.operator, cls)
         self._ctx = Context(partition.operator, partition.partition, timers, keyed, metrics)
-        self._ctx._frozen = {tag: freeze for tag, writer in self._side_writers.items() if (freeze := writer.freeze)}
+        self._ctx._freeze = {tag: writer.freeze for tag, writer in self._side_writers.items()}
         if issubclass(cls, BatchOperator):
             self._ctx._unheard = "on_timers" if cls.on_timers is BatchOperator.on_timers else ""
         else:
@@ -196,7 +196,7 @@ class OperatorInstance:
         assert isinstance(self.state, KeyedState)
         operator, ctx, state = self.operator, self._ctx, self.state
         attributes, process = operator.__dict__, operator.init_state if initial else operator.process
-        extend = outputs.extend if self._freeze is None else partial(self._extend, outputs)
+        append, freeze = outputs.append, self._freeze
         timestamp = None if initial else arrived.reader.getter(self._event_time)
         keys: list[Any] = []
         key: Any = None
@@ -209,8 +209,14 @@ class OperatorInstance:
                 if timestamp is not None:
                     ctx.timestamp = timestamp(row)
                 produced = process(row, ctx)
-                if produced is not None:
-                    extend(produced)
+                if produced is None:
+                    continue
+                # each row is frozen before the next is produced, because the operator may then change its objects
+                if freeze is copied:
+                    for each in produced:  # quicker than a call per row
+                        append(each if each.__class__ is tuple else copied(each))
+                else:
+                    outputs.extend(map(freeze, produced))
         except StateflowError as error:
             error.located(**self._here(key))
             raise
@@ -237,6 +243,7 @@ class OperatorInstance:
         Args:
             row: returns the part of the input that an error shows.
         """
+        self._keep_columns()
         try:
             produced = method(argument, self._ctx)
         except StateflowError as error:
@@ -249,12 +256,14 @@ class OperatorInstance:
         if produced is not None:
             self._columns.append(self._writer.columns(produced, method.__name__))
 
-    def _extend(self, outputs: list[Any], produced: Iterable[Any]) -> None:
-        """Freezes each row as soon as it is produced, because the operator's next step may change the objects in it."""
-        assert self._freeze is not None
-        outputs.extend(map(self._freeze, produced))
+    def _keep_columns(self) -> None:
+        """Copies the columns of the last call, because the operator may reuse their buffers in its next call."""
+        if self._columns:
+            last = self._columns[-1]
+            self._columns[-1] = pa.ipc.read_record_batch(last.serialize(), last.schema)
 
     def on_watermark(self, watermark_us: int, outputs: list[Any]) -> None:
+        self._keep_columns()
         self.show_watermark(watermark_us)
         assert self._ctx.watermark is not None
         self._call("on_watermark", self.operator.on_watermark, self._ctx.watermark, outputs)
@@ -282,8 +291,8 @@ class OperatorInstance:
                 self.state.unbind(self.operator)
 
     def produced(self, outputs: list[Any]) -> Produced:
-        """Returns the whole output of the batch. Output in the operator's own buffers or containers is encoded at once,
-        because the operator may reuse them in its next call. Raises OutputMismatch."""
+        """Returns the whole output of the batch. Columns in the operator's own buffers are encoded at once, because the
+        operator may reuse them in its next call. Raises OutputMismatch."""
         side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
         if self._columns:
             return Produced([], self._writer.write(outputs, self._columns), side)
@@ -356,7 +365,7 @@ class OperatorInstance:
         try:
             produced = method(argument, self._ctx)
             if produced is not None:
-                outputs.extend(produced if self._freeze is None else map(self._freeze, produced))
+                outputs.extend(map(self._freeze, produced))
         except StateflowError as error:
             error.located(**self._here(self._ctx.key))
             raise

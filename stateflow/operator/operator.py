@@ -66,7 +66,7 @@ class Context:
     """
 
     __slots__ = (
-        *("_ended", "_figures", "_frozen", "_metrics", "_side", "_states", "_timers", "_unheard"),
+        *("_ended", "_figures", "_freeze", "_metrics", "_side", "_states", "_timers", "_unheard"),
         *("key", "logger", "partition", "timestamp", "watermark"),
     )
 
@@ -86,7 +86,7 @@ class Context:
         self._timers = timers
         self._states = states
         self._side: dict[str, list[Any]] = {}
-        self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # tag → function that copies rows that might change later
+        self._freeze: Mapping[str, Callable[[Any], Any]] = {}  # tag → function that copies what might change later
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
         self._ended: list[Namespace] = []  # windows of the current timer that still have states
@@ -162,19 +162,20 @@ class Context:
 
     def emit(self, tag: str, row: Any) -> None:
         """Adds a row to the side output ``tag``. Raises InvalidArgument if ``side_outputs`` does not declare it."""
-        freeze = self._frozen.get(tag)
         try:
-            self._side[tag].append(row if freeze is None else freeze(row))
+            emitted, freeze = self._side[tag], self._freeze[tag]
         except KeyError:
             raise InvalidArgument(
                 f"there is no side output {tag!r}", remedy='declare it: side_outputs = {"tag": "column type, …"}'
             ) from None
+        emitted.append(freeze(row))
 
     def state(self, tag: T, namespace: Namespace = GLOBAL) -> T:
         """Returns the current key's state for a tag, such as ``state.counter(name="n")``, in a namespace.
 
-        Tags with the same name and another kind or type are separate states. Raises DeclarationError for a tag without
-        a name, and InvalidArgument without a current key and in a batch operator.
+        Give each tag a name of its own. Raises DeclarationError for a tag without a name, and for one that is declared
+        with other types, default or ttl elsewhere in the program; SchemaMismatch if it is stored with other types; and
+        InvalidArgument without a current key and in a batch operator.
         """
         key = self._current()
         return cast(T, self._keyed().at(key, namespace, tag))

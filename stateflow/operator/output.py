@@ -52,10 +52,10 @@ class OutputWriter:
         self._changeable = frozenset(i for i, field in enumerate(schema) if _may_change(field.type))
 
     @property
-    def freeze(self) -> Callable[[Any], Any] | None:
-        """Function that copies a row, so that later changes of state do not change the row; None if values of the
-        declared types never change."""
-        return self._freeze if self._changeable else None
+    def freeze(self) -> Callable[[Any], Any]:
+        """Function that copies what may change in a row, so that the row keeps the values of this moment: a dict, and
+        values of types that may change. It is :func:`copied` if values of the declared types never change."""
+        return self._freeze if self._changeable else copied
 
     def _freeze(self, row: Any) -> Any:
         if isinstance(row, tuple):
@@ -93,7 +93,8 @@ class OutputWriter:
     def settled(self, rows: list[Any]) -> list[Any]:
         """Returns rows as plain tuples, with the fields in the declared order. Raises OutputMismatch.
 
-        Call it before the operator runs again, because the operator may reuse a dict in its next batch.
+        Args:
+            rows: rows that were frozen when they were produced.
         """
         if rows and set(map(type, rows)) != {tuple}:
             return [self._as_tuple(row, number) for number, row in enumerate(rows)]
@@ -180,6 +181,11 @@ def _message(part: pa.RecordBatch) -> bytes:
     and belong to another partition."""
     message: bytes = pa.concat_batches([part]).serialize().to_pybytes()
     return message
+
+
+def copied(row: Any) -> Any:
+    """Copies a row that is a dict, because the operator may fill it again for its next row."""
+    return dict(row) if isinstance(row, dict) else row
 
 
 def _may_change(type_: pa.DataType) -> bool:

@@ -296,6 +296,9 @@ class Timers:
             by_name = BY_NAME + _LETTER[domain] + varint(len(key)) + key + encoded
             stored = self._store.get(by_name)
             wanted = None if at_us is None else _ORDERED.pack(at_us + _SIGN)
+            # also for a timer that fired and was set again to the same time, so that nothing of it is to be written
+            if at_us is not None and at_us < self._next_us.get(domain, -math.inf):
+                self._next_us[domain] = at_us
             if stored == wanted:
                 continue
             if stored is not None:
@@ -304,8 +307,6 @@ class Timers:
                 into.deletes.append(by_name)
             else:
                 into.puts += [(by_name, wanted), (_by_time(domain, wanted, key, encoded), _PRESENT)]
-                if at_us is not None and at_us < self._next_us.get(domain, -math.inf):
-                    self._next_us[domain] = at_us
 
     def end_batch(self) -> None:
         """Drops the pending changes after they were committed."""

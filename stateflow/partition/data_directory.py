@@ -353,14 +353,16 @@ class Copies:
         """Lets ``by``, a takeover or another move, install the copy that arrived for a standby. The standby's transfer
         applies nothing more to it. Callers hold ``mutex``. Raises MoveAborted.
 
-        A mark beside the database records this; it remains readable even if the copy is damaged.
+        A mark beside the database records this; it remains readable even if the copy is damaged. It is written first,
+        so that an attempt that found the disk full can be repeated. :meth:`tidy` makes it durable.
         """
         incoming = local.incoming
         assert incoming is not None
         if incoming.move_id != by:
+            replace(local.lifecycle).adopt(incoming.move_id, by)  # refuses a move that was cancelled
+            (incoming.directory / owned_mark(by)).write_bytes(b"")
             local.lifecycle.adopt(incoming.move_id, by)
             incoming.move_id = by
-            (incoming.directory / owned_mark(by)).write_bytes(b"")
 
     @contextmanager
     def unfinished(self, local: LocalPartition, name: str) -> Iterator[Path]:

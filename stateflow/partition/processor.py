@@ -162,7 +162,8 @@ def converted(
         before: version of the stored states.
         times_us: processing time and watermark.
     """
-    keyed = KeyedState(operator, declarations_of(type(instance.operator)), reader)
+    declarations, bytes_max = declarations_of(type(instance.operator)), instance.state.max_value_bytes
+    keyed = KeyedState(operator, declarations, reader, max_value_bytes=bytes_max)
 
     def migrate(key: Any, old: SimpleNamespace) -> None:
         keyed.bind(instance.operator, key)

@@ -318,16 +318,25 @@ class Trial:
     def _run(self) -> Generator[int]:
         store = self._registry.environment.open_apart(self.copy.directory)
         try:
-            yield from try_out(self._cls, self.copy.partition, store, self._deployed, self._registry.clock.now_us())
+            now_us, bytes_max = self._registry.clock.now_us(), self._registry.settings.value_bytes_max
+            yield from try_out(self._cls, self.copy.partition, store, self._deployed, now_us, bytes_max)
         finally:
             store.close()
 
 
 def try_out(
-    cls: type[Operator], partition: PartitionId, store: PartitionStore, deployed: DeployedStates, now_us: int
+    cls: type[Operator],
+    partition: PartitionId,
+    store: PartitionStore,
+    deployed: DeployedStates,
+    now_us: int,
+    max_value_bytes: int,
 ) -> Iterator[int]:
     """Converts a partition's stored states to those that ``cls`` declares, piece by piece in memory, and reads them;
     writes nothing. Yields the number of keys in each piece.
+
+    Args:
+        max_value_bytes: see :class:`~stateflow.state.KeyedState`.
 
     Raises the errors of :meth:`Trial.step`.
     """
@@ -336,7 +345,7 @@ def try_out(
         return
     before, evolution = read_schema(stored), evolution_of(partition.operator, cls, stored, deployed)
     retyped, watermark_us = _retyped(cls, before["states"]), read_watermark(store)
-    with _instance(cls, partition, store, watermark_us) as instance:
+    with _instance(cls, partition, store, watermark_us, max_value_bytes) as instance:
         for piece in pieces(store, [bytes.fromhex(each["tag"]) for each in before["states"]]):
             reader = evolution.evolved(piece)
             if evolution.migrate:
@@ -352,11 +361,11 @@ def try_out(
 
 @contextmanager
 def _instance(
-    cls: type[Operator], partition: PartitionId, store: PartitionStore, watermark_us: int | None
+    cls: type[Operator], partition: PartitionId, store: PartitionStore, watermark_us: int | None, max_value_bytes: int
 ) -> Iterator[OperatorInstance]:
     key = key_columns(cls)
     kind = partial(ColumnStates, key=key) if issubclass(cls, BatchOperator) else KeyedState
-    states = kind(partition.operator, declarations_of(cls), store)
+    states = kind(partition.operator, declarations_of(cls), store, max_value_bytes=max_value_bytes)
     instance = OperatorInstance(cls, partition, states, Timers(store, key), watermark_us, OwnFigures())
     try:
         instance.open()

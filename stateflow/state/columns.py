@@ -495,6 +495,7 @@ class ColumnStates:
         belongs: Callable[[Hashable], None] | None = None,
         key: Sequence[str] = (),
     ) -> None:
+        self.max_value_bytes = max_value_bytes
         self._index = KeyIndex(operator, belongs, key)
         plain = {name: each for name, each in declarations.items() if is_plain(each)}
         others = {name: each for name, each in declarations.items() if name not in plain}

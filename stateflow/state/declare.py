@@ -23,7 +23,7 @@ from decimal import Decimal
 from typing import Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
-from stateflow.errors import DeclarationError, EncodeError, UnknownState
+from stateflow.errors import DeclarationError, DecodeError, EncodeError, UnknownState
 from stateflow.state import coders, encoding
 from stateflow.state.cells import tag_of
 from stateflow.state.coders import Coder, Int64
@@ -251,6 +251,48 @@ class Declaration:
 
     def __repr__(self) -> str:
         return f"<state {self.name or '?'}: {self.kind}({', '.join(coder.name for coder in self.coders)})>"
+
+
+# -- Stand-ins -------------------------------------------------------------------------------------------------------
+
+
+class Opaque(Coder[bytes]):
+    """A coder that returns stored bytes unchanged, for a state whose declaration this process does not know yet."""
+
+    name = "opaque"
+    deterministic = True
+    natural_order = True
+    mutable = False
+    exact = exact_key = bytes
+
+    def encode(self, value: bytes) -> bytes:
+        return value
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
+    """Returns a declaration that suffices to empty and to sweep a state that another process made at run time.
+
+    Args:
+        described: the state's :meth:`Declaration.describe`.
+
+    Raises DecodeError.
+    """
+    try:
+        kind, lives = described["kind"], Ttl.described(described.get("ttl"))
+        keys: dict[str, Coder[Any]] = {"map": Opaque(), "set": Opaque(), "list": Int64()}
+        coder = NOTHING if kind == "set" else Opaque()
+        declaration = Declaration(kind, coder, key_coder=keys.get(kind), name=described["name"], ttl=lives)
+    except (KeyError, TypeError, AttributeError, DeclarationError) as error:
+        raise DecodeError(
+            "the stored declaration of a state made at run time cannot be read",
+            remedy="restore a checkpoint",
+            tag=tag.hex(),
+        ) from error
+    declaration._tag = tag
+    return declaration
 
 
 # -- Functions that declare states -----------------------------------------------------------------------------------

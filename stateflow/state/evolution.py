@@ -37,7 +37,7 @@ from stateflow.state.cells import (
 from stateflow.state.coders import Coder
 from stateflow.state.declare import NOTHING, Declaration
 from stateflow.state.keyed import KeyedState
-from stateflow.state.shapes import Verdict, spelled, verdict
+from stateflow.state.shapes import Verdict, spelled, spelled_state, types_become
 from stateflow.state.tracked import DECODE_FAILURES, StateSpec, Ttl
 from stateflow.types import shown
 
@@ -56,26 +56,12 @@ def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], o
         was = before.get(now["name"], now)
         if was["tag"] != now["tag"] or types_become(was, now) is not Verdict.KEPT:
             raise SchemaMismatch(
-                f"state {now['name']!r} is stored as {_signature(was)} but declared as {_signature(now)}",
+                f"state {now['name']!r} is stored as {spelled_state(was)} but declared as {spelled_state(now)}",
                 remedy="declare it as it is stored, give the new state another name=, or write migrate_state and raise "
                 "state_version",
                 operator=operator,
                 state=now["name"],
             )
-
-
-def types_become(was: dict[str, Any], now: dict[str, Any]) -> Verdict:
-    """Compares a state's stored types with those of another description with the same tag.
-
-    Values that were stored without their types count as KEPT.
-    """
-    both = zip(was.get("types", ()), now.get("types", ()), strict=False)
-    return max((verdict(*each) for each in both), default=Verdict.KEPT)
-
-
-def _signature(described: dict[str, Any]) -> str:
-    types = [spelled(each) for each in described.get("types", described["coders"])]
-    return f"{described['kind']}({', '.join(types)})"
 
 
 @dataclass(frozen=True, slots=True)

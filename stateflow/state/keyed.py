@@ -25,7 +25,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, DecodeError, UnsupportedKeyType
+from stateflow.errors import DeclarationError, DecodeError, SchemaMismatch, UnsupportedKeyType
 from stateflow.state import encoding
 from stateflow.state.cache import Budget, Bundle, CachePool, Caches, Meter, evict_entries, evict_keys, is_held
 from stateflow.state.cells import (
@@ -39,11 +39,12 @@ from stateflow.state.cells import (
     unpack_cell,
     unpack_cell_with_expiry,
 )
-from stateflow.state.coders import Coder, Int64, encoder_of
+from stateflow.state.coders import encoder_of
 from stateflow.state.collection import Collection
-from stateflow.state.declare import NOTHING, Declaration, check_names, tracked_class
+from stateflow.state.declare import Declaration, check_names, stand_in, tracked_class
 from stateflow.state.expiring import Sweep
-from stateflow.state.tracked import UNREAD, StateSpec, Ttl
+from stateflow.state.shapes import Verdict, spelled_state, types_become
+from stateflow.state.tracked import UNREAD, StateSpec
 from stateflow.types import shown
 
 MAX_VALUE_BYTES: Final = 64 << 20
@@ -157,54 +158,16 @@ class Tag:
         return tracked_class(self.declaration)._bound(self.spec, row)
 
     def check(self, declaration: Declaration, operator: str) -> None:
-        """Checks that a declaration of the same cells has the same default and ttl. Raises DeclarationError."""
+        """Checks that a declaration of the same cells has the same types, default and ttl. Raises DeclarationError."""
         mine = self.declaration
-        if (mine.default_payload, mine.ttl) != (declaration.default_payload, declaration.ttl):
+        types = mine.describe().get("types") == declaration.describe().get("types")
+        if not types or (mine.default_payload, mine.ttl) != (declaration.default_payload, declaration.ttl):
             raise DeclarationError(
-                f"state {mine.name!r} is declared twice, with different defaults or ttls",
-                remedy="make each tag once, at module or class level",
+                f"state {mine.name!r} is declared twice, with different types, defaults or ttls",
+                remedy="make each tag once, at module or class level, and give each a name of its own",
                 operator=operator,
                 state=mine.name,
             )
-
-
-class Opaque(Coder[bytes]):
-    """A coder that returns stored bytes unchanged, for a state whose declaration this process does not know yet."""
-
-    name = "opaque"
-    deterministic = True
-    natural_order = True
-    mutable = False
-    exact = exact_key = bytes
-
-    def encode(self, value: bytes) -> bytes:
-        return value
-
-    def decode(self, data: bytes) -> bytes:
-        return data
-
-
-def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
-    """Returns a declaration that suffices to empty and to sweep a state that another process made at run time.
-
-    Args:
-        described: the state's :meth:`Declaration.describe`.
-
-    Raises DecodeError.
-    """
-    try:
-        kind, lives = described["kind"], Ttl.described(described.get("ttl"))
-        keys: dict[str, Coder[Any]] = {"map": Opaque(), "set": Opaque(), "list": Int64()}
-        coder = NOTHING if kind == "set" else Opaque()
-        declaration = Declaration(kind, coder, key_coder=keys.get(kind), name=described["name"], ttl=lives)
-    except (KeyError, TypeError, AttributeError, DeclarationError) as error:
-        raise DecodeError(
-            "the stored declaration of a state made at run time cannot be read",
-            remedy="restore a checkpoint",
-            tag=tag.hex(),
-        ) from error
-    declaration._tag = tag
-    return declaration
 
 
 def is_empty(tracked: Any) -> bool:
@@ -237,9 +200,20 @@ class TagRegister:
         self._recording: list[bytes] = []
 
     def add(self, declaration: Declaration) -> None:
-        self._made[declaration.tag] = declaration
+        """Adds a tag. Raises SchemaMismatch if the tag is stored with other types, because its cells hold such
+        values. Ints may be stored where floats or Decimals are declared; they are written as such."""
         address, cell = tag_cell(declaration)
         stored = self._reader.get(address)
+        if stored is not None and stored != cell:
+            was, now = encoding.loads(unpack_cell(stored)), declaration.describe()
+            if types_become(was, now) is Verdict.CHANGED:
+                raise SchemaMismatch(
+                    f"the tag {declaration.name!r} is stored as {spelled_state(was)} but declared as "
+                    f"{spelled_state(now)}",
+                    remedy="declare it as it is stored, or give the tag another name=",
+                    state=declaration.name,
+                )
+        self._made[declaration.tag] = declaration
         if stored != cell:
             self._unrecorded[declaration.tag] = stored is not None
 
@@ -315,7 +289,7 @@ class KeyedState:
         self._declarations = dict(declarations)
         self._cached_keys = cached_keys
         self._cached_entries = cached_entries
-        self._max_value_bytes = max_value_bytes
+        self.max_value_bytes = max_value_bytes
         self._meter = Meter(reader)
         self._pool = cache
         self._budget = None if cache is None else Budget(cache, cache.join(), len(self._declarations))
@@ -361,10 +335,10 @@ class KeyedState:
             log=self._written,
             ttl=declaration.ttl,
             reduce=declaration.reduce,
-            max_value_bytes=self._max_value_bytes,
+            max_value_bytes=self.max_value_bytes,
         )
         if declaration.kind in _SINGLE_VALUES and declaration.ttl is None:
-            spec.encode_many = encoder_of(declaration.coder, self._max_value_bytes)
+            spec.encode_many = encoder_of(declaration.coder, self.max_value_bytes)
         tag = self._states[declaration.tag] = Tag(declaration, spec, attribute)
         self._specs.append(spec)
         if declaration.ttl is not None:
@@ -537,8 +511,8 @@ class KeyedState:
         The declaration is one of the operator's, or a *tag*: a declaration with a name of its own. A state has one
         object per key and namespace, committed and rolled back with the rest. For the operator's states in the global
         namespace it is the object that ``bind`` sets. States with the same name and another kind or coder are separate.
-        Raises DeclarationError for a tag without a name, and for a tag whose default or ttl differs from that of
-        another declaration of the same cells.
+        Raises DeclarationError for a tag without a name, and for a tag whose types, default or ttl differ from those of
+        another declaration of the same cells; SchemaMismatch for a tag that is stored with other types.
         """
         if not isinstance(declaration, Declaration) or not declaration.name:
             raise DeclarationError(
@@ -546,8 +520,8 @@ class KeyedState:
             )
         state = self._states.get(declaration.tag)
         if state is None:
-            state = self._add_state(declaration, None)
             self._register.add(declaration)
+            state = self._add_state(declaration, None)
         elif state.declaration is not declaration:
             if declaration.tag in self._unmet:
                 state = self._meet(declaration)
@@ -577,6 +551,7 @@ class KeyedState:
 
     def _meet(self, declaration: Declaration) -> Tag:
         """Replaces a stand-in by its declaration."""
+        self._register.add(declaration)
         tag = declaration.tag
         self._unmet.remove(tag)
         before = self._states[tag].spec
@@ -584,7 +559,6 @@ class KeyedState:
         if before in self._expiring:
             self._expiring.remove(before)
         state = self._add_state(declaration, None)
-        self._register.add(declaration)
         for row, bundle in list(self._cache_of(_ByPlace).items()):
             tracked = bundle.pop(tag, None)
             if tracked is not None and tracked._dirty:

@@ -156,6 +156,21 @@ def _is_read(was: Signature, now: Signature) -> bool:
     return found is Verdict.KEPT or (found is Verdict.WIDER and all(isinstance(part, str) for part in parts))
 
 
+def types_become(was: dict[str, Any], now: dict[str, Any]) -> Verdict:
+    """Compares a state's stored types with those of another description with the same tag.
+
+    Values that were stored without their types count as KEPT.
+    """
+    both = zip(was.get("types", ()), now.get("types", ()), strict=False)
+    return max((verdict(*each) for each in both), default=Verdict.KEPT)
+
+
+def spelled_state(described: dict[str, Any]) -> str:
+    """Returns a state's kind and types in the form of a declaration, such as ``value(list[int])``."""
+    types = [spelled(each) for each in described.get("types", described["coders"])]
+    return f"{described['kind']}({', '.join(types)})"
+
+
 # -- Shapes ----------------------------------------------------------------------------------------------------------
 
 

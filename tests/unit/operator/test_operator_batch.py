@@ -6,15 +6,21 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
 from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, NullKey, OperatorFailed, OutputMismatch
-from stateflow.operator.operator import describe
+from stateflow.operator.arrow import read_batch
+from stateflow.operator.operator import describe, output_schema
 from stateflow.operator.timers import TimerColumns
+from stateflow.partition.positions import Batch
+from stateflow.partition.processor import PartitionProcessor
+from stateflow.storage import MemoryStore
 from stateflow.testing import OperatorHarness
+from stateflow.types import PartitionId
 
 
 class Totals(BatchOperator):
@@ -332,6 +338,41 @@ def test_timers_by_column() -> None:
         ]  # fmt: skip
         assert harness.advance_watermark(100_000_000) == [], "each comes once"
         assert [row["k"] for row in harness.advance_watermark(160_000_000)] == ["c", "c"]
+
+
+class Buffered(BatchOperator):
+    """An operator that fills one buffer again in each call, and returns Arrow columns over it."""
+
+    key = "k"
+    output = "k string, v long"
+
+    def open(self, ctx: Context) -> None:
+        self.buffer, self.calls = np.zeros(1, np.int64), 0
+
+    def filled(self, keys: pa.Array) -> pa.Table:
+        self.calls += 1
+        self.buffer[0] = self.calls
+        return pa.table({"k": keys, "v": pa.array(self.buffer)})
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.Table:
+        ctx.set_timers(batch["k"], 0, domain="processing")
+        return self.filled(batch["k"])
+
+    def on_watermark(self, watermark: Any, ctx: Context) -> None:
+        self.buffer[0] = -1
+
+    def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.Table:
+        if self.calls < 3:
+            ctx.set_timers(timers.keys, 0, domain="processing")
+        return self.filled(timers.keys)
+
+
+def test_columns_keep_the_values_of_their_call() -> None:
+    processor = PartitionProcessor(Buffered, PartitionId("Buffered", 0), MemoryStore(), epoch=1)
+    rows = pa.record_batch({"k": ["a"]})
+    columns, encoded = (each.serialize().to_pybytes() for each in (rows.schema, rows))
+    output = processor.apply(Batch("s", 0, watermark_us=5), columns, encoded, 0).output
+    assert read_batch(output, output_schema(Buffered))["v"].to_pylist() == [1, 2, 3, 4]
 
 
 def test_timers_of_rows_are_those_of_columns() -> None:

@@ -175,6 +175,33 @@ def test_a_bad_side_output_is_refused() -> None:
         side_schemas(Odd)
 
 
+class Again(Operator):
+    """An operator whose timer, after it fired, is set again to the time that has passed."""
+
+    key = "k"
+    output = "name string"
+    n = state.counter()
+
+    def process(self, row: Any, ctx: Context) -> None:
+        ctx.set_timer(100, name="event")
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[str]]:
+        self.n.value += 1
+        if self.n.value == 1:
+            ctx.set_timer(0, name="processing", domain="processing")
+        if timer.name == "processing":
+            ctx.set_timer(100, name="event")
+        yield (timer.name,)
+
+
+def test_a_timer_set_again_to_the_time_at_which_it_just_fired_is_due_at_once() -> None:
+    with OperatorHarness(Again, partitions=1) as harness:
+        harness.send([{"k": "a"}])
+        assert names(harness.advance_watermark(200)) == ["event", "processing"]
+        assert harness._hosts[0].needs_no_visit(0).event_us <= 100
+        assert names(harness.advance_watermark(201)) == ["event"]
+
+
 # -- watermarks over sources ----------------------------------------------------------------------------------
 
 

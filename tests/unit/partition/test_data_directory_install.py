@@ -14,8 +14,8 @@ import pytest
 
 from stateflow.checkpoint import CheckpointStore, Codec
 from stateflow.checkpoint.catalog import Catalog
-from stateflow.errors import MoveUnknown, StaleEpoch, StateDamaged, TooFewFiles, Unavailable
-from stateflow.partition.data_directory import INCOMING, PART, RECEIVED, UNFINISHED, Copies
+from stateflow.errors import MoveAborted, MoveUnknown, StaleEpoch, StateDamaged, TooFewFiles, Unavailable
+from stateflow.partition.data_directory import INCOMING, PART, RECEIVED, UNFINISHED, Copies, owned_mark
 from stateflow.partition.environment import Environment
 from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
@@ -213,6 +213,31 @@ def test_a_creation_that_failed_can_be_repeated(two: Two, monkeypatch: pytest.Mo
     assert list(home(two, "b").iterdir()) == []
     two.b.create(two.spec, [0], 5)
     two.send(two.b, 1, epoch=5)
+
+
+def test_a_takeover_that_found_no_room_for_its_mark_writes_it_when_repeated(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark used to be missing, so that the copy, if it was damaged later, seemed never to have been owned."""
+    followed(two)
+    full, mark = OSError(errno.ENOSPC, "no space left on device"), owned_mark("t1")
+    fails_once(monkeypatch, Path, "write_bytes", full, lambda path, _: path.name == mark)
+    with pytest.raises(OSError, match="no space"):
+        two.b.successor.from_standby(P, "t1", 2, "s1")
+    assert two.b.lifecycle(P).move_id == "s1", "nothing has happened yet"
+    assert two.b.successor.from_standby(P, "t1", 2, "s1").epoch == 2
+    (copy,) = home(two, "b").iterdir()
+    assert (copy / mark).exists()
+
+
+def test_a_takeover_that_was_cancelled_leaves_no_mark(two: Two) -> None:
+    followed(two)
+    local = two.b._registry.local(P)
+    assert two.b.cancel(P, "t1")
+    with pytest.raises(MoveAborted):
+        two.b._registry.copies.adopt(local, "t1")
+    assert local.incoming is not None
+    assert not (local.incoming.directory / owned_mark("t1")).exists()
 
 
 def test_a_restored_copy_whose_commit_is_not_durable_does_not_count(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

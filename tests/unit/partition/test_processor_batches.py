@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -536,3 +536,69 @@ def test_what_is_yielded_is_what_it_was_then(value: int) -> None:
         rows = harness.send([{"k": "a", "v": value}])
         assert [(row["seen"], row["raw"]) for row in rows] == [([value], b"xy"), ([value] * 2, b"xyy")]
         assert [row["seen"] for row in harness.side_outputs["side"]] == [[value], [value] * 2]
+
+
+class Named(NamedTuple):
+    k: str
+    n: int
+
+
+class Reusing(Operator):
+    """An operator that fills one dict again for each row, with columns whose values never change."""
+
+    key = "k"
+    output = "k string, n long"
+    side_outputs = {"side": "k string, n long"}  # noqa: RUF012
+
+    def open(self, ctx: Context) -> None:
+        self.out: dict[str, Any] = {}
+        self.n = 0
+
+    def filled(self, k: str) -> dict[str, Any]:
+        self.n += 1
+        self.out.update(k=k, n=self.n)
+        return self.out
+
+    def process(self, row: Any, ctx: Context) -> Iterable[Any]:
+        ctx.set_timer(0)
+        match row.v:
+            case 0:
+                return (self.filled(row.k) for _ in range(2))
+            case 1:
+                return [self.filled(row.k)]
+            case 2:
+                ctx.emit("side", self.filled(row.k))
+                ctx.emit("side", self.filled(row.k))
+                return []
+            case _:
+                self.n += 1
+                return [Named(row.k, self.n), (row.k, self.n)]
+
+    def on_watermark(self, watermark: Any, ctx: Context) -> Iterator[Any]:
+        yield self.filled("w")
+        yield self.filled("w")
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[Any]:
+        yield self.filled(ctx.key)
+        yield self.filled(ctx.key)
+
+
+@pytest.mark.parametrize(
+    ("values", "seen"), [([0, 0], [1, 2, 3, 4]), ([1, 1], [1, 2]), ([3], [1, 1])], ids=["generators", "lists", "tuples"]
+)
+def test_a_dict_that_is_filled_again_leaves_the_rows_before(values: list[int], seen: list[int]) -> None:
+    with OperatorHarness(Reusing) as harness:
+        assert [row["n"] for row in harness.send([{"k": "a", "v": value} for value in values])] == seen
+
+
+def test_a_dict_that_is_filled_again_leaves_what_was_emitted() -> None:
+    with OperatorHarness(Reusing) as harness:
+        harness.send([{"k": "a", "v": 2}])
+        assert harness.side_outputs["side"] == [{"k": "a", "n": 1}, {"k": "a", "n": 2}]
+
+
+def test_a_dict_that_is_filled_again_leaves_the_rows_of_watermarks_and_timers() -> None:
+    with OperatorHarness(Reusing, partitions=1) as harness:
+        harness.send([{"k": "a", "v": 2}])
+        late = [(row["k"], row["n"]) for row in harness.advance_watermark(1)]
+        assert late == [("w", 3), ("w", 4), ("a", 5), ("a", 6)]

@@ -14,6 +14,7 @@ from stateflow.partition.verification import pieces
 from stateflow.partitioner import partition_of
 from stateflow.state.cells import CELL, COUNT, pack_cell, row_part, split_address
 from stateflow.types import PartitionId
+from tests.unit.partition import test_replica_redeploy
 from tests.unit.partition.test_replica_redeploy import Cluster
 
 FAILING = """
@@ -85,6 +86,20 @@ def test_what_a_migration_makes_of_a_state_must_fit_it(cluster: Cluster) -> None
     more = "\n    def migrate_state(self, version, old):\n        self.s.value = str(old.s)\n"
     with pytest.raises(EncodeError, match=r"partition=0"):
         check(cluster, cluster.install("s = state.value(dict)", version=2, more=more))
+
+
+def test_a_migration_has_the_replicas_limit_of_values(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = test_replica_redeploy.SETTINGS.model_copy(update={"value_bytes_max": 100})
+    monkeypatch.setattr(test_replica_redeploy, "SETTINGS", small)
+    cluster.deploy(cluster.install("s = state.value(str)", "self.s.value = 'a'"))
+    cluster.send(0)
+    more = "\n    def migrate_state(self, version, old):\n        self.s.value = old.s * 200\n"
+    cls = cluster.install("s = state.value(str)", version=2, more=more)
+    with pytest.raises(EncodeError, match="200 bytes"):
+        check(cluster, cls)
+    cluster.deploy(cls)
+    with pytest.raises(EncodeError, match="200 bytes"):
+        cluster.send(0)
 
 
 POINT = "s = state.value(Point)"

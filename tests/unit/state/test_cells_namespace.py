@@ -12,9 +12,19 @@ from stateflow.errors import (
     EncodeError,
     InvalidArgument,
     NullKey,
+    SchemaMismatch,
     UnsupportedKeyType,
 )
-from stateflow.state import KeyedState, Namespace, coders, encoding, scan_entries, scan_state, stored_tags
+from stateflow.state import (
+    KeyedState,
+    Namespace,
+    coders,
+    declarations_of,
+    encoding,
+    scan_entries,
+    scan_state,
+    stored_tags,
+)
 from stateflow.state.cells import pack_cell
 from tests.unit.state.bench import Bench
 
@@ -253,6 +263,49 @@ def test_what_is_no_tag_is_refused() -> None:
     for key, error in ((None, NullKey), (float("nan"), EncodeError), ([], UnsupportedKeyType)):
         with pytest.raises(error):
             bench.keyed.at(key, ONE, COUNT)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(list[int], dict[str, int]), (list[int], list), (list, list[int]), (list[int], list[float])],
+    ids=["other", "any", "from any", "wider"],
+)
+def test_two_tags_of_one_name_and_other_types_are_refused(first: Any, second: Any) -> None:
+    bench = Bench(Op)
+    bench.keyed.at("k", ONE, state.value(first, name="t")).value = None
+    bench.keyed.at("k", ONE, state.value(first, name="t"))
+    with pytest.raises(DeclarationError, match="'t' is declared twice, with different types"):
+        bench.keyed.at("k", ONE, state.value(second, name="t"))
+    bench.keyed.at("k", ONE, state.map(str, second, name="t"))
+    assert bench.keyed.at("k", ONE, state.value(int, name="t")).value is None, "no container, so it is apart"
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["first use", "after a stand-in"])
+def test_a_tag_stored_with_other_types_is_refused_before_it_is_used(timed: bool) -> None:
+    bench = Bench(Op)
+    bench.keyed.at("k", ONE, state.value(list[int], name="t")).value = [1]
+    bench.commit()
+    for other in (dict[str, int], list[str]):
+        keyed = KeyedState("op", declarations_of(Op), bench.store)
+        if timed:
+            keyed.set_time(1)
+        for _ in range(2):
+            with pytest.raises(SchemaMismatch, match=r"stored as value\(list\[int\]\)") as caught:
+                keyed.at("k", ONE, state.value(other, name="t"))
+            assert "another name=" in caught.value.remedy
+        assert not keyed.collect()
+        keyed.mark_clean()
+        assert keyed.at("k", ONE, state.value(list[int], name="t")).value == [1]
+
+
+def test_a_tag_stored_with_narrower_numbers_is_read() -> None:
+    bench = Bench(Op)
+    bench.keyed.at("k", ONE, state.value(list[int], name="t")).value = [1]
+    floats: Any = state.value(list[float], name="t")
+    fresh = bench.reopened()
+    assert fresh.keyed.at("k", ONE, floats).value == [1]
+    fresh.keyed.at("k", ONE, floats).value.append(0.5)
+    assert fresh.reopened().keyed.at("k", ONE, floats).value == [1.0, 0.5]
 
 
 def test_errors_name_the_namespace() -> None:
