@@ -15,7 +15,6 @@ the result.
 from __future__ import annotations
 
 import json
-import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stateflow.errors import InvalidArgument, NoMetrics
+from stateflow.operator.arrow import parse_ddl
 from stateflow.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ QUERIES_KEPT = 100
 SPANS_KEPT = 4096
 REPORT_COLUMN = "__stateflow_report"
 _NAMED, _REPORTS = "stateflow:", "reports"
-_NOT_NULL = re.compile(r"\s+not\s+null\b", re.IGNORECASE)
 
 
 # -- Metrics ---------------------------------------------------------------------------------------------------------
@@ -470,14 +469,15 @@ _FIELDS = [field.name for field in fields(TaskReport)]
 
 
 def with_report_column(schema: Any) -> Any:
-    """Returns the schema with the report column added, in DDL or as a StructType like ``schema``.
+    """Returns the schema, which is DDL or a StructType, as a StructType with the report column added.
 
     All columns become nullable, because a row with a report has nulls in all other columns.
     """
-    if isinstance(schema, str):
-        return f"{_NOT_NULL.sub('', schema)}, {REPORT_COLUMN} string"
+    from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StringType, StructField, StructType
 
+    if isinstance(schema, str):
+        schema = from_arrow_schema(parse_ddl(schema), prefer_timestamp_ntz=True)
     given = [StructField(each.name, each.dataType, True, each.metadata) for each in schema]
     return StructType([*given, StructField(REPORT_COLUMN, StringType())])
 
@@ -679,7 +679,7 @@ def _running(named: str) -> StreamingQuery | None:
     from pyspark.sql import SparkSession
 
     own = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active session
-    sessions = [*([] if own is None else [own]), *_SESSIONS]
+    sessions = [*([] if own is None else [own]), *(spark for spark in _SESSIONS if not spark.is_stopped)]
     active = (query for spark in sessions for query in spark.streams.active)
     return next((query for query in active if named in (str(query.id), query.name)), None)
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_jsonable_python
 
 from stateflow.documents import Place, parse, place_of, read_document
 from stateflow.errors import InvalidArgument, PipelineFailed, StateflowError, from_wire
@@ -185,7 +186,7 @@ def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[
     hidden = _filled(document, settings, lambda name, at: MASK)
     config = _validated(real)
     _check(config)
-    shown = _without_secrets(_validated(hidden).model_dump(mode="json", by_alias=True, exclude_none=True))
+    shown = to_jsonable_python(_without_secrets(_hidden(config.model_dump(by_alias=True, exclude_none=True), hidden)))
     for_ledger = _filled(document, settings, lambda name, at: f"${{{name}}}")
 
     if config.state_manager is not None:
@@ -302,6 +303,15 @@ def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, 
 
     whole = _REFERENCE.fullmatch(value)
     return look_up(whole) if whole else _REFERENCE.sub(lambda match: str(look_up(match)), value)
+
+
+def _hidden(value: Any, hidden: Any) -> Any:
+    """Returns ``value`` with the texts of ``hidden`` that contain a mask; ``hidden`` may lack fields with defaults."""
+    if isinstance(value, dict) and isinstance(hidden, Mapping):
+        return {name: _hidden(each, hidden.get(name)) for name, each in value.items()}
+    if isinstance(value, list) and isinstance(hidden, list):
+        return [_hidden(*each) for each in zip(value, hidden, strict=True)]
+    return hidden if isinstance(hidden, str) and MASK in hidden else value
 
 
 def _without_secrets(value: Any, key: str = "") -> Any:

@@ -33,7 +33,7 @@ from stateflow.ledger.rules import Action, Status, is_done, stage_answer
 from stateflow.spark.session import is_connect, metadata_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
 
@@ -45,6 +45,7 @@ WAITING_MAX = 10_000
 _RECORDED: weakref.WeakKeyDictionary[SparkSession, weakref.WeakSet[StateManager]] = weakref.WeakKeyDictionary()
 #: plan nodes that pass on all rows of their child
 _HANDED_ON = frozenset({"Project", "SubqueryAlias", "EventTimeWatermark", "View"})
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 # -- Filters that a query's plan applies to its source ---------------------------------------------------------------
@@ -540,7 +541,8 @@ def run_stage(
         frame = pull(manager.get_last_stage(source.entity) if source.entity else None)
         pulled = Pulled() if record is None else measured(frame, record)
         if record is not None and pulled.last is not None:
-            frame = frame.where(frame[record].isNull() | (frame[record] <= pulled.last))
+            column = _column(frame, record)
+            frame = frame.where(column.isNull() | (column <= _literal(pulled.last)))
     except BaseException as error:
         _failed(manager, state_id, error, action=Action.POST_PULL, sourcing_end_time=_now())
         raise
@@ -592,14 +594,35 @@ def measured(frame: DataFrame, record: str) -> Pulled:
         raise InvalidArgument(
             f"there is no column {record!r} to order records by", remedy=f"use one of {', '.join(frame.columns)}"
         )
-    column = frame[record]
-    row = frame.agg(F.min(column), F.max(column), F.count(F.lit(1))).first()
+    column = _column(frame, record)
+    least, greatest = F.min(column), F.max(column)
+    timed = frame.schema[record].dataType.typeName() == "timestamp"
+    if timed:  # as numbers, because PySpark gives times in this process's zone, in which an hour may occur twice
+        least, greatest = F.unix_micros(least), F.unix_micros(greatest)
+    row = frame.agg(least, greatest, F.count(F.lit(1))).first()
     assert row is not None
     first, last, rows = row
-    if first is not None and frame.schema[record].dataType.typeName() == "timestamp":
-        # Spark returns times in this process's zone, without naming the zone
-        first, last = first.astimezone(UTC), last.astimezone(UTC)
+    if timed and first is not None:
+        first, last = (_EPOCH + timedelta(microseconds=micros) for micros in (first, last))
     return Pulled(first, last, rows)
+
+
+def _column(frame: DataFrame, name: str) -> Column:
+    """Returns the column of exactly this name, which may contain dots and backticks."""
+    return frame["`" + name.replace("`", "``") + "`"]
+
+
+def _literal(value: Any) -> Any:
+    """Returns the value for a comparison with a column.
+
+    A datetime becomes text that Spark casts, because PySpark would convert it in this process's zone, and by the
+    calendar before 1582.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if not isinstance(value, datetime):
+        return value
+    return F.lit(value.isoformat(sep=" ")).cast("timestamp" if value.tzinfo else "timestamp_ntz")
 
 
 def as_text(value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,48 @@ def test_a_batch_pipeline_runs_once_and_goes_on_after_a_crash(
     assert manager.get_last_record("raw") == "5"
     assert len(manager.get_processing_history()) == 2
     assert manager.ledger.verify() == []
+
+
+def test_the_newest_records_are_pushed_in_any_zone(
+    spark: SparkSession, manager: StateManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest records are pushed although this process and the session are in other zones.
+
+    Nor does the calendar matter: Java's times before 1582 are in another one.
+    """
+    times = {
+        "a.`b": ("timestamp_ntz", "2024-06-01 11:30:00.25", "2024-06-01T11:30:00.250000"),
+        "at": ("timestamp", "2024-06-01 11:30:00.25Z", "2024-06-01T11:30:00.250000+00:00"),
+        "before": ("timestamp", "1500-01-01 00:00:00Z", "1500-01-01T00:00:00+00:00"),
+        "then": ("timestamp_ntz", "1500-01-01 00:00:00", "1500-01-01T00:00:00"),
+        "day": ("date", "1500-01-01", "1500-01-01"),
+    }
+    columns = [F.lit(text).cast(kind).alias(name) for name, (kind, text, _) in times.items()]
+    counts: dict[str, int] = {}
+    stages: dict[str, Any] = {}
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        for name in times:
+
+            def push(frame: DataFrame, name: str = name) -> None:
+                counts[name] = frame.count()
+
+            stages[name] = run_stage(
+                manager,
+                "flights",
+                source=End(name),
+                sink=End("lake"),
+                pull=lambda _: spark.range(2).select(*columns),
+                push=push,
+                record=name,
+            )
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert counts == dict.fromkeys(times, 2)
+    pulled = {name: stage["last_record_pulled"] for name, stage in stages.items()}
+    assert pulled == {name: text for name, (_, _, text) in times.items()}

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from stateflow.spark.session import JETSTREAM
 from tests.versions import lacks
@@ -14,10 +15,13 @@ from tests.versions import lacks
 if why := lacks(JETSTREAM):
     pytest.skip(why, allow_module_level=True)
 
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
 from stateflow.errors import DecodeError, InvalidArgument
 from stateflow.spark.jetstream import (
     RAW,
     JetStreamOptions,
+    JetStreamReader,
     JetStreamSource,
     Message,
     StreamFacts,
@@ -121,8 +125,41 @@ def test_the_message_that_is_not_of_the_schema_is_named(bad: bytes) -> None:
         record_batch(messages, schema)
 
 
+@pytest.mark.parametrize(
+    ("payloads", "named"),
+    [
+        ([b"null"], 1),  # crashed the process
+        ([b'{"v": 1}', b" null "], 2),
+        ([b"null", b'{"v": 1}'], 1),
+        ([b'{"v": 1}{"v": 2}', b""], 1),
+        ([b'{"v": 1}{"v": 2}', b'{"more": ', b"{}}"], 1),
+        ([b"\xef\xbb\xbf{}"], 1),
+    ],
+)
+def test_each_message_is_exactly_one_object(payloads: list[bytes], named: int) -> None:
+    """Each message is exactly one object, also where the messages together have as many objects as messages."""
+    messages = [message(number, payload) for number, payload in enumerate(payloads, 1)]
+    with pytest.raises(DecodeError, match=rf"not a JSON object \(subject=s\.{named} seq={named}\)"):
+        record_batch(messages, pa.schema([("v", pa.int64())]))
+
+
 def test_columns_that_no_message_can_fill_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="the column '_seq' is declared as string"):
         check_schema(pa.schema([("_seq", pa.string()), ("v", pa.int64())]))
     with pytest.raises(InvalidArgument, match="JSON cannot be read as"):
         check_schema(pa.schema([("v", pa.month_day_nano_interval())]))
+
+
+def test_a_batch_that_ended_where_the_query_began_is_empty_later_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that ended where the query began is empty, also if a new query would now begin elsewhere.
+
+    Such a batch has only rows of other sources. If the driver dies in it, Spark asks anew where a query begins.
+    """
+    options = JetStreamOptions.of(GOOD | {"start": "latest"})
+    reader = JetStreamReader(options, StructType([StructField("v", LongType())]))
+    streams = iter([StreamFacts("t", 1, 5), StreamFacts("t", 1, 5), *[StreamFacts("t", 1, 9)] * 3])
+    monkeypatch.setattr(reader, "_facts", lambda: next(streams))
+    ended = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert reader.partitions(reader.initialOffset(), ended) == []
+    following = reader.latestOffset(ended, ReadAllAvailable())
+    assert [(part.after, part.last) for part in reader.partitions(ended, following)] == [(5, 9)]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
+from pyspark.sql.types import StructType
 
 from stateflow.errors import InvalidArgument, NoMetrics
 from stateflow.spark import metrics, query_metrics
@@ -241,6 +242,22 @@ def test_a_query_is_told_from_one_that_has_no_operator(tally: Tally) -> None:
         query_metrics("elsewhere")
 
 
+def test_a_stopped_session_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        def __init__(self, is_stopped: bool, *queries: Any) -> None:
+            self.is_stopped, self._queries = is_stopped, list(queries)
+
+        @property
+        def streams(self) -> Any:
+            assert not self.is_stopped, "the channel is closed"
+            return SimpleNamespace(active=self._queries)
+
+    query = SimpleNamespace(id="q", name="flights", recentProgress=[])
+    sessions = [Session(True), Session(False, query)]
+    monkeypatch.setattr(metrics, "_SESSIONS", sessions)
+    assert query_metrics("flights").batches_total == 0
+
+
 class Frame:
     def __init__(self, streaming: bool) -> None:
         self.isStreaming = streaming
@@ -299,4 +316,15 @@ def test_a_tasks_last_row_is_its_report() -> None:
     [alone] = with_report([], schema, reports)
     assert alone == last
     assert [batch.num_rows for batch in with_report([rows], schema, [])] == [2, 0], "it did not come to its end"
-    assert with_report_column("k string NOT NULL, n long not  null") == f"k string, n long, {REPORT_COLUMN} string"
+
+
+def test_the_report_column_leaves_the_others_as_they_are_but_nullable() -> None:
+    schema = with_report_column("`is not null` boolean NOT NULL, at timestamp_ntz, s struct<n: long not  null>")
+    assert [(field.name, field.dataType.simpleString()) for field in schema] == [
+        ("is not null", "boolean"),
+        ("at", "timestamp_ntz"),
+        ("s", "struct<n:bigint>"),
+        (REPORT_COLUMN, "string"),
+    ]
+    assert all(field.nullable for field in schema)
+    assert with_report_column(StructType(schema[:-1])) == schema

@@ -147,7 +147,9 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
         "api_token": "secret2",
         "header": "Bearer ${DB_PASSWORD}",
     }
+    changed["connections"]["other"] = {"by number": {1: ["2024", "${DB_PASSWORD}"]}}
     shown = load(changed).shown
+    assert shown["connections"].pop("other") == {"by number": {"1": ["2024", "***"]}}
     text = json.dumps(shown)
     for secret in ("hunter2", "secret1", "secret2"):
         assert secret not in text
@@ -156,6 +158,16 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
     assert shown["source"]["path"] == "in/2024-01-01"
     assert shown["trigger"] == "0 seconds", "defaults are shown"
     assert load(changed).secrets.masked("connect me/hunter2") == "connect ***/***"
+
+
+def test_fields_with_a_pattern_may_be_of_the_environment(load: Any) -> None:
+    sink = {"format": "parquet", "path": "out", "mode": "${env.MODE}", "checkpoint": "c"}
+    pipeline = load(document(trigger="${N} seconds", sink=sink), N="5", MODE="append")
+    assert (pipeline.config.trigger, pipeline.config.sink.mode) == ("5 seconds", "append")
+    assert (pipeline.shown["trigger"], pipeline.shown["sink"]["mode"]) == ("*** seconds", "***")
+    kafka = {"format": "kafka", "mode": "update", "checkpoint": "c"}
+    timely = load(document(real_time="${env.N} seconds", sink=kafka, operators=[{"operator": "a:B"}]), N="5")
+    assert (timely.config.real_time, timely.shown["real_time"]) == ("5 seconds", "*** seconds")
 
 
 @pytest.mark.parametrize(
