@@ -209,7 +209,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The line of JSON that a process writes to standard output when it is ready, and again when ``metrics`` change.
+    """The line of JSON that a process writes to standard output when it is ready, and again when an address changes.
 
     ``metrics`` maps each replica that has a ``/metrics`` endpoint to the endpoint's host:port.
     """

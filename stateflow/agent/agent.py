@@ -466,10 +466,8 @@ class Agent:
             self._convergence.fails(name, said.fault, said.deaths)
             log.warning("replica %s is not ready: %s", name, said.fault, extra={"replica": name})
             self._told.set()
-        elif self._convergence.is_starting(name):
-            self._ready(name, said)
         else:
-            self._convergence.serves(name, said.metrics)
+            self._ready(name, said)
 
     def _ready(self, name: str, said: Listening) -> None:
         address = reached_at(self._config.advertise, said.address)

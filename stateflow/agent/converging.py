@@ -141,11 +141,14 @@ class Convergence:
         child.state, child.again_at = State.WAITS, now + BUSY_S
 
     def ready(self, name: str, address: str, now: float) -> None:
-        """Records that a replica's process listens at ``address``. ``now`` may be minutes after the start."""
+        """Records that a replica's process listens at ``address``. ``now`` may be minutes after the start.
+
+        The address of a running process changes if its first worker comes back at another port.
+        """
         child = self._children[name]
         if child.state is State.STARTING:
-            child.state = State.RUNNING
-        child.ready_at, child.address = now, address
+            child.state, child.ready_at = State.RUNNING, now
+        child.address = address
 
     def fails(self, name: str, fault: StateflowError, deaths: int) -> None:
         """Records why a replica that is starting is not ready. Its process goes on trying.
@@ -156,9 +159,6 @@ class Convergence:
         child = self._children[name]
         if child.state is State.STARTING:
             child.deaths, child.fault = max(child.deaths, deaths), fault
-
-    def is_starting(self, name: str) -> bool:
-        return self._children[name].state is State.STARTING
 
     def serves(self, name: str, pages: Mapping[str, str]) -> None:
         """Records where a replica's workers serve metrics. ``pages``: worker → host:port."""

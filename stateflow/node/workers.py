@@ -18,7 +18,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -211,7 +211,8 @@ class Workers:
 
         Args:
             ready: called with the first worker's address when that worker is ready and the start of every other worker
-                was attempted, and again when addresses of metrics have changed. An attempt ends after ``SLOW_S``.
+                was attempted, and again when that address or addresses of metrics have changed. An attempt ends after
+                ``SLOW_S``.
             failing: called after each death of the first worker at its start, from the ``HOPELESS``-th in a row on, and
                 when it is not ready ``SLOW_S`` after its start, as long as ``ready`` was not called.
 
@@ -228,7 +229,7 @@ class Workers:
             for number in self._numbers:
                 self._begin(number)
             looking = asyncio.create_task(self._look_again_and_again())
-            said: Mapping[str, str] | None = None
+            said: Listening | None = None
             while not stop.is_set():
                 for number in self._supervision.due(self._clock.monotonic()):
                     self._begin(number)
@@ -237,9 +238,11 @@ class Workers:
                 if self._supervision.is_hopeless():
                     raise self._hopeless()
                 pages = {worker_name(self._node.name, number): page for number, page in sorted(self._pages.items())}
-                if said != pages and 0 in self._addresses and self._tried.issuperset(self._numbers):
-                    said = pages
-                    ready(Listening(self._addresses[0], pages))
+                if 0 in self._addresses and self._tried.issuperset(self._numbers):
+                    listening = Listening(self._addresses[0], pages)
+                    if said != listening:
+                        said = listening
+                        ready(said)
                 if said is None and self._failing is not None:
                     failing(self._failing)
                 self._failing = None

@@ -170,16 +170,29 @@ def variables_of(out: Path) -> dict[str, str]:
     return {f"STATEFLOW_TLS_{which}": str(out / file) for which, file in files.items()}
 
 
+#: former values of the variables that blocks of :func:`environment` have set, for each block
+_former: list[dict[str, str | None]] = []
+
+
 @contextmanager
 def environment(given: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables within the block; afterwards they have their former values, or are unset."""
+    """Sets variables within the block; afterwards they have their former values, or are unset.
+
+    Blocks may end in any order. A variable that a later block has set keeps its value until that block ends.
+    """
     before = {variable: os.environ.get(variable) for variable in given}
+    _former.append(before)
     os.environ.update(given)
     try:
         yield
     finally:
+        number = next(number for number, each in enumerate(_former) if each is before)
+        later = _former[number + 1 :]
+        del _former[number]
         for variable, value in before.items():
-            if value is None:
+            if over := next((each for each in later if variable in each), None):
+                over[variable] = value
+            elif value is None:
                 os.environ.pop(variable, None)
             else:
                 os.environ[variable] = value

@@ -20,7 +20,6 @@ import atexit
 import contextlib
 import logging
 import uuid
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -183,12 +182,14 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
 
     Example: ``side_output(applied, "late").show()``
     """
+    from pyspark.sql import functions as F  # noqa: N812
+
     tags = _tags(frame)
     if tag not in tags:
         raise InvalidArgument(
             f"there is no side output {tag!r}", remedy=f"use a declared one: {', '.join(tags) or 'there are none'}"
         )
-    return frame.where(frame[tag].isNotNull()).select(f"`{tag}`.*")
+    return frame.where(F.col(_quoted(tag)).isNotNull()).select(f"{_quoted(tag)}.*")
 
 
 def main_output(frame: DataFrame) -> DataFrame:
@@ -201,9 +202,11 @@ def main_output(frame: DataFrame) -> DataFrame:
 
     Example: ``main_output(applied).show()``
     """
+    from pyspark.sql import functions as F  # noqa: N812
+
     tags = _tags(frame)
     for tag in tags:
-        frame = frame.where(frame[tag].isNull())
+        frame = frame.where(F.col(_quoted(tag)).isNull())
     return frame.drop(*tags)
 
 
@@ -211,6 +214,11 @@ def with_outputs(frame: DataFrame) -> DataFrame:
     """Adds the methods ``side(tag)`` and ``main()`` to a frame, and returns the frame."""
     frame.side, frame.main = partial(side_output, frame), partial(main_output, frame)
     return frame
+
+
+def _quoted(name: str) -> str:
+    """Returns a column's name as Spark parses it, because a dot or a backtick in a name is syntax otherwise."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _tags(frame: DataFrame) -> list[str]:
@@ -251,22 +259,24 @@ def _own(df: DataFrame, operator: type[Operator], name: str | None, directory: s
             remedy="start a controller and replicas that Spark's executors can reach, and pass cluster=",
         )
     started = embedded(directory)
+    _SESSIONS.add(df.sparkSession)
+    # atexit runs the last registered function first, so queries end before all clusters, also one that has just started
+    atexit.unregister(_end_queries)
+    atexit.register(_end_queries)
     started.cluster.deploy(operator, name=name)
-    if df.sparkSession not in _ENDED_FIRST:
-        _ENDED_FIRST.add(df.sparkSession)
-        # atexit runs the last registered function first, so queries end before the cluster
-        atexit.register(_end_queries, df.sparkSession)
     return started.address
 
 
-_ENDED_FIRST: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+#: sessions whose queries may use the program's clusters
+_SESSIONS: set[SparkSession] = set()
 
 
-def _end_queries(spark: SparkSession) -> None:
-    """Stops the session's queries. Queries that outlive the program's cluster would fail, with stack traces."""
-    with contextlib.suppress(Exception):  # the session may have been stopped
-        for query in spark.streams.active:
-            query.stop()
+def _end_queries() -> None:
+    """Stops the sessions' queries. Queries that outlive the program's clusters would fail, with stack traces."""
+    for spark in _SESSIONS:
+        with contextlib.suppress(Exception):  # the session may have been stopped
+            for query in spark.streams.active:
+                query.stop()
 
 
 def apply_operator(

@@ -40,10 +40,18 @@ from typing import Any
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.durable import MALFORMED
-from stateflow.errors import BadCertificate, NotAllowed, StateflowError, Unavailable, from_wire
+from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed, StateflowError, Unavailable, from_wire
 from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
 from stateflow.security.certificates import LONGEST, certificate_of, decoded_token, utc
-from stateflow.security.plain import NO_TOKEN_VARIABLES, OWN_CERT, OWN_KEY, environment, issuing, variables_of
+from stateflow.security.plain import (
+    NO_TOKEN_VARIABLES,
+    OWN_CERT,
+    OWN_KEY,
+    environment,
+    issuing,
+    own_issuer,
+    variables_of,
+)
 from stateflow.security.roles import Identity, Role
 from stateflow.types import NAME
 
@@ -295,8 +303,10 @@ class Credentials:
     def begin(self) -> None:
         """Makes this process an administrator of this cluster until :meth:`end`.
 
-        Until then the process cannot call other clusters, and it passes to tasks only tokens that allow less.
+        Until then the process cannot call other clusters, and it passes to tasks only tokens that allow less. Raises
+        InvalidArgument if it is an administrator of another cluster.
         """
+        check_no_other()
         given = dict.fromkeys(self.of_controller, "") | {"STATEFLOW_TOKEN_FILE": str(self.token_file)}
         self._own.enter_context(environment(given))
         self._own.enter_context(issuing(self))
@@ -305,6 +315,15 @@ class Credentials:
         """Stops issuing certificates, and ends the administrator's role of this process."""
         self._desk.close()
         self._own.close()
+
+
+def check_no_other() -> None:
+    """Checks that this process can call another cluster. Raises InvalidArgument if it has :class:`Credentials`."""
+    if own_issuer() is not None:
+        raise InvalidArgument(
+            "this process is the administrator of another cluster inside Spark",
+            remedy="stop that cluster first; until then this process cannot call others",
+        )
 
 
 def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SYSTEM_CLOCK) -> str:

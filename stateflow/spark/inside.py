@@ -34,7 +34,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import pyarrow as pa
 
@@ -43,15 +43,16 @@ from stateflow.client import Cluster
 from stateflow.client.packing import comes_along, pack
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.durable import write_durably
-from stateflow.errors import AlreadyThere, BadCertificate, InvalidArgument, StateflowError, Unavailable
+from stateflow.errors import AlreadyThere, BadCertificate, DataDirLocked, InvalidArgument, StateflowError, Unavailable
 from stateflow.local.process import Process
 from stateflow.node.workers import nobody_in
 from stateflow.operator.operator import Operator
+from stateflow.partition.environment import claim
 from stateflow.security.plain import NO_TOKEN_VARIABLES, is_loopback, tls_files, variables_of
 from stateflow.settings import ReplicaSettings
 from stateflow.spark.checks import check_master, check_running
-from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment
-from stateflow.spark.session import LOCAL, is_connect
+from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment, check_no_other
+from stateflow.spark.session import LOCAL, driver_host, is_connect, is_stopped
 from stateflow.status import ClusterStatus, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -444,10 +445,10 @@ class SparkCluster:
         insecure: bool,
     ) -> None:
         self._spark, self._replicas, self._standbys = spark, replicas, standbys
-        self._host, self._insecure = _driver_host(spark), insecure
+        self._host, self._insecure = driver_host(spark), insecure
         self._temporary = directory is None
         self._directory = directory or Path(tempfile.mkdtemp(prefix="stateflow-spark-"))
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = _claimed(self._directory)
         group = uuid.uuid4().hex[:6]
         self._group = f"stateflow-{group}"
         self._ended: list[str] = []
@@ -509,8 +510,8 @@ class SparkCluster:
             try:
                 rows.mapInArrow(task, "id long").write.format("noop").mode("overwrite").save()
             except Exception as error:  # noqa: BLE001 - one task has failed too often, or Spark has stopped
-                self._ended.append(str(error).strip().splitlines()[0])
-            if not self._stopping.is_set() and _is_stopped(context):
+                self._ended.append((str(error).strip() or type(error).__name__).splitlines()[0])
+            if not self._stopping.is_set() and is_stopped(context):
                 log.warning("replicas of job group %s ended with Spark", self._group)
                 return
             if not self._stopping.wait(AGAIN_S):
@@ -537,17 +538,21 @@ class SparkCluster:
     def wait(self, timeout_s: float = START_S) -> SparkCluster:
         """Waits until all requested replicas are alive.
 
-        Raises Unavailable after ``timeout_s``, or when the job of the replicas has failed several times.
+        Raises Unavailable after ``timeout_s``, or when the job of the replicas has failed several times meanwhile.
         """
-        deadline = SYSTEM_CLOCK.monotonic() + timeout_s
-        while SYSTEM_CLOCK.monotonic() < deadline and len(self._ended) < ATTEMPTS:
-            if self._jobs is None or not self._jobs.is_alive():  # Spark was stopped
-                break
+        base = f"{base_of(self._task.group)}-"  # a former cluster with this ledger had others
+        deadline, before = SYSTEM_CLOCK.monotonic() + timeout_s, len(self._ended)
+        why = self._ended[-1] if self._ended else "its job ended"
+        while self._jobs is not None and self._jobs.is_alive():  # otherwise Spark was stopped
             with contextlib.suppress(Unavailable):
-                if sum(bool(each.alive) for each in self.cluster.status().replicas) >= self._replicas:
+                replicas = self.cluster.status().replicas
+                if sum(bool(each.alive) and each.name.startswith(base) for each in replicas) >= self._replicas:
                     return self
+            ended = self._ended[before:]  # not those before: a cluster that runs for months has had many
+            why = ended[0] if ended else f"timed out after {timeout_s:.0f} s"
+            if len(ended) >= ATTEMPTS or SYSTEM_CLOCK.monotonic() >= deadline:
+                break
             time.sleep(_LOOK_S)
-        why = self._ended[0] if self._ended else f"timed out after {timeout_s:.0f} s"
         raise Unavailable(
             f"not all {self._replicas} replicas came up: {why}",
             remedy="check that Spark has a slot for each replica besides those of queries, and see the executors' logs",
@@ -604,6 +609,7 @@ class SparkCluster:
             self._controller.stop()
         if self._credentials is not None:
             self._credentials.end()
+        self._lock.close()
         if self._temporary:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -638,15 +644,17 @@ def start_cluster(
         standbys: number of standbys of each partition, for operators that :meth:`SparkCluster.deploy` deploys.
         checkpoints: URL of a store that all executors can reach. Without a store, the loss of an executor loses the
             state of its partitions that have no standby.
-        directory: directory of the controller's ledger, on the driver's machine; None makes a temporary directory.
+        directory: directory of the controller's ledger, on the driver's machine; one cluster uses it at a time. None
+            makes a temporary directory.
         tls: True makes an authority for the cluster, which issues a certificate to each replica and tokens to the tasks
             of queries. While the cluster runs, this process is its administrator and cannot call other clusters. None
             means True if other machines can reach the driver's address or this process has certificates; with
             ``insecure``, None means False.
         insecure: True allows plain text between machines, as ``--insecure`` does.
 
-    Raises InvalidArgument for a session of Spark Connect, or if the master does not retry failed tasks or has too few
-    slots. Raises Unavailable if the replicas do not start.
+    Raises InvalidArgument for a session of Spark Connect, if this process is the administrator of another cluster, or
+    if the master does not retry failed tasks or has too few slots. Raises DataDirLocked if another cluster uses the
+    directory, and Unavailable if the replicas do not start.
 
     Example: ``cluster = start_cluster(spark, replicas=2, standbys=1, checkpoints="s3://bucket/checkpoints")``
     """
@@ -658,9 +666,10 @@ def start_cluster(
             remedy="start the cluster in the server's driver, or start a controller and replicas outside of Spark",
         )
     check_running(spark)
+    check_no_other()
     check_master(spark, replicas, standbys)
     if tls is None:
-        tls = not insecure and (not is_loopback(f"{_driver_host(spark)}:0") or tls_files() is not None)
+        tls = not insecure and (not is_loopback(f"{driver_host(spark)}:0") or tls_files() is not None)
     if directory is not None:
         directory = Path(directory)
     started = SparkCluster(spark, replicas, standbys, checkpoints, directory, tls, insecure)
@@ -671,24 +680,13 @@ def start_cluster(
         raise
 
 
-def _driver_host(spark: SparkSession) -> str:
-    """Returns the IP address at which executors reach the driver. Raises InvalidArgument if it has no IPv4 address."""
-    host = spark.conf.get("spark.driver.host") or "localhost"
+def _claimed(directory: Path) -> TextIO:
+    """Claims the directory of a cluster. Raises DataDirLocked if another cluster uses it, or InvalidArgument."""
     try:
-        return socket.gethostbyname(host)
-    except OSError as error:
-        raise InvalidArgument(
-            f"spark.driver.host={host} has no IPv4 address: {error.strerror}",
-            remedy="set spark.driver.host to an IPv4 address of the driver, or to a name that has one",
+        return claim(directory, "SPARK")
+    except DataDirLocked as error:
+        raise DataDirLocked(
+            "another cluster inside Spark uses this directory",
+            remedy="stop it, or use another directory",
+            **error.where,
         ) from None
-
-
-def _is_stopped(context: SparkContext) -> bool:
-    """Tells whether Spark was stopped, by this program or by itself."""
-    from py4j.protocol import Py4JError
-
-    java = context._jsc
-    try:
-        return java is None or bool(java.sc().isStopped())
-    except (Py4JError, OSError):  # the JVM has ended
-        return True

@@ -23,6 +23,7 @@ import os
 import py_compile
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ from stateflow.release import VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -308,6 +310,29 @@ def master_of(spark: SparkSession) -> str:
     client: Any = spark.client
     master = str(spark.conf.get("spark.master", "unknown"))
     return master if is_here(spark) else f"{client.host}: {master}"
+
+
+def is_stopped(context: SparkContext) -> bool:
+    """Tells whether Spark was stopped, by this program or by itself."""
+    from py4j.protocol import Py4JError
+
+    java = context._jsc
+    try:
+        return java is None or bool(java.sc().isStopped())
+    except (Py4JError, OSError):  # the JVM has ended
+        return True
+
+
+def driver_host(spark: SparkSession) -> str:
+    """Returns the IP address at which executors reach the driver. Raises InvalidArgument if it has no IPv4 address."""
+    host = spark.conf.get("spark.driver.host") or "localhost"
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise InvalidArgument(
+            f"spark.driver.host={host} has no IPv4 address: {error.strerror}",
+            remedy="set spark.driver.host to an IPv4 address of the driver, or to a name that has one",
+        ) from None
 
 
 def is_here(spark: Any) -> bool:

@@ -32,7 +32,7 @@ from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.local.embedded import embedded
 from stateflow.operator.arrow import read_table
 from stateflow.partition.checkpoints import manifests_of, read_checkpoint, readable_states
-from stateflow.partition.entries import ReadableStates, is_exact, joined
+from stateflow.partition.entries import ReadableStates, is_exact, joined, several_kinds
 from stateflow.partitioner import partition_of
 from stateflow.rpc.clients import ControllerClient
 from stateflow.security.plain import own_token, use_token
@@ -125,10 +125,12 @@ class StateSource(DataSource):
         token: token of the caller; if empty, the worker uses the credentials in its own environment.
         issuer: directory of the caller's own authority; empty if the caller has none. The worker that plans a read gets
             a token for the read from this authority, and only this token goes to executors.
+        key_type: type of the first stored key; None if no key is stored, or the caller has set a schema.
     """
 
     token = ""
     issuer = ""
+    key_type: pa.DataType | None = None
 
     @classmethod
     def bound(cls, token: str = "", issuer: str = "") -> type[StateSource]:
@@ -142,7 +144,12 @@ class StateSource(DataSource):
     def schema(self) -> Any:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        return from_arrow_schema(_schema(self._begun()))
+        options = self._begun()
+        if options.describe:
+            return from_arrow_schema(DESCRIBED[options.describe])
+        first = _first(options)
+        self.key_type = first.schema.field("key").type if first.num_rows else None
+        return from_arrow_schema(_schema(options, first.schema))
 
     def reader(self, schema: Any) -> StateReader:
         options = self._begun()
@@ -150,9 +157,9 @@ class StateSource(DataSource):
         # executors
         self.__class__ = StateSource
         if options.checkpoint is not None:
-            return StateReader(options, schema, "")
+            return StateReader(options, schema, "", self.key_type)
         options = options.model_copy(update={"cluster": options.address(), "directory": None})
-        return StateReader(options, schema, own_token())
+        return StateReader(options, schema, own_token(), self.key_type)
 
     def _begun(self) -> StateOptions:
         """Validates the options, and makes this worker use the token that the read needs.
@@ -189,15 +196,12 @@ def _use(token: str) -> None:
         )
 
 
-def _schema(options: StateOptions) -> pa.Schema:
-    """Returns the source's schema.
+def _schema(options: StateOptions, found: pa.Schema) -> pa.Schema:
+    """Returns the source's schema, made from that of the first stored entries.
 
     Types are those of the state's declaration. The type of the key is that of the first stored key, or text if no key
     is stored.
     """
-    if options.describe:
-        return DESCRIBED[options.describe]
-    found = _first(options).schema
     fields = [pa.field(each.name, pa.string()) if pa.types.is_null(each.type) else each for each in found]
     if options.since:
         *entry, value, partition = fields
@@ -270,6 +274,7 @@ class StateReader(DataSourceReader):
         options: options of the source.
         schema: Spark's schema.
         token: token for executors; empty if they need none.
+        key_type: see :class:`StateSource`.
         keys: keys in pushed-down filters; None if no filter names keys.
         numbers: partition numbers in pushed-down filters; None if no filter names partitions.
     """
@@ -277,6 +282,7 @@ class StateReader(DataSourceReader):
     options: StateOptions
     schema: Any
     token: str = field(repr=False)
+    key_type: pa.DataType | None = None
     keys: tuple[Any, ...] | None = None
     numbers: frozenset[int] | None = None
 
@@ -384,10 +390,10 @@ class StateReader(DataSourceReader):
         options = self.options.model_copy(update={"state": partition.state})
         if options.since:
             for number in partition.partitions:
-                yield from _changes(options, number, schema)
+                yield from _changes(options, number, schema, self.key_type)
             return
-        for page in _pages(options, partition.partitions, partition.keys):
-            yield from read_table(page).cast(schema).to_batches()
+        for table in _tables(options, partition.partitions, partition.keys, self.key_type):
+            yield from table.cast(schema).to_batches()
 
 
 def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]] | None:
@@ -405,17 +411,19 @@ def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]
     return found
 
 
-def _changes(options: StateOptions, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _changes(
+    options: StateOptions, number: int, schema: pa.Schema, key_type: pa.DataType | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yields the changes of one partition's entries between two savepoints: insert, update or delete.
 
     The older savepoint's entries stay in memory, in Arrow's form. The newer ones are read page by page.
     """
     pages: list[pa.Table] = []
     places: dict[bytes, tuple[int, int]] = {}  # entry → its page and row in the older savepoint
-    for table in _tables(options.model_copy(update={"savepoint": options.since}), number):
+    for table in _tables(options.model_copy(update={"savepoint": options.since}), (number,), (), key_type):
         places |= {entry: (len(pages), row) for row, entry in enumerate(map(_entry, table.to_pylist()))}
         pages.append(table)
-    for table in _tables(options, number):
+    for table in _tables(options, (number,), (), key_type):
         rows: list[dict[str, Any]] = []
         for now in table.to_pylist():
             place = places.pop(_entry(now), None)
@@ -436,8 +444,15 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> Iterator[
         yield from pa.Table.from_pylist(rows, schema).to_batches()
 
 
-def _tables(options: StateOptions, number: int) -> Iterator[pa.Table]:
-    return map(read_table, _pages(options, (number,), ()))
+def _tables(
+    options: StateOptions, partitions: Collection[int], keys: Sequence[Any], key_type: pa.DataType | None
+) -> Iterator[pa.Table]:
+    """Yields entries, page by page. Raises SchemaMismatch if their keys have another type than ``key_type``."""
+    for table in map(read_table, _pages(options, partitions, keys)):
+        found = table.schema.field("key").type
+        if key_type is not None and table.num_rows and found != key_type:
+            raise several_kinds(options.operator, str(key_type), str(found))
+        yield table
 
 
 def _entry(row: Mapping[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ import pytest
 
 from stateflow.errors import InvalidArgument
 from stateflow.spark import apply_operator, main_output, side_output
+from stateflow.spark.apply import marked
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Minutes
 
@@ -167,3 +168,18 @@ def test_main_rows_and_side_outputs_as_frames_of_their_own(
     assert batch.main().where("k is null or minute is null").count() == 0
     with pytest.raises(InvalidArgument, match=r"no side output 'early': use a declared one: late"):
         batch.side("early")
+
+
+@pytest.mark.parametrize("tag", ["late.rows", "late`rows", "`late`.`rows`", "late rows.*"])
+def test_any_tag_names_a_side_output(tag: str, spark: SparkSession) -> None:
+    """Spark reads a dot in a name as access to a field, and a backtick as a quote."""
+    from pyspark.sql.types import StringType, StructType
+
+    schema = (
+        StructType().add("late.k", StringType()).add(tag, StructType().add("k.k", StringType())).add("late", "string")
+    )
+    frame = spark.createDataFrame([("a", None, None), (None, ("b",), None)], marked(schema, (tag,)))
+    assert main_output(frame).columns == ["late.k", "late"]
+    assert [tuple(row) for row in main_output(frame).collect()] == [("a", None)]
+    assert side_output(frame, tag).columns == ["k.k"]
+    assert [tuple(row) for row in side_output(frame, tag).collect()] == [("b",)]

@@ -23,7 +23,7 @@ from stateflow.agent.agent import Agent, Config
 from stateflow.agent.processes import LocalLauncher, Rlimits, Store
 from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm, Unavailable
 from stateflow.fleet import Command as LaunchCommand
-from stateflow.fleet import DesiredState, Spawned, Started
+from stateflow.fleet import DesiredState, Listening, Spawned, Started
 from stateflow.partition.control import Command
 from stateflow.partition.environment import claim
 
@@ -152,6 +152,25 @@ async def until(condition: Callable[[], bool], task: asyncio.Task[None] | None =
         if task is not None and task.done():
             await task
         await asyncio.sleep(0)
+
+
+def test_a_replica_that_listens_elsewhere_is_reported_there(tmp_path: Path) -> None:
+    """A replica's first worker comes back at another port, with the same process of the replica."""
+
+    async def steps(agent: Agent) -> None:
+        process = agent._processes["a"] = Recording().start(LaunchCommand("a", [], {}, tmp_path / "log"))
+        agent._convergence.want([Spawned("a", "a")])
+        agent._convergence.actions(0.0)
+        agent._hears("a", process, Listening("host:7", {"a": "host:8"}))
+        agent._told.clear()
+        ready_at = agent._convergence._children["a"].ready_at
+        agent._hears("a", process, Listening("host:10", {"a": "host:9"}))
+        (child,) = agent._convergence.children()
+        assert (child.state, child.address) == ("RUNNING", "host:10")
+        assert agent._told.is_set()
+        assert agent._convergence._children["a"].ready_at == ready_at, "its process has not started again"
+
+    scenario(tmp_path, steps)
 
 
 def test_a_replica_that_dies_while_another_is_looked_at_costs_nobody_else(

@@ -136,6 +136,28 @@ def test_a_node_whose_first_worker_does_not_start_says_why_and_goes_on(
     )
 
 
+def test_a_node_whose_first_worker_comes_back_at_another_port_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent that runs the node reports its address; without ``--metrics`` nothing else changes."""
+    some = Workers(Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0), 1)
+    said: list[Listening] = []
+    lives, stop = iter(("host:7", "host:7", "host:9")), asyncio.Event()
+
+    async def live(number: int) -> int:
+        address = next(lives)
+        some._hear(number, json.dumps({"address": address}).encode())
+        await asyncio.sleep(0.1)
+        if address == "host:9":
+            stop.set()
+        return 1
+
+    monkeypatch.setattr(supervising, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(some, "_run_process", live)
+    asyncio.run(asyncio.wait_for(some.run(stop, said.append, lambda _: None), 60.0))
+    assert said == [Listening("host:7"), Listening("host:9")]
+
+
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_a_worker_that_hangs_as_it_starts_is_named_and_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: int

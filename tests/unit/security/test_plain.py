@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from stateflow.errors import InsecureRefused
-from stateflow.security.plain import check_dialled, check_served, is_loopback
+from stateflow.security.plain import check_dialled, check_served, environment, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,24 @@ def test_who_says_so_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     for _ in range(2):
         check_dialled("ctl-plain:7070")
     assert caplog.text.count("INSECURE: plain text to ctl-plain:7070") == 1
+
+
+def test_variables_that_two_blocks_set_are_restored_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clusters with certificates run in one process, and the first one is stopped first."""
+    monkeypatch.setenv("STATEFLOW_TLS_CERT", "given")
+    monkeypatch.delenv("STATEFLOW_TLS_KEY", raising=False)
+
+    def now() -> tuple[str | None, str | None]:
+        return os.environ.get("STATEFLOW_TLS_CERT"), os.environ.get("STATEFLOW_TLS_KEY")
+
+    first = environment({"STATEFLOW_TLS_CERT": "a", "STATEFLOW_TLS_KEY": "a"})
+    second = environment({"STATEFLOW_TLS_CERT": "b"})
+    third = environment({"STATEFLOW_TLS_CERT": "c", "STATEFLOW_TLS_KEY": "c"})
+    for each in (first, second, third):
+        each.__enter__()
+    first.__exit__(None, None, None)
+    assert now() == ("c", "c")
+    third.__exit__(None, None, None)
+    assert now() == ("b", None)
+    second.__exit__(None, None, None)
+    assert now() == ("given", None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 from stateflow.agent import processes
-from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
 from stateflow.spark import checks, inside, start_cluster
+from stateflow.spark.credentials import Credentials
+from stateflow.status import ClusterStatus, ReplicaStatus
 
 #: the class itself: the tests below replace it
 CLUSTER = inside.SparkCluster
@@ -128,6 +131,7 @@ def unstarted(spark: Spark) -> inside.SparkCluster:
     cluster._task = inside.ReplicaTask("h:1", "app", "abc123", "", insecure=True)
     cluster._spark, cluster._threads = spark, []  # type: ignore[assignment]
     cluster._controller, cluster._credentials, cluster._temporary = None, None, False
+    cluster._lock = io.StringIO()
     return cluster
 
 
@@ -226,6 +230,68 @@ def test_no_job_of_replicas_follows_when_spark_was_stopped(caplog: pytest.LogCap
     assert [each.message for each in caplog.records] == ["replicas of job group stateflow-abc123 ended with Spark"]
 
 
+@pytest.mark.parametrize("error", [RuntimeError(), RuntimeError(" \n")])
+def test_a_job_of_replicas_that_ends_without_a_text_is_followed_by_another(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = unstarted(Spark("yarn", 4))
+    jobs: list[object] = []
+
+    class Job(Spark):
+        """A session whose jobs end at once; the cluster is stopped during the second."""
+
+        def setJobGroup(self, *_: object, **__: object) -> None: ...
+
+        def range(self, *_: int) -> Job:
+            return self
+
+        mapInArrow = range
+
+        @property
+        def write(self) -> Any:
+            jobs.append(self)
+            if len(jobs) == 2:
+                cluster._stopping.set()
+            raise error
+
+    cluster._spark = Job("yarn", 4)  # type: ignore[assignment]
+    monkeypatch.setattr(inside, "AGAIN_S", 0.0)
+    cluster._run()
+    assert cluster._ended == ["RuntimeError"] * 2
+
+
+class Asked:
+    """A client of a cluster of two replicas. They are alive from an attempt on."""
+
+    def __init__(self, from_attempt: int, ends: list[str], base: str = "spark-abc123") -> None:
+        self._from_attempt, self._ends, self.asked = from_attempt, ends, 0
+        self._names = [f"{base}-0", f"{base}-1-7"]
+
+    def status(self) -> ClusterStatus:
+        self.asked += 1
+        alive = self.asked >= self._from_attempt
+        if not alive:
+            self._ends.append(f"end {len(self._ends)}")
+        replicas = [ReplicaStatus(name, "spark", "h:1", 1, alive, 0.1, 0) for name in self._names]
+        return ClusterStatus(tuple(replicas), (), ())
+
+
+def test_jobs_that_ended_before_do_not_keep_a_program_from_waiting() -> None:
+    """A cluster that runs for months has had many jobs of replicas."""
+    cluster = unstarted(Spark("yarn", 4))
+    cluster._ended += ["end"] * inside.ATTEMPTS
+    cluster._jobs = current_thread()
+    cluster.cluster = Asked(1, cluster._ended)  # type: ignore[assignment]
+    assert cluster.wait() is cluster
+    cluster.cluster = Asked(inside.ATTEMPTS, cluster._ended)  # type: ignore[assignment]
+    assert cluster.wait() is cluster, "fewer jobs have ended since"
+    cluster.cluster = asked = Asked(99, cluster._ended)  # type: ignore[assignment]
+    before = len(cluster._ended)
+    with pytest.raises(Unavailable, match=f"not all 2 replicas came up: end {before}:"):
+        cluster.wait()
+    assert asked.asked <= inside.ATTEMPTS + 1
+
+
 @pytest.mark.parametrize("stopped", [True, False])
 def test_what_a_program_does_not_stop_ends_with_it(
     stopped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -265,6 +331,63 @@ def test_what_a_program_does_not_stop_ends_with_it(
     assert ended == ["controller"]
     assert not directory.exists()
     assert not registered
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+def test_a_second_cluster_is_refused_while_this_process_is_the_administrator_of_another_one(
+    insecure: bool, started: list[Any], tmp_path: Path
+) -> None:
+    """The process talks to one cluster at a time: it would lose the first one, with its savepoint."""
+    first = Credentials(tmp_path, "127.0.0.1", "spark-abc123", 1)
+    spark = Spark("yarn", 4, spark_driver_host="127.0.0.1")
+    first.begin()
+    try:
+        with pytest.raises(InvalidArgument, match="administrator of another cluster inside Spark: stop that cluster"):
+            start_cluster(spark, 1, insecure=insecure)  # type: ignore[arg-type]
+    finally:
+        first.end()
+    assert not started
+    start_cluster(spark, 1, insecure=insecure)  # type: ignore[arg-type]
+    assert len(started) == 1
+
+
+def test_a_directory_is_used_by_one_cluster_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second controller would follow the first one, and have its replicas and operators."""
+    controllers: list[str] = []
+
+    class Controller:
+        def start(self) -> None:
+            controllers.append("controller")
+
+        def wait_ready(self) -> str:
+            return "127.0.0.1:1"
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(CLUSTER, "_process", lambda _: Controller())
+    monkeypatch.setattr(CLUSTER, "_begin", lambda _: None)
+    spark = Spark("yarn", 4, spark_driver_host="127.0.0.1")
+    spark.applicationId = "app"  # type: ignore[attr-defined]
+
+    def start() -> inside.SparkCluster:
+        return CLUSTER(spark, 2, 0, "", tmp_path, False, True)  # type: ignore[arg-type]
+
+    first = start()
+    with pytest.raises(DataDirLocked, match="another cluster inside Spark uses this directory "):
+        start()
+    assert len(controllers) == 1
+    first.stop()
+    start().stop()
+    assert len(controllers) == 2
+
+
+def test_replicas_of_a_former_cluster_in_the_directory_do_not_count() -> None:
+    """Leases of replicas may last longer than the replicas."""
+    cluster = unstarted(Spark("yarn", 4))
+    cluster._jobs = current_thread()
+    cluster.cluster = Asked(1, [], base="spark-123abc")  # type: ignore[assignment]
+    with pytest.raises(Unavailable, match="not all 2 replicas came up: timed out"):
+        cluster.wait(0.05)
 
 
 def test_an_address_of_the_driver_that_replicas_cannot_use_is_named(started: list[Any]) -> None:

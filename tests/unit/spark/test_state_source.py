@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, Not
+from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
-from stateflow.errors import BadCertificate, NotAllowed
+from stateflow.errors import BadCertificate, NotAllowed, SchemaMismatch
 from stateflow.rpc import replica_pb2
 from stateflow.security.authority import Authority, write_private
 from stateflow.security.certificates import PREFIX, certificate_of, decoded_token
@@ -24,7 +25,7 @@ from stateflow.security.roles import RULES, Identity, Role, check_call, check_re
 from stateflow.spark import register_state, state_source
 from stateflow.spark.credentials import Credentials
 from stateflow.spark.session import PUSH_DOWN
-from stateflow.spark.state_source import Portion, StateOptions, StateReader
+from stateflow.spark.state_source import Portion, StateOptions, StateReader, StateSource
 
 WHERE = {"operator": "Tally", "cluster": "ctl:7070"}
 CONTROLLER, REPLICA = "/stateflow.rpc.ControllerService/", "/stateflow.rpc.ReplicaService/"
@@ -130,6 +131,63 @@ def test_only_filters_that_all_rows_must_pass_limit_what_is_read() -> None:
     assert pushed(*others).keys is None
     reader = pushed(EqualTo(("partition",), 1), In(("partition",), (1, 2, None)))
     assert (reader.keys, reader.numbers) == (None, {1})
+
+
+# -- Keys of several types ---------------------------------------------------------------------------------------------
+
+
+STORED = {"operator": "Tally", "state": "n", "checkpoint": "store", "savepoint": "new"}
+
+
+@pytest.fixture
+def partitions(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """Keys of each partition of a checkpoint; the first partition has none."""
+    stored: list[list[Any]] = [[]]
+
+    def page(number: int) -> bytes:
+        keys = stored[number]
+        values, numbers = pa.array([1] * len(keys), pa.int64()), pa.array([number] * len(keys), pa.int32())
+        table = pa.table({"key": keys, "map_key": [None] * len(keys), "value": values, "partition": numbers})
+        with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
+            stream.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    monkeypatch.setattr(state_source, "_of_any", lambda options: map(page, range(len(stored))))
+    monkeypatch.setattr(state_source, "_pages", lambda options, partitions, keys: map(page, partitions))
+    return stored
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "kinds"),
+    [("5", 5, "string; int64"), (1, True, "int64; bool"), (1, 2.0, "int64; double"), (1, "x", "int64; string")],
+)
+def test_keys_of_several_types_are_refused(first: Any, others: Any, kinds: str, partitions: list[list[Any]]) -> None:
+    """Two different keys would look the same in one column."""
+    partitions += [[first], [first, first], [others]]
+    source = StateSource(STORED)
+    schema = source.schema()  # Spark asks for it, and then pickles the source and its reader
+    reader = pickle.loads(cloudpickle.dumps(pickle.loads(cloudpickle.dumps(source)).reader(schema)))
+    assert [row["key"] for row in rows_of(reader, 0, 1, 2)] == [first] * 3
+    with pytest.raises(SchemaMismatch, match=f"keys of several types are stored: {kinds} .operator=Tally.: read "):
+        rows_of(reader, 3)
+
+
+def rows_of(reader: StateReader, *partitions: int) -> list[dict[str, Any]]:
+    return [row for batch in reader.read(Portion(partitions, (), "n")) for row in batch.to_pylist()]
+
+
+def test_a_schema_of_the_caller_sets_the_type_of_keys(partitions: list[list[Any]]) -> None:
+    partitions += [["5"], [5]]
+    schema = StructType().add("key", StringType()).add("map_key", StringType())
+    reader = StateSource(STORED).reader(schema.add("value", LongType()).add("partition", IntegerType()))
+    assert [row["key"] for row in rows_of(reader, 1, 2)] == ["5", "5"]
+
+
+def test_keys_that_are_stored_after_the_read_was_planned_are_text(partitions: list[list[Any]]) -> None:
+    source = StateSource(STORED)
+    reader = source.reader(source.schema())
+    partitions += [[5]]
+    assert [row["key"] for row in rows_of(reader, 0, 1)] == ["5"]
 
 
 # -- Changes between two savepoints ------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""The program's own cluster, as ``apply_operator`` starts it."""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stateflow.spark import apply
+
+
+def test_queries_end_before_each_cluster_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A second cluster is registered at exit after the first one, and so its end would come first."""
+    registered: list[tuple[Any, ...]] = []
+    clusters: dict[str, SimpleNamespace] = {}
+
+    def register(*call: Any) -> None:
+        registered.append(call)
+
+    def unregister(function: Any) -> None:
+        registered[:] = [call for call in registered if call[0] != function]
+
+    def embedded(directory: Path) -> SimpleNamespace:
+        if directory.name not in clusters:
+            clusters[directory.name] = SimpleNamespace(
+                address=directory.name, cluster=SimpleNamespace(deploy=lambda *_, **__: None)
+            )
+            atexit.register(directory.name.upper)
+        return clusters[directory.name]
+
+    class Session:
+        """A session, and what it knows of its queries."""
+
+        def __init__(self, name: str) -> None:
+            self.name, self.streams = name, self
+            self.active = [SimpleNamespace(stop=lambda: ended.append(name))]
+
+    ended: list[str | None] = []
+    one, two = Session("one"), Session("two")
+    monkeypatch.setattr(atexit, "register", register)
+    monkeypatch.setattr(atexit, "unregister", unregister)
+    monkeypatch.setattr(apply, "embedded", embedded)
+    monkeypatch.setattr(apply, "master_of", lambda _: "local[2]")
+    for session, place in ((one, "a"), (one, "b"), (two, "b"), (two, "a")):
+        frame: Any = SimpleNamespace(sparkSession=session)
+        operator: Any = object
+        assert apply._own(frame, operator, None, tmp_path / place) == place
+    for call, *arguments in reversed(registered):
+        ended.append(call(*arguments))
+    assert sorted(ended[:2]) == ["one", "two"], "queries of both sessions"
+    assert [each for each in ended if each not in ("one", "two", None)] == ["B", "A"]
