@@ -642,5 +642,5 @@ def _spark_schema(operator: type[Operator], spec: OperatorSpec) -> Any:
         return operator.output
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    schema = from_arrow_schema(with_side_columns(spec.output_schema, spec.side_schemas))
+    schema = from_arrow_schema(with_side_columns(spec.output_schema, spec.side_schemas), prefer_timestamp_ntz=True)
     return marked(schema, tuple(tag for tag, _ in spec.side_schemas))

@@ -79,8 +79,10 @@ def read_state(
     for index, field in enumerate(table.schema):
         if pa.types.is_null(field.type):
             table = table.set_column(index, field.name, table[field.name].cast(pa.string()))
-    if is_connect(spark) and not table.num_rows:
-        from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-        return spark.createDataFrame([], from_arrow_schema(table.schema))
-    return spark.createDataFrame(table.combine_chunks())  # Spark drops the rows after an empty chunk
+    # otherwise Spark would take naive times for moments in the session's zone
+    schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+    if is_connect(spark) and not table.num_rows:
+        return spark.createDataFrame([], schema)
+    return spark.createDataFrame(table.combine_chunks(), schema)  # Spark drops the rows after an empty chunk

@@ -146,10 +146,10 @@ class StateSource(DataSource):
 
         options = self._begun()
         if options.describe:
-            return from_arrow_schema(DESCRIBED[options.describe])
+            return from_arrow_schema(DESCRIBED[options.describe], prefer_timestamp_ntz=True)
         first = _first(options)
         self.key_type = first.schema.field("key").type if first.num_rows else None
-        return from_arrow_schema(_schema(options, first.schema))
+        return from_arrow_schema(_schema(options, first.schema), prefer_timestamp_ntz=True)
 
     def reader(self, schema: Any) -> StateReader:
         options = self._begun()
