@@ -457,6 +457,11 @@ def _payload_columns(messages: Sequence[Message], schema: pa.Schema) -> list[pa.
 
 def _has_bounds(payload: bytes) -> bool:
     text = payload.strip()
+    if b"\n" in text:  # within a text it is not valid, but `_decoded` would make a space of it
+        try:
+            json.loads(text)
+        except ValueError:
+            return False
     return text.startswith(b"{") and text.endswith(b"}")
 
 

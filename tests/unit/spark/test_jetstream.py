@@ -134,6 +134,7 @@ def test_the_message_that_is_not_of_the_schema_is_named(bad: bytes) -> None:
         ([b'{"v": 1}{"v": 2}', b""], 1),
         ([b'{"v": 1}{"v": 2}', b'{"more": ', b"{}}"], 1),
         ([b"\xef\xbb\xbf{}"], 1),
+        ([b'{"v": 1}', b'{"v":\n2, "t": "one\nline"}'], 2),
     ],
 )
 def test_each_message_is_exactly_one_object(payloads: list[bytes], named: int) -> None:
