@@ -337,7 +337,10 @@ def _result(run: JobRun, as_json: bool) -> None:
 
 @job_commands.command()
 def delete(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Delete a job; its runs stay in the ledger. A run under way finishes its operator, and begins no other."""
+    """Delete a job; its runs stay in the ledger.
+
+    A run under way finishes its operator, and begins no other.
+    """
     report = Cluster(controller).change_job(name, "delete")
     if as_json:
         emit(fields_of(report))
