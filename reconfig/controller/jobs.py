@@ -189,25 +189,30 @@ class Jobs:
         Stages that are in the ledger already were carried out by an earlier leader. A run whose job has been deleted
         begins no further stage.
         """
-        job, given_up = self._book.job_of(run), ""
+        job, given_up, nodes = self._book.job_of(run), "", None
         if job is not None:
             coordinator = await self._waited_for(run, job.coordinator, lambda: [self._me], "controllers")
             workers = await self._waited_for(run, job.workers, self._nodes, "nodes")
-            given_up = "; ".join(filter(None, (coordinator.note, workers.note)))
-            for operator in run.left(sorted(self._cluster.deployed)):
-                if self._book.job_of(run) is None:
-                    break
-                stage = await self._stage(run, job, operator, workers.nodes)
-                await self._context.record(steps.end_stage, run, stage)
-                run = self._book.run(run.id)
-        left = run.left(sorted(self._cluster.deployed)) if self._book.job_of(run) is None else []
-        if left and not run.stages and not self._cluster.begun_by(run.mark):
-            unreadable = self._book.unreadable.get(run.job)
-            why = "the job was deleted before it began" if unreadable is None else str(unreadable.refused())
+            given_up, nodes = "; ".join(filter(None, (coordinator.note, workers.note))), workers.nodes
+        left = []
+        for operator in run.left(sorted(self._cluster.deployed)):
+            there, begun = self._book.job_of(run), self._begun(run, operator)
+            if there is not None:
+                stage = await self._stage(run, there, operator, nodes)
+            elif begun:
+                stage = JobStage(operator, begun)
+            else:
+                left.append(operator)
+                continue
+            await self._context.record(steps.end_stage, run, stage)
+            run = self._book.run(run.id)
+        unreadable = self._book.unreadable.get(run.job)
+        why = "the job was deleted before it began" if unreadable is None else str(unreadable.refused())
+        if left and not run.stages:
             return RunState.FAILED, (), why
         ids = [each for stage in run.stages for each in stage.reconfigurations]
         failed = [f"{stage.operator}: {stage.error}" for stage in run.stages if stage.error]
-        failed += [f"{operator}: the job was deleted before its stage began" for operator in left]
+        failed += [f"{operator}: {why}" for operator in left]
         failed += [each for each in ids if not await self._completed(each)]
         if failed:
             return RunState.FAILED, ids, "; ".join(filter(None, (f"failed: {', '.join(failed)}", given_up)))
@@ -242,19 +247,19 @@ class Jobs:
         there = {node_of(name) for name in self._context.alive()}
         return [node for name, node in self._cluster.roster.nodes().items() if name in there]
 
+    def _begun(self, run: Run, operator: str) -> tuple[str, ...]:
+        """Returns the reconfigurations of an operator that the run has begun."""
+        begun, history = self._cluster.begun_by(run.mark), self._cluster.history
+        return tuple(each for each in begun if past(history[each]).operator == operator)
+
     async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> JobStage:
         """Carries out a run on one operator. If an earlier controller has begun the run's reconfigurations of this
         operator, begins nothing, and returns a stage that names those.
         """
         until = self._context.clock.monotonic() + PATIENCE_S
         while True:
-            begun = [
-                each
-                for each in self._cluster.begun_by(run.mark)
-                if past(self._cluster.history[each]).operator == operator
-            ]
-            if begun:
-                return JobStage(operator, tuple(begun))
+            if begun := self._begun(run, operator):
+                return JobStage(operator, begun)
             try:
                 return JobStage(operator, tuple(await self._do(job, operator, run.mark, nodes)))
             except AlreadyThere:

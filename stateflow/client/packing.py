@@ -123,7 +123,7 @@ def _files_below(root: Path) -> Iterator[Path]:
     """Yields the files of a package, also those of linked directories. Raises BundleRefused for a circle of links."""
     for name, folders, files in os.walk(root, followlinks=True):
         here, folders[:] = Path(name), [each for each in folders if not _is_left_out(each)]
-        above = {each.resolve() for each in (here, *here.parents) if each.is_relative_to(root)}
+        above = {each.resolve() for each in (here, *here.parents)}
         for each in folders:
             if (here / each).resolve() in above:
                 raise BundleRefused(

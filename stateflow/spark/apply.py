@@ -71,6 +71,7 @@ from stateflow.spark.session import (
     is_connect,
     local_slots,
     master_of,
+    quoted,
     tell_briefly,
 )
 from stateflow.spark.stage_recorder import record_once
@@ -189,7 +190,7 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
         raise InvalidArgument(
             f"there is no side output {tag!r}", remedy=f"use a declared one: {', '.join(tags) or 'there are none'}"
         )
-    return frame.where(F.col(_quoted(tag)).isNotNull()).select(f"{_quoted(tag)}.*")
+    return frame.where(F.col(quoted(tag)).isNotNull()).select(f"{quoted(tag)}.*")
 
 
 def main_output(frame: DataFrame) -> DataFrame:
@@ -206,7 +207,7 @@ def main_output(frame: DataFrame) -> DataFrame:
 
     tags = _tags(frame)
     for tag in tags:
-        frame = frame.where(F.col(_quoted(tag)).isNull())
+        frame = frame.where(F.col(quoted(tag)).isNull())
     return frame.drop(*tags)
 
 
@@ -214,11 +215,6 @@ def with_outputs(frame: DataFrame) -> DataFrame:
     """Adds the methods ``side(tag)`` and ``main()`` to a frame, and returns the frame."""
     frame.side, frame.main = partial(side_output, frame), partial(main_output, frame)
     return frame
-
-
-def _quoted(name: str) -> str:
-    """Returns a column's name as Spark parses it, because a dot or a backtick in a name is syntax otherwise."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _tags(frame: DataFrame) -> list[str]:

@@ -303,6 +303,11 @@ def default_parallelism(spark: SparkSession) -> int:
     return _PARALLELISM[spark]
 
 
+def quoted(name: str) -> str:
+    """Returns a column's name as Spark parses it, because a dot or a backtick in a name is syntax otherwise."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def master_of(spark: SparkSession) -> str:
     """Returns Spark's master URL, with the host in front if a Spark Connect server is on another machine."""
     if not is_connect(spark):

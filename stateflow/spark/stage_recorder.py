@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from stateflow.errors import InvalidArgument, LedgerReadOnly, LedgerReplaced, StateflowError, Unavailable
 from stateflow.ledger import StateManager, rules
 from stateflow.ledger.rules import Action, Status, is_done, stage_answer
-from stateflow.spark.session import is_connect, metadata_of
+from stateflow.spark.session import is_connect, metadata_of, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
 
@@ -541,7 +541,7 @@ def run_stage(
         frame = pull(manager.get_last_stage(source.entity) if source.entity else None)
         pulled = Pulled() if record is None else measured(frame, record)
         if record is not None and pulled.last is not None:
-            column = _column(frame, record)
+            column = frame[quoted(record)]
             frame = frame.where(column.isNull() | (column <= _literal(pulled.last)))
     except BaseException as error:
         _failed(manager, state_id, error, action=Action.POST_PULL, sourcing_end_time=_now())
@@ -594,7 +594,7 @@ def measured(frame: DataFrame, record: str) -> Pulled:
         raise InvalidArgument(
             f"there is no column {record!r} to order records by", remedy=f"use one of {', '.join(frame.columns)}"
         )
-    column = _column(frame, record)
+    column = frame[quoted(record)]
     least, greatest = F.min(column), F.max(column)
     timed = frame.schema[record].dataType.typeName() == "timestamp"
     if timed:  # as numbers, because PySpark gives times in this process's zone, in which an hour may occur twice
@@ -605,11 +605,6 @@ def measured(frame: DataFrame, record: str) -> Pulled:
     if timed and first is not None:
         first, last = (_EPOCH + timedelta(microseconds=micros) for micros in (first, last))
     return Pulled(first, last, rows)
-
-
-def _column(frame: DataFrame, name: str) -> Column:
-    """Returns the column of exactly this name, which may contain dots and backticks."""
-    return frame["`" + name.replace("`", "``") + "`"]
 
 
 def _literal(value: Any) -> Any:

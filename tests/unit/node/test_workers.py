@@ -147,7 +147,8 @@ def test_a_node_whose_first_worker_comes_back_at_another_port_says_so(
     async def live(number: int) -> int:
         address = next(lives)
         some._hear(number, json.dumps({"address": address}).encode())
-        await asyncio.sleep(0.1)
+        for _ in range(20):  # the node hears it meanwhile
+            await asyncio.sleep(0)
         if address == "host:9":
             stop.set()
         return 1

@@ -128,14 +128,28 @@ def test_a_run_begins_nothing_once_its_job_is_deleted(ledger: Ledger, again: boo
     run = book.cluster.jobs.runs["nightly"][-1]
     state, _, note = asyncio.run(book.jobs._done(run))
     assert (done, state) == (["A"], RunState.FAILED)
-    assert (
-        note == "failed: B: the job was deleted before its stage began, C: the job was deleted before its stage began"
-    )
+    assert note == "failed: B: the job was deleted before it began, C: the job was deleted before it began"
     book.cluster = Written.read(ledger)  # the next leader
     book.cluster.deployed = dict.fromkeys("ABC")  # type: ignore[arg-type]
     book.jobs._book = book.cluster.jobs  # type: ignore[misc]
     assert asyncio.run(book.jobs._done(book.cluster.jobs.run(run.id)))[0] is RunState.FAILED
     assert done == ["A"]
+
+
+def test_moves_that_a_run_had_begun_are_its_own_though_its_job_is_deleted(ledger: Ledger) -> None:
+    """The next leader said that the run had had nothing to do."""
+    book = Book(ledger, ("A", "B"))
+    write(book.cluster, steps.define_job, "nightly", NIGHTLY)
+    write(book.cluster, steps.begin_run, "nightly", 7, ["A", "B"])
+    write(book.cluster, steps.define_job, "nightly", None)
+
+    async def completed(_: str) -> bool:
+        return True
+
+    book.jobs._begun = lambda _, operator: ("r1",) if operator == "A" else ()  # type: ignore[method-assign]
+    book.jobs._completed = completed  # type: ignore[method-assign]
+    found = asyncio.run(book.jobs._done(book.cluster.jobs.runs["nightly"][-1]))
+    assert found == (RunState.FAILED, ["r1"], "failed: B: the job was deleted before it began")
 
 
 def test_a_run_that_waits_ends_when_its_job_is_deleted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
