@@ -34,7 +34,7 @@ from stateflow.operator.watchdog import RunningBatch
 from stateflow.partition.change_feed import NO_CHANGES, ChangeLog, Kept, Seal
 from stateflow.partition.environment import WorkLock
 from stateflow.partition.lifecycle import SERVED, Event, Lifecycle, State
-from stateflow.partition.processor import PartitionProcessor
+from stateflow.partition.processor import PartitionProcessor, StoredStates
 from stateflow.partition.slices import Traffic
 from stateflow.partition.sources import SkippedPositions
 from stateflow.storage import PartitionStore
@@ -234,7 +234,7 @@ class LocalPartition:
     lost: StateDamaged | None = None  # the damage for which it was given up
     unkept: Path | None = None  # directory of the lost copy, while it or its commits could not be put aside
     stuck: RunningBatch | None = None  # a batch that the replica has given up, and that has not returned
-    schema: bytes | None = None  # its stored schema, while ``store`` is closed
+    states: StoredStates | None = None  # what its store holds, while ``store`` is closed
     sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
     seal_unsure: bool = False  # its database may have the record of a seal that failed
     traffic: Traffic = field(default_factory=Traffic)

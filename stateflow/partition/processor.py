@@ -40,13 +40,16 @@ from stateflow.partitioner import check_belongs
 from stateflow.state import (
     MAX_VALUE_BYTES,
     CachePool,
+    CellReader,
     ColumnStates,
     DeployedStates,
     Evolution,
     KeyedState,
     declarations_of,
 )
+from stateflow.state.cells import TAGS
 from stateflow.state.evolution import Evolved
+from stateflow.state.keyed import described
 from stateflow.storage import PartitionStore
 from stateflow.storage.commit_log import CommitLog
 from stateflow.types import PartitionId
@@ -67,17 +70,40 @@ def read_schema(stored: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"version": 1, "states": found}
 
 
+class StoredStates(NamedTuple):
+    """The descriptions of the states that one partition stores.
+
+    Attributes:
+        schema: the states that its operator declared, see :func:`schema_after`.
+        tags: the states made at run time, see :func:`.stored_tags`.
+    """
+
+    schema: bytes
+    tags: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, store: CellReader) -> StoredStates | None:
+        """Reads a partition's descriptions. None: nothing is stored yet."""
+        schema = store.get(layout.SCHEMA)
+        return None if schema is None else cls(schema, tuple(data for _, data in store.scan(TAGS)))
+
+    @property
+    def version(self) -> int:
+        """The operator's ``state_version`` when the states were stored."""
+        return int(read_schema(self.schema)["version"])
+
+
 def schema_after(stored: bytes | None, version: int, states: list[dict[str, Any]], deployed: DeployedStates) -> bytes:
     """Returns the schema to store for a partition whose states match their declarations."""
     before = [] if stored is None else read_schema(stored)["states"]
     return json.dumps({"version": version, "states": deployed.schema(before, states)}, sort_keys=True).encode()
 
 
-def evolution_of(operator: str, cls: type[Operator], stored: bytes, deployed: DeployedStates) -> Evolution:
+def evolution_of(operator: str, cls: type[Operator], stored: StoredStates, deployed: DeployedStates) -> Evolution:
     """Returns the evolution from a partition's stored states to those that ``cls`` declares. Raises SchemaMismatch."""
-    before, migrates = read_schema(stored), cls.migrate_state is not Operator.migrate_state
-    declared = declarations_of(cls)
-    return Evolution(operator, before["states"], before["version"], declared, cls.state_version, migrates, deployed)
+    states, tags = read_schema(stored.schema)["states"], [described(each) for each in stored.tags]
+    version, migrates = cls.state_version, cls.migrate_state is not Operator.migrate_state
+    return Evolution(operator, states, stored.version, declarations_of(cls), version, migrates, deployed, tags)
 
 
 def is_evolved(cls: type[Operator], store: PartitionStore, deployed: DeployedStates = UNDEPLOYED) -> bool:
@@ -125,20 +151,21 @@ class Evolver:
     def _evolve(self, now_us: int, watermark_us: int | None, guard: Guard, deployed: DeployedStates) -> None:
         instance = self._instance
         operator, state = instance.operator, instance.state
-        stored = self._store.get(layout.SCHEMA)
-        declared = schema_after(stored, operator.state_version, state.schema(), deployed)
-        if stored == declared:
+        schema = self._store.get(layout.SCHEMA)
+        declared = schema_after(schema, operator.state_version, state.schema(), deployed)
+        if schema == declared:
             return
         self._committer.unsaved = [(layout.SCHEMA, declared)]
+        stored = StoredStates.of(self._store)
         if stored is None:
             return
         evolution = evolution_of(self._partition.operator, type(operator), stored, deployed)
         if not evolution.needed:
             return
         reader = evolution.evolved(self._store)
-        times_us, before = (now_us, watermark_us), read_schema(stored)["version"]
+        times_us = now_us, watermark_us
         try:
-            made = converted(self._partition.operator, evolution, reader, instance, before, times_us)
+            made = converted(self._partition.operator, evolution, reader, instance, stored.version, times_us)
             guard.begin_commit()
             self._committer.commit(MIGRATION, operator.state_version, made)
             guard.end_commit()

@@ -42,14 +42,13 @@ from stateflow.errors import (
 )
 from stateflow.operator.operator import Operator, class_of, describe
 from stateflow.operator.rows import get_ready
-from stateflow.partition import layout
 from stateflow.partition.change_feed import ChangeLog, FileDigests
 from stateflow.partition.data_directory import Copies, Quarantine, identify
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Commits
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.local_partition import CheckedLifecycle, CheckedMutex, LocalPartition
-from stateflow.partition.processor import evolution_of
+from stateflow.partition.processor import StoredStates, evolution_of
 from stateflow.partition.sources import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
@@ -373,14 +372,14 @@ class PartitionRegistry:
         self._deployed[spec.name] = DeployedStates.of(spec.state_schema, spec.dropped)
         self._operators[spec.name] = spec, cls
 
-    def _stored_schemas(self, operator: str) -> set[bytes]:
-        """Returns the distinct schemas with which the operator's partitions here are stored."""
-        found = {self.stored_schema(local) for local in self.local_partitions() if local.id.operator == operator}
-        return {schema for schema in found if schema is not None}
+    def _stored_states(self, operator: str) -> set[StoredStates]:
+        """Returns the distinct descriptions of states with which the operator's partitions here are stored."""
+        found = {self.stored_states(local) for local in self.local_partitions() if local.id.operator == operator}
+        return {states for states in found if states is not None}
 
     @staticmethod
-    def stored_schema(local: LocalPartition) -> bytes | None:
-        """Returns the schema with which a partition served here is stored; None: it is not served here, or nothing is
+    def stored_states(local: LocalPartition) -> StoredStates | None:
+        """Returns the descriptions of the states of a partition served here; None: it is not served here, or nothing is
         stored.
 
         Opens no database.
@@ -388,7 +387,7 @@ class PartitionRegistry:
         if local.lifecycle.state is not State.OWNED:
             return None
         with local.mutex:
-            return local.schema if local.store is None else local.store.get(layout.SCHEMA)
+            return local.states if local.store is None else StoredStates.of(local.store)
 
     def undeployed(self, operator: str, epoch: int) -> None:
         """Refuses, from now on, requests to create partitions of an operator at this epoch or an older one, however
@@ -448,7 +447,7 @@ class PartitionRegistry:
         serving one. Raises the errors of :meth:`learn`."""
         cls = self._load(spec)
         _check_version(spec, cls)
-        for stored in self._stored_schemas(spec.name):
+        for stored in self._stored_states(spec.name):
             evolution_of(spec.name, cls, stored, DeployedStates.of(spec.state_schema, spec.dropped))
         return cls
 
@@ -541,7 +540,7 @@ class PartitionRegistry:
             if local.lifecycle.running or local.store is None:
                 return
             with contextlib.suppress(Exception):
-                local.schema = local.store.get(layout.SCHEMA)
+                local.states = StoredStates.of(local.store)
             self._shut(local)
 
     def _shut(self, local: LocalPartition) -> None:

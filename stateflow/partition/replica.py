@@ -35,6 +35,7 @@ from stateflow.partition.environment import Environment, disk_of
 from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.local_partition import LocalPartition
+from stateflow.partition.processor import StoredStates
 from stateflow.partition.reading import Reader
 from stateflow.partition.registry import Lease, PartitionRegistry
 from stateflow.partition.takeover import Restorer, Successor
@@ -133,7 +134,7 @@ class Recovery:
             ownership.move_id,
             successor if ownership.state == State.SEALED else None,
         )
-        local.directory, local.schema = newest.directory, newest.schema
+        local.directory, local.states = newest.directory, newest.states
         if ownership.state == State.OWNED:
             sequence = newest.lacking[-1].sequence if newest.lacking else newest.sequence
             local.skipped = registry.skipped_batches.found(partition, ownership.epoch, sequence)
@@ -149,7 +150,7 @@ class Recovery:
         try:
             registry.commits.complete(partition, copy.directory, copy.lacking, up_to_damage=copy.up_to_damage)
             if copy.lacking:
-                copy.schema = self._read(copy.directory, up_to_damage=False).schema
+                copy.states = self._read(copy.directory, up_to_damage=False).states
             return True
         except Exception as error:
             damaged = damage(error)
@@ -183,13 +184,13 @@ class Recovery:
         return copy
 
     def _read(self, directory: Path, *, up_to_damage: bool) -> _Copy:
-        """Reads a copy's ownership, sequence and schema. Raises StateMissing, StateDamaged, DecodeError."""
+        """Reads a copy's ownership, sequence and states. Raises StateMissing, StateDamaged, DecodeError."""
         store = self._registry.environment.open_read_only(directory, up_to_damage=up_to_damage)
         try:
             record = store.get(layout.OWNERSHIP)
             ownership = layout.Ownership.decode(record) if record else None
-            schema, incoming = store.get(layout.SCHEMA), self._registry.copies.is_incoming(directory)
-            return _Copy(directory, ownership, incoming, read_sequence(store), schema, up_to_damage)
+            states, incoming = StoredStates.of(store), self._registry.copies.is_incoming(directory)
+            return _Copy(directory, ownership, incoming, read_sequence(store), states, up_to_damage)
         except Exception as error:
             raise damage(error) or error from error
         finally:
@@ -205,7 +206,7 @@ class _Copy:
     ownership: layout.Ownership | None
     incoming: bool
     sequence: int
-    schema: bytes | None
+    states: StoredStates | None
     up_to_damage: bool
     lacking: list[Commit] = field(default_factory=list)
 
@@ -333,7 +334,7 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
         store, local.store = local.store, None
         incoming, local.incoming = local.incoming, None
         registry.skipped_batches.revoke(local)
-        local.directory = local.kept = local.since = local.schema = local.skipped = None
+        local.directory = local.kept = local.since = local.states = local.skipped = None
         if processor is not None:
             processor.let_go(registry.environment.aside)
         if store is not None:

@@ -480,7 +480,8 @@ def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> N
         migrates = cls.migrate_state is not Operator.migrate_state
         version = int(manifest.version or 1)
         deployed = DeployedStates.of(spec.state_schema, spec.dropped)
-        Evolution(spec.name, manifest.schema, version, declarations_of(cls), cls.state_version, migrates, deployed)
+        declared, tags = declarations_of(cls), manifest.tags
+        Evolution(spec.name, manifest.schema, version, declared, cls.state_version, migrates, deployed, tags)
 
 
 def _newest_epoch(store: CheckpointStore, partition: PartitionId) -> list[int]:

@@ -42,14 +42,13 @@ from stateflow.metrics.own import OwnFigures
 from stateflow.operator.instance import OperatorInstance
 from stateflow.operator.operator import BatchOperator, Operator, key_columns
 from stateflow.operator.timers import Timers
-from stateflow.partition import layout
 from stateflow.partition.checkpoints import DIGEST_SHARE, NOT_STATE
 from stateflow.partition.control import Verification
 from stateflow.partition.environment import RateLimit
 from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.processor import converted, evolution_of, is_evolved, read_schema, read_watermark
+from stateflow.partition.processor import StoredStates, converted, evolution_of, is_evolved, read_watermark
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.state import (
     CellReader,
@@ -278,11 +277,11 @@ class Trials:
     def is_needed(self, spec: OperatorSpec, cls: type[Operator], partition: PartitionId) -> bool:
         """Tells whether the version converts the partition's stored cells, or reads them as other types. Opens no
         database. Raises SchemaMismatch."""
-        stored = self._registry.stored_schema(self._registry.look(partition))
+        stored = self._registry.stored_states(self._registry.look(partition))
         if stored is None:
             return False
-        needed = evolution_of(spec.name, cls, stored, _deployed(spec)).needed
-        return needed or bool(_retyped(cls, read_schema(stored)["states"]))
+        evolution = evolution_of(spec.name, cls, stored, _deployed(spec))
+        return evolution.needed or bool(_retyped(cls, evolution.stored))
 
     def end(self, trial: Trial) -> None:
         """Closes a trial and removes its snapshot. Call it in the thread that ran the trial."""
@@ -340,17 +339,17 @@ def try_out(
 
     Raises the errors of :meth:`Trial.step`.
     """
-    stored = store.get(layout.SCHEMA)
+    stored = StoredStates.of(store)
     if stored is None:
         return
-    before, evolution = read_schema(stored), evolution_of(partition.operator, cls, stored, deployed)
-    retyped, watermark_us = _retyped(cls, before["states"]), read_watermark(store)
+    evolution = evolution_of(partition.operator, cls, stored, deployed)
+    retyped, watermark_us = _retyped(cls, evolution.stored), read_watermark(store)
     with _instance(cls, partition, store, watermark_us, max_value_bytes) as instance:
-        for piece in pieces(store, [bytes.fromhex(each["tag"]) for each in before["states"]]):
+        for piece in pieces(store, [bytes.fromhex(each["tag"]) for each in evolution.stored]):
             reader = evolution.evolved(piece)
             if evolution.migrate:
                 times_us = now_us, watermark_us
-                made = converted(partition.operator, evolution, reader, instance, before["version"], times_us)
+                made = converted(partition.operator, evolution, reader, instance, stored.version, times_us)
                 gone = [*(start for start, _ in made.clears), *made.deletes]
                 reader = Evolved(reader, gone, dict(made.puts))  # reads the states as after the migration
             for declaration in retyped:

@@ -26,6 +26,7 @@ from stateflow.state import coders
 from stateflow.state.cells import (
     CELL,
     COUNT,
+    TAGS,
     CellReader,
     Namespace,
     decode_row_key,
@@ -219,6 +220,18 @@ class DeployedStates:
         kept = {each["name"]: each for each in stored if each["name"] in self.states and not self.is_stale(each)}
         return [each for _, each in sorted({**kept, **states}.items())]
 
+    def adopted(
+        self, tags: Iterable[dict[str, Any]], stored: Iterable[dict[str, Any]], declared: Iterable[Declaration]
+    ) -> list[dict[str, Any]]:
+        """Returns the descriptions of the states made at run time whose cells a newly declared state has from now on.
+
+        Args:
+            tags: descriptions of all states made at run time.
+            stored: the states that the operator declared so far.
+        """
+        known, heirs = {each["tag"] for each in stored}, {each.tag.hex() for each in declared}
+        return [self._counted(each) for each in tags if each["tag"] in heirs - known]
+
     def _counted(self, declared: dict[str, Any]) -> dict[str, Any]:
         times = self.dropped.get(declared["name"], 0)
         return {**declared, "dropped": times} if times else declared
@@ -232,6 +245,8 @@ class Evolution:
         stored_version: the operator's ``state_version`` when the states were stored.
         migrates: whether the operator has a ``migrate_state``, which is called if ``version`` exceeds
             ``stored_version``.
+        tags: the stored states made at run time. Those that the operator declares now, by the same name and kind, are
+            changed like its own.
 
     Raises SchemaMismatch if the stored states are newer, or differ in a way that neither widening nor ``migrate_state``
     handles.
@@ -248,6 +263,7 @@ class Evolution:
         version: int,
         migrates: bool,
         deployed: DeployedStates = DeployedStates(),
+        tags: Iterable[dict[str, Any]] = (),
     ) -> None:
         if stored_version > version:
             raise SchemaMismatch(
@@ -257,7 +273,8 @@ class Evolution:
             )
         self.migrate = migrates and stored_version < version
         self._operator = operator
-        self._stored = stored
+        #: descriptions of the stored states that are compared with the declared ones
+        self.stored = stored = [*stored, *deployed.adopted(tags, stored, declared.values())]
         self._custom = {coder.name: coder for each in declared.values() for coder in each.coders}
         now = {each.name: each for each in declared.values()}
         #: stored states whose cells are removed or rewritten
@@ -340,7 +357,7 @@ class Evolution:
         self, reader: CellReader, processing_us: int | None, event_us: int | None
     ) -> Iterator[tuple[Any, SimpleNamespace]]:
         """Yields each stored key with the plain values of its stored states by name, without expired entries."""
-        old = {each["name"]: self._as_declared(each) for each in self._stored}
+        old = {each["name"]: self._as_declared(each) for each in self.stored}
         keys: dict[Any, None] = {}
         for declaration in old.values():
             for entry in scan_entries(declaration, reader, processing_us=processing_us, event_us=event_us):
@@ -405,10 +422,10 @@ def _declared(state: Declaration) -> str:
     return state.coder.name if state.coder.types is None else spelled(state.coder.types)
 
 
-def _heads(described: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Returns the prefixes of the addresses of a state's cells and counts."""
+def _heads(described: dict[str, Any]) -> tuple[bytes, ...]:
+    """Returns the prefixes of the addresses of a state's cells, counts and, if it was made at run time, description."""
     tag = bytes.fromhex(described["tag"])
-    return CELL + tag, COUNT + tag
+    return CELL + tag, COUNT + tag, TAGS + tag
 
 
 def declared_as(described: dict[str, Any], custom: Mapping[str, Coder[Any]]) -> Declaration | None:

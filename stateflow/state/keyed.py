@@ -21,7 +21,7 @@ from datetime import date
 from decimal import Decimal
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from stateflow.changes import Mutations
@@ -177,7 +177,12 @@ def is_empty(tracked: Any) -> bool:
 
 def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
     """Returns the states made at run time: tag → description. Example: ``stored_tags(store).values()``"""
-    return {cell[len(TAGS) :]: encoding.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
+    return {cell[len(TAGS) :]: described(data) for cell, data in reader.scan(TAGS)}
+
+
+def described(cell: bytes) -> dict[str, Any]:
+    """Decodes the description of a state made at run time from the cell that :func:`tag_cell` returned."""
+    return cast("dict[str, Any]", encoding.loads(unpack_cell(cell)))
 
 
 def tag_cell(declaration: Declaration) -> tuple[bytes, bytes]:
@@ -205,7 +210,7 @@ class TagRegister:
         address, cell = tag_cell(declaration)
         stored = self._reader.get(address)
         if stored is not None and stored != cell:
-            was, now = encoding.loads(unpack_cell(stored)), declaration.describe()
+            was, now = described(stored), declaration.describe()
             if types_become(was, now) is Verdict.CHANGED:
                 raise SchemaMismatch(
                     f"the tag {declaration.name!r} is stored as {spelled_state(was)} but declared as "

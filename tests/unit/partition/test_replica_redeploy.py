@@ -130,6 +130,19 @@ def test_a_deployment_that_nobody_migrates_is_refused(
         cluster.deploy(cls)
 
 
+@pytest.mark.parametrize("opened", [False, True], ids=["as recovered", "at work"])
+def test_a_deployment_that_declares_a_tag_as_another_type_is_refused(cluster: Cluster, opened: bool) -> None:
+    cluster.deploy(cluster.install("", "ctx.state(state.value(list[int], name='s')).value = [1]"))
+    cluster.send(0)
+    cls = cluster.install("s = state.value(dict)")
+    if opened:
+        cluster.node.reader.sources(PartitionId("Op", 0))
+    with pytest.raises(SchemaMismatch, match=r"state 's' is stored as value\(list\[int\]\) but .* value\(dict\)"):
+        cluster.deploy(cls)
+    cluster.deploy(cluster.install("s = state.value(list[float])"))
+    assert list(map(repr, cluster.read("s"))) == ["[1.0]"]
+
+
 def test_a_record_that_cannot_be_read_is_refused_and_one_that_can_is_not(cluster: Cluster) -> None:
     states, filled = "s = state.value(Point)", "self.s.value = self.s.value or Point(1)"
     cluster.deploy(cluster.install(states, filled))

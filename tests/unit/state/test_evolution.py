@@ -16,7 +16,7 @@ from stateflow import BatchOperator, Context, Namespace, Operator, state
 from stateflow.errors import OperatorFailed, SchemaMismatch
 from stateflow.partition.layout import Session
 from stateflow.partition.positions import MIGRATION
-from stateflow.state.evolution import coder_named
+from stateflow.state.evolution import DeployedStates, Evolution, coder_named
 from stateflow.testing import OperatorHarness
 
 
@@ -427,3 +427,66 @@ def test_coders_are_found_by_their_stored_name(type_: Any) -> None:
 def test_a_coder_of_ones_own_is_not_found() -> None:
     assert coder_named("mine") is None
     assert coder_named("tuple[int64,mine]") is None
+
+
+SEEN = state.map(str, list[int], name="seen")
+SIZE = state.value(list[int], name="size")
+
+
+class Tagged(Named):
+    """An operator that makes states at run time, which its next version declares under the same names."""
+
+    def process(self, row: Any, ctx: Context) -> None:
+        ctx.state(SEEN)["a"] = [1]
+        ctx.state(SIZE).value = [2]
+
+
+class Declared(Named):
+    state_version = 2
+    seen = state.map(str, list[float])
+    size = state.value(dict)
+
+    def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+        self.size.value = dict.fromkeys(old.size, "migrated")
+
+    def process(self, row: Any, ctx: Context) -> None: ...
+
+
+def descriptions(harness: OperatorHarness) -> set[bytes]:
+    return {entry[1:9] for store in harness._stores for entry, _ in store.scan(b"r")}
+
+
+def test_a_tag_that_is_declared_as_a_state_is_evolved(start: Any) -> None:
+    harness = upgraded(start(Tagged, ["a", "b"]), Declared)
+    for key in "ab":
+        now = harness.state(key)
+        assert (repr(now.seen["a"]), now.size.value) == ("[1.0]", {2: "migrated"})
+    assert not descriptions(harness)
+
+    class Without(Named):
+        state_version = 3
+
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    again = upgraded(harness, Without)
+    assert not stored_tags(again)
+    again.close()
+
+
+def test_a_tag_that_is_declared_as_another_type_is_refused_unmigrated(start: Any) -> None:
+    class Unmigrated(Named):
+        size = state.value(dict)
+
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    expected = r"'size' is stored as value\(list\[int\]\) but declared as value\(dict\)"
+    with pytest.raises(SchemaMismatch, match=expected):
+        upgraded(start(Tagged, list("abcdefgh")), Unmigrated)
+
+
+def test_a_tag_made_after_a_state_of_its_name_was_dropped_is_kept() -> None:
+    described = SIZE.describe()
+    deployed = DeployedStates(frozenset({"size"}), {"size": 1})
+    evolution = Evolution("Op", [], 1, {"size": SIZE}, 1, False, deployed, [described])
+    assert not evolution.needed
+    assert Evolution("Op", [described], 1, {"size": SIZE}, 1, False, deployed).needed  # stored before the drop
