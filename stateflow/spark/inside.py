@@ -54,6 +54,7 @@ from stateflow.spark.checks import check_master, check_running
 from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment, check_no_other
 from stateflow.spark.session import LOCAL, driver_host, is_connect, is_stopped
 from stateflow.status import ClusterStatus, ReplicaStatus
+from stateflow.types import node_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -545,8 +546,9 @@ class SparkCluster:
         why = self._ended[-1] if self._ended else "its job ended"
         while self._jobs is not None and self._jobs.is_alive():  # otherwise Spark was stopped
             with contextlib.suppress(Unavailable):
-                replicas = self.cluster.status().replicas
-                if sum(bool(each.alive) and each.name.startswith(base) for each in replicas) >= self._replicas:
+                alive = [each.name for each in self.cluster.status().replicas if each.alive]
+                # a replica may have several workers
+                if len({node_of(name) for name in alive if name.startswith(base)}) >= self._replicas:
                     return self
             ended = self._ended[before:]  # not those before: a cluster that runs for months has had many
             why = ended[0] if ended else f"timed out after {timeout_s:.0f} s"

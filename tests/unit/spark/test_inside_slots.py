@@ -260,12 +260,16 @@ def test_a_job_of_replicas_that_ends_without_a_text_is_followed_by_another(
     assert cluster._ended == ["RuntimeError"] * 2
 
 
+#: of the two replicas of a cluster
+NAMES = ("spark-abc123-0", "spark-abc123-1-7")
+
+
 class Asked:
     """A client of a cluster of two replicas. They are alive from an attempt on."""
 
-    def __init__(self, from_attempt: int, ends: list[str], base: str = "spark-abc123") -> None:
+    def __init__(self, from_attempt: int, ends: list[str], *, names: tuple[str, ...] = NAMES) -> None:
         self._from_attempt, self._ends, self.asked = from_attempt, ends, 0
-        self._names = [f"{base}-0", f"{base}-1-7"]
+        self._names = names
 
     def status(self) -> ClusterStatus:
         self.asked += 1
@@ -381,11 +385,19 @@ def test_a_directory_is_used_by_one_cluster_at_a_time(monkeypatch: pytest.Monkey
     assert len(controllers) == 2
 
 
+def test_workers_of_one_replica_count_once() -> None:
+    cluster = unstarted(Spark("yarn", 4))
+    cluster._jobs = current_thread()
+    cluster.cluster = Asked(1, [], names=("spark-abc123-0", "spark-abc123-0~1"))  # type: ignore[assignment]
+    with pytest.raises(Unavailable, match="not all 2 replicas came up: timed out"):
+        cluster.wait(0.0)
+
+
 def test_replicas_of_a_former_cluster_in_the_directory_do_not_count() -> None:
     """Leases of replicas may last longer than the replicas."""
     cluster = unstarted(Spark("yarn", 4))
     cluster._jobs = current_thread()
-    cluster.cluster = Asked(1, [], base="spark-123abc")  # type: ignore[assignment]
+    cluster.cluster = Asked(1, [], names=("spark-123abc-0", "spark-123abc-1-7"))  # type: ignore[assignment]
     with pytest.raises(Unavailable, match="not all 2 replicas came up: timed out"):
         cluster.wait(0.05)
 
