@@ -483,7 +483,11 @@ class Cluster(FleetCommands):
         return Migration(self._client, self._client.retry(reconfiguration, cancelled))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
-        """Takes a checkpoint of every partition of ``operator`` (empty: of all operators), and waits for it."""
+        """Takes a checkpoint of every partition of ``operator`` (empty: of all operators), and waits for it.
+
+        Raises OperatorNotDeployed, the error of a replica that fails, and Unavailable, which names the partitions that
+        no replica served for 30 s. The checkpoints of the other partitions remain.
+        """
         return self._client.checkpoint(operator).report
 
     def checkpoint_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
