@@ -529,17 +529,21 @@ class Cluster(FleetCommands):
         done: list[Taken] = []
         for each in names:
             left = set(range(self.operator(each).partitions))
-            for pause in backoff():
+            pauses = backoff()
+            while left:
+                pause = next(pauses)
                 taken = self._client.checkpoint(each, name, sorted(left))
                 done.append(taken)
                 left -= set(taken.numbers)
                 if not left:
                     break
-                if pause is None:
+                if taken.numbers:
+                    pauses = backoff()  # uploading the others took its time, which was no wait
+                elif pause is None:
                     raise Unavailable(
                         f"no replica serves partitions {sorted(left)}", remedy="retry when no move is running"
                     )
-                sleep(pause)
+                sleep(pause or 0.0)
         return Taken.together(done).report
 
     def restore(
