@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.client.stream import numbered, rows_given
-from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.errors import DeclarationError, InvalidArgument, StateflowError
 from stateflow.local.cluster import LocalCluster
 from stateflow.metrics.figures import Histogram
 from stateflow.metrics.own import OwnFigures
@@ -85,6 +85,8 @@ class OperatorHarness:
         #: removes the directory, even if the harness is never closed
         self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._batch = 0
+        #: number and content of the last batch, if it failed
+        self._failed: tuple[int, tuple[Any, ...]] | None = None
         self._figures = OwnFigures()
         self._changes: dict[int, bytes] = {}
         self._stores: list[PartitionStore] = []
@@ -128,8 +130,11 @@ class OperatorHarness:
         Rows are converted as by a client without ``schema=``. They may have different columns; a column that a row
         lacks is null.
 
-        Raises OperatorFailed for an exception of ``process``; the state of that partition is then as before. Raises
-        InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey.
+        Raises OperatorFailed for an exception of ``process``; the state of that partition is then as before, and the
+        other partitions have applied the batch. If the next call sends equal rows, it repeats the batch, as a client
+        does: partitions that have applied it return their output again and change nothing.
+
+        Raises InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey.
         """
         self._open_hosts()
         self._changes.clear()
@@ -171,14 +176,27 @@ class OperatorHarness:
         return self._apply(b"", dict.fromkeys(range(self._partitions), b""))
 
     def _apply(self, schema: bytes, messages: dict[int, bytes], source: str = SOURCE) -> list[dict[str, Any]]:
-        batch = Batch(source, self._batch, sparse=True, watermark_us=self._watermark_us)
-        self._batch += 1
-        outputs = []
+        """Applies a batch to all its partitions, then raises the first error. Equal content after a failure is the same
+        batch. Both are as with a client of a cluster."""
+        content = (schema, messages, self._watermark_us, self._now_us)
+        if self._failed is not None and self._failed[1] == content:
+            number = self._failed[0]
+        else:
+            number, self._batch = self._batch, self._batch + 1
+        self._failed = (number, content)
+        batch = Batch(source, number, sparse=True, watermark_us=self._watermark_us)
+        outputs, first = [], None
         for partition, message in messages.items():
             host = self._hosts[partition]
             host.state.invalidate()
-            outputs.append(host.apply(batch, schema, message, self._now_us).output)
+            try:
+                outputs.append(host.apply(batch, schema, message, self._now_us).output)
+            except StateflowError as error:
+                first = first or error
+        if first is not None:
+            raise first
         rows, self.side_outputs = self._output.rows(outputs)
+        self._failed = None
         return rows
 
     def state(self, *key: Any) -> Any:

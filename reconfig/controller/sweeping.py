@@ -20,7 +20,7 @@ from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.folds import MOVED, Outcome, RecordedSweep
 from reconfig.controller.standbys import Standbys
-from reconfig.decisions.sweeps import Begin, Chore, Partitions, Plan, shares, without
+from reconfig.decisions.sweeps import Begin, Chore, Partitions, Plan, packed, shares, without
 from stateflow.errors import InvalidArgument, MoveConflict, MoveUnknown, StateflowError, Unavailable
 from stateflow.ledger.rules import EntityStatus
 from stateflow.partition.control import Verification
@@ -339,7 +339,12 @@ class Covering:
             raise Unavailable(f"{name} does not answer", remedy="check that it runs, and run the command again")
 
     def _owners(self) -> dict[str, tuple[str, ...]]:
-        return {name: each.assignment.owners for name, each in self._context.cluster.deployed.items()}
+        return _owners_of(self._context)
+
+
+def _owners_of(context: ControllerContext) -> dict[str, tuple[str, ...]]:
+    """Returns the owners of each operator's partitions, in the order of partitions."""
+    return {name: each.assignment.owners for name, each in context.cluster.deployed.items()}
 
 
 def _each(partitions: Partitions) -> list[PartitionId]:
@@ -503,21 +508,71 @@ class Checkpoints:
         self._context = context
 
     async def take(self, operator: str = "", partitions: Collection[int] = (), savepoint: str = "") -> Taken:
-        """Takes checkpoints, and returns a summary.
+        """Takes checkpoints of all partitions asked for, and returns a summary.
+
+        A partition that moves is taken where it arrives. A partition of a silent replica is taken when the replica
+        answers, or another has taken the partition over. If no checkpoint was taken for ``PATIENCE_S``, the remaining
+        partitions are given up.
 
         Args:
-            operator: the operator to take checkpoints of; empty: all operators, at every replica that answers.
+            operator: the operator to take checkpoints of; empty: all operators.
             partitions: partitions of the operator; empty: all.
             savepoint: name of a savepoint to take; empty: a checkpoint.
 
-        Raises OperatorNotDeployed, and the error of a replica that fails.
+        Raises OperatorNotDeployed, the error of a replica that fails, and Unavailable for partitions that were given
+        up. Checkpoints that were taken before remain.
         """
-        context, started = self._context, self._context.clock.monotonic()
+        context, clock = self._context, self._context.clock
+        started = clock.monotonic()
         await context.acquainted()
-        names = set(context.cluster.operator(operator).assignment.owners) if operator else context.alive().keys()
-        asked = (context.replicas.checkpoint(name, operator, partitions, savepoint) for name in sorted(names))
-        taken = Taken.together(await asyncio.gather(*asked))
-        return replace(taken, report=replace(taken.report, duration_s=context.clock.monotonic() - started))
+        if operator:
+            context.cluster.operator(operator)
+        wanted = set(partitions)
+        left: Partitions = {
+            name: [number for number in range(len(owners)) if not wanted or number in wanted]
+            for name, owners in _owners_of(context).items()
+            if operator in ("", name)
+        }
+        done: list[Taken] = []
+        until = clock.monotonic() + PATIENCE_S
+        while todo := shares(left, _owners_of(context)):
+            taken = await self._pass(todo, savepoint)
+            covered: Partitions = {}
+            for name, each in taken:
+                done.append(each)
+                covered.setdefault(name, []).extend(each.numbers)
+            left = without(left, covered)
+            if any(covered.values()):  # a pass may take hours, and other partitions are served by then
+                until = clock.monotonic() + PATIENCE_S
+            elif clock.monotonic() > until:
+                raise self._given_up(left, Taken.together(done), savepoint)
+            if left:
+                await context.pause()
+                context.check_leads()
+        together = Taken.together(done)
+        report = replace(together.report, duration_s=clock.monotonic() - started)
+        return Taken(report, together.numbers if operator else ())
+
+    async def _pass(self, todo: Mapping[str, Partitions], savepoint: str) -> list[tuple[str, Taken]]:
+        """Asks each replica that answers for its share, one operator after another. Returns pairs of operator and
+        result."""
+
+        async def at(name: str, share: Partitions) -> list[tuple[str, Taken]]:
+            ask = self._context.replicas.checkpoint
+            return [(operator, await ask(name, operator, numbers, savepoint)) for operator, numbers in share.items()]
+
+        alive = self._context.members.alive
+        asked = await asyncio.gather(*(at(name, share) for name, share in todo.items() if alive(name)))
+        return [each for results in asked for each in results]
+
+    def _given_up(self, left: Partitions, taken: Taken, savepoint: str) -> Unavailable:
+        names = ", ".join(f"{operator} {numbers}" for operator, numbers in packed(left).items())
+        again = "take a savepoint with another name" if savepoint else "run the command again"
+        return Unavailable(
+            f"no replica served {names} for {PATIENCE_S:g} s; the checkpoints of {taken.report.partitions} other "
+            "partitions were taken, and remain",
+            remedy=f"check that all replicas answer (`stateflow status`), then {again}",
+        )
 
     async def take_one(self, name: str, partition: PartitionId) -> Piece | None:
         """Takes a checkpoint of one partition at a replica. None: the replica no longer owns the partition. Raises the

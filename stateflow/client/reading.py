@@ -8,7 +8,7 @@ from time import sleep
 from typing import Any
 
 from stateflow.durable import MALFORMED
-from stateflow.errors import LeaseLost, NotOwner, Unavailable, UnknownState
+from stateflow.errors import LeaseLost, NotOwner, StateflowError, Unavailable, UnknownState
 from stateflow.operator.arrow import read_table
 from stateflow.partition.entries import ReadableStates, described, is_exact
 from stateflow.partitioner import partition_of
@@ -68,7 +68,10 @@ class StateReader:
         if partitions is not None:
             left &= set(partitions)
         keys = [] if key is None else [encode_row_key(key)]
-        for pause in backoff():
+        pauses = backoff()
+        while left:
+            pause, before = next(pauses), len(left)
+            refused: tuple[int, StateflowError] | None = None
             deployed = self._client.deployment(self._operator)
             if deployed.spec.partitions != count:
                 raise Unavailable("the operator was deployed anew", remedy="read again", operator=self._operator)
@@ -77,14 +80,14 @@ class StateReader:
                     address = deployed.owners[partition].address
                     scan = ReplicaClient(address).scan(self._operator, state, [partition], keys)
                     pages = list(itertools.islice(scan, None if whole else 1))
-                except (LeaseLost, NotOwner, Unavailable):  # the partition has moved, or its owner cannot serve yet
-                    if pause is None:
-                        if (why := deployed.why_unserved().get(partition)) is not None:
-                            raise why from None
-                        raise
+                except (LeaseLost, NotOwner, Unavailable) as error:  # it has moved, or its owner cannot serve yet
+                    refused = refused or (partition, error)
                     continue
                 yield from pages
                 left.discard(partition)
-            if not left:
-                break
-            sleep(pause or 0.0)
+            if len(left) < before:
+                pauses = backoff()  # reading and using the others' entries took its time, which was no wait
+            elif pause is None and refused is not None:
+                raise deployed.why_unserved().get(refused[0], refused[1]) from None
+            if left:
+                sleep(pause or 0.0)

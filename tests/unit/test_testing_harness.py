@@ -219,6 +219,83 @@ def test_an_error_takes_the_batch_of_its_partition_back(
     assert (row["n"], row["kinds"]) == (4, ["jam", "milk", "tea"])
 
 
+class Flaky(Operator):
+    """Fails at most ``failures`` times, at the key "bad" and in its timers."""
+
+    key = "k"
+    output = "k string, n long"
+
+    failures = 0
+    n = state.counter()
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self._fail(row.k)
+        self.n.value += 1
+        ctx.set_timer(10**7)
+        ctx.set_timer(10**7 if row.k == "bad" else 15 * 10**6, name="later", domain="processing")
+        yield row.k, self.n.value
+
+    def on_timer(self, timestamp: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self._fail(ctx.key)
+        self.n.value += 100
+        yield ctx.key, self.n.value
+
+    def _fail(self, key: str) -> None:
+        if key == "bad" and Flaky.failures:
+            Flaky.failures -= 1
+            raise ConnectionError("flaky")
+
+
+KEYS = [*(f"k{number}" for number in range(20)), "bad"]
+SENT = [{"k": key} for key in KEYS]
+
+
+def test_rows_that_failed_are_applied_once_when_they_are_sent_again(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All partitions but the failing one apply the batch, and the same rows are the same batch, as with a client."""
+    monkeypatch.setattr(Flaky, "failures", 2)
+    with OperatorHarness(Flaky, backend=backend) as harness:
+        for _ in range(2):
+            with pytest.raises(OperatorFailed, match="flaky"):
+                harness.send(SENT)
+            applied = {key for key in KEYS if harness.state(key).n.value == 1}
+            assert {each for each in KEYS if partition_of((each,), 8) != partition_of(("bad",), 8)} == applied
+        assert {row["k"]: row["n"] for row in harness.send(SENT)} == dict.fromkeys(KEYS, 1)
+        assert {row["k"]: row["n"] for row in harness.send(SENT)} == dict.fromkeys(KEYS, 2), "a batch of its own"
+
+
+def test_rows_that_failed_are_skipped_when_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flaky, "failures", 1)
+    with OperatorHarness(Flaky) as harness:
+        with pytest.raises(OperatorFailed):
+            harness.send(SENT)
+        assert harness.send([{"k": "k0"}]) == [{"k": "k0", "n": 2}]
+        assert harness.state("bad").n.value == 0
+
+
+def test_a_watermark_that_failed_may_be_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with OperatorHarness(Flaky) as harness:
+        harness.send(SENT)
+        monkeypatch.setattr(Flaky, "failures", 1)
+        with pytest.raises(OperatorFailed):
+            harness.advance_watermark(10**7)
+        rows = harness.advance_watermark(10**7)
+        assert {row["k"]: row["n"] for row in rows} == dict.fromkeys(KEYS, 101)
+        assert harness.advance_watermark(10**7) == []
+
+
+def test_time_that_failed_to_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call is not the first one again, because the clock shows a later time."""
+    with OperatorHarness(Flaky) as harness:
+        harness.send(SENT)
+        monkeypatch.setattr(Flaky, "failures", 1)
+        with pytest.raises(OperatorFailed):
+            harness.advance_processing_time(10)
+        harness.advance_processing_time(10)
+        assert {harness.state(key).n.value for key in KEYS} == {101}
+
+
 def test_a_null_key_and_a_missing_one(basket: OperatorHarness) -> None:
     basket.send(FIRST)
     before = contents(basket, "Ann")

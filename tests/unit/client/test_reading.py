@@ -26,6 +26,7 @@ from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partitioner import partition_of
+from stateflow.router import backoff
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to
@@ -198,3 +199,44 @@ def test_an_owner_that_cannot_serve_yet_is_asked_again(
 
     monkeypatch.setattr(reading.ReplicaClient, "scan", once)
     assert values(cluster.read_state("Spread", "count")) == {ONE: 1, OTHER: 1}
+
+
+class Slow:
+    """Takes longer than patience lasts to read partitions other than 1, whose owner serves only after these."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.refusals, self.asked = ManualClock(0), 1, list[int]()
+        scan = reading.ReplicaClient.scan
+
+        def slowly(client: Any, operator: str, state: str, partitions: list[int], keys: Any) -> Iterator[bytes]:
+            self.asked += partitions
+            if partitions == [1] and self.refusals:
+                self.refusals -= 1
+                raise NotOwner("-", remedy="-")
+            if partitions != [1]:
+                self.now.advance(5)
+            return scan(client, operator, state, partitions, keys)
+
+        monkeypatch.setattr(reading.ReplicaClient, "scan", slowly)
+        monkeypatch.setattr(reading, "backoff", lambda: backoff(clock=self.now))
+        monkeypatch.setattr(reading, "sleep", self.now.advance)
+
+
+def test_time_in_which_other_partitions_are_read_is_no_wait(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan that took longer than 8 s failed at a partition between two owners."""
+    slow = Slow(monkeypatch)
+    slow.refusals = 3
+    assert cluster.read_state("Spread", "n").num_rows == 0
+    assert slow.asked == [0, 1, 2, 3, 1, 1, 1]
+
+
+def test_a_partition_that_nobody_serves_ends_the_scan(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    slow.refusals = 1000
+    client: Any = cluster._client
+    deployed = client.deployment("Spread")
+    deployed.why_unserved = dict
+    with pytest.raises(NotOwner):
+        cluster.read_state("Spread", "n")
+    assert slow.asked[:4] == [0, 1, 2, 3]
+    assert set(slow.asked[4:]) == {1}
