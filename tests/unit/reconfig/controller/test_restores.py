@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,9 @@ from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, MoveConflict, ReleaseMismatch, StateflowError, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
-from stateflow.partition.control import Cancelled, Restore, Restored
+from stateflow.partition.control import Cancellation, Cancelled, Restore, Restored
 from stateflow.release import FIRST, VERSION
+from stateflow.reports import RestoredPartition
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.unit.operators import Count
@@ -92,6 +94,44 @@ def test_a_target_that_may_own_is_not_given_up(answers: list[Any]) -> None:
 def test_a_target_that_refuses_and_does_not_own_is(answers: list[Any]) -> None:
     with pytest.raises(MoveConflict):
         outcome(answers)
+
+
+def test_the_target_of_a_failed_restore_discards_what_it_fetched() -> None:
+    """The target used to keep a whole copy, which was never owned, until it restarted."""
+    said: list[object] = []
+
+    async def answer(name: str, order: Any, *_: object) -> Restored:
+        said.append((name, order.restore_id))
+        return DONE
+
+    async def refuse(*_: object) -> None:
+        raise REFUSED
+
+    async def record(step: object, *_: object) -> None:
+        said.append(step)
+
+    async def cancel(name: str, wanted: Cancellation, *, at_once: bool) -> Cancelled:
+        said.append((name, wanted))
+        if at_once:
+            raise AWAY
+        return DOES_NOT
+
+    context: Any = SimpleNamespace(
+        replicas=SimpleNamespace(fetch=answer, own=refuse, cancel=cancel),
+        members=SimpleNamespace(alive=lambda _: True),
+        settings=SimpleNamespace(restore_patience_s=0.0),
+        clock=SimpleNamespace(monotonic=lambda: 0.0),
+        cluster=SimpleNamespace(
+            operator=lambda _: SimpleNamespace(spec=describe(Count, 4)), restores=SimpleNamespace(cancelled=())
+        ),
+        record=record,
+    )
+
+    async def run() -> RestoredPartition:
+        return await Restores(context, lambda _: asyncio.sleep(0))._run_one(replace(PLANNED, owner="b"))
+
+    assert asyncio.run(run()).fault is REFUSED
+    assert said == [("b", "r"), steps.restore_failed, ("b", Cancellation(PLANNED.partition, "r"))]
 
 
 def test_a_term_that_is_over_asks_nobody() -> None:
