@@ -279,6 +279,7 @@ class Restores:
         partition, no other replica may.
         """
         settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
+        seen = self._cluster.epochs_seen
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
         there, unheard = True, False
         while True:
@@ -286,6 +287,8 @@ class Restores:
                 if not there:
                     fetched = await replicas.fetch(planned.target, order)
                     there, order = True, replace(order, epoch=max(order.epoch, fetched.epoch))
+                # the target may publish a checkpoint at this epoch and then fail; the next owner needs a newer one
+                seen[planned.partition] = max(seen.get(planned.partition, 0), order.epoch)
                 return await replicas.own(planned.target, order), fetched
             except StateflowError as error:
                 passing = isinstance(error, (Unavailable, LeaseLost, *FETCHED_AGAIN))

@@ -18,7 +18,7 @@ from reconfig.controller.registration import Arrival, Beat
 from reconfig.controller.restores import Request, Restores
 from reconfig.decisions.plan import PlannedRestore
 from stateflow.clock import ManualClock
-from stateflow.errors import HoldLost, MoveConflict, ReleaseMismatch, StateflowError, Unavailable
+from stateflow.errors import HoldLost, MoveConflict, MoveUnknown, ReleaseMismatch, StateflowError, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
 from stateflow.partition.control import Cancellation, Cancelled, Restore, Restored
@@ -35,11 +35,14 @@ OWNS, DOES_NOT = Cancelled(owned=True), Cancelled()
 DONE = Restored(2, 0, {}, 0)
 
 
-def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Restored:
+def outcome(
+    answers: list[Any], leads: Callable[[], None] = lambda: None, seen: dict[PartitionId, int] | None = None
+) -> Restored:
     """Returns the outcome of a restore's last step.
 
     Args:
         answers: the target's answers in order; those that answer a cancellation are Cancelled.
+        seen: newest epochs that the controller has seen; None: none.
     """
 
     async def answer(kind: type) -> Any:
@@ -62,7 +65,7 @@ def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Res
         members=members,
         settings=settings,
         clock=clock,
-        cluster=SimpleNamespace(),
+        cluster=SimpleNamespace(epochs_seen={} if seen is None else seen),
         check_leads=leads,
         pause=lambda: asyncio.sleep(0),
     )
@@ -96,6 +99,17 @@ def test_a_target_that_refuses_and_does_not_own_is(answers: list[Any]) -> None:
         outcome(answers)
 
 
+def test_the_next_owner_gets_a_newer_epoch_than_a_failed_restore_may_have_published() -> None:
+    """The next owner's checkpoints are newer than the one that a failed restore published.
+
+    The target's epoch, from a store whose checkpoints are newer than the partition, was forgotten with the restore.
+    """
+    seen = {PLANNED.partition: 1}
+    with pytest.raises(MoveConflict):
+        outcome([MoveUnknown("forgotten", remedy="-"), Restored(51, 0, {}, 0), REFUSED], seen=seen)
+    assert seen == {PLANNED.partition: 51}
+
+
 def test_the_target_of_a_failed_restore_discards_what_it_fetched() -> None:
     """The target used to keep a whole copy, which was never owned, until it restarted."""
     said: list[object] = []
@@ -122,7 +136,9 @@ def test_the_target_of_a_failed_restore_discards_what_it_fetched() -> None:
         settings=SimpleNamespace(restore_patience_s=0.0),
         clock=SimpleNamespace(monotonic=lambda: 0.0),
         cluster=SimpleNamespace(
-            operator=lambda _: SimpleNamespace(spec=describe(Count, 4)), restores=SimpleNamespace(cancelled=())
+            operator=lambda _: SimpleNamespace(spec=describe(Count, 4)),
+            restores=SimpleNamespace(cancelled=()),
+            epochs_seen={},
         ),
         record=record,
     )
