@@ -227,6 +227,7 @@ class Restores:
                 if fault is not error:
                     log.exception("restore of %s failed", planned.partition)
                 await self._context.record(steps.restore_failed, planned, granted, fault.to_wire())
+                await self._discard_fetched(planned)
                 return RestoredPartition(number, planned.target, fault=fault)
             unusable = (*owned.passed_over, *fetched.passed_over)
             report = RestoredPartition(
@@ -236,6 +237,16 @@ class Restores:
                 log.error("restore of %s passed over a newer checkpoint: %s", planned.partition, passed_over)
             await self._context.record(steps.restore_owned, planned, owned.epoch, report.to_dict())
             return report
+
+    async def _discard_fetched(self, planned: PlannedRestore) -> None:
+        """Lets the target discard what it fetched for a failed restore. If the target does not answer, the copy stays
+        until it restarts, or restores the partition again."""
+        if self._alive(planned.target):
+            cancellation = Cancellation(planned.partition, planned.restore_id)
+            try:
+                await self._context.replicas.cancel(planned.target, cancellation, at_once=True)
+            except StateflowError as error:
+                log.warning("restore of %s: %s may keep what it fetched: %s", planned.partition, planned.target, error)
 
     def _order(self, planned: PlannedRestore) -> Restore:
         """Returns the order for the target. Raises InvalidArgument if the password of the URL is lost.
@@ -268,6 +279,7 @@ class Restores:
         partition, no other replica may.
         """
         settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
+        seen = self._cluster.epochs_seen
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
         there, unheard = True, False
         while True:
@@ -275,6 +287,8 @@ class Restores:
                 if not there:
                     fetched = await replicas.fetch(planned.target, order)
                     there, order = True, replace(order, epoch=max(order.epoch, fetched.epoch))
+                # the target may publish a checkpoint at this epoch and then fail; the next owner needs a newer one
+                seen[planned.partition] = max(seen.get(planned.partition, 0), order.epoch)
                 return await replicas.own(planned.target, order), fetched
             except StateflowError as error:
                 passing = isinstance(error, (Unavailable, LeaseLost, *FETCHED_AGAIN))

@@ -486,7 +486,8 @@ def corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCorr
 def stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
     return StaleCheckpoint(
         f"the store has a checkpoint with epoch and sequence {there}, and {manifest.order} is not newer",
-        remedy="restore the stored checkpoint, or give this cluster a checkpoint URL of its own"
+        remedy="if this replica still owns the partition, move it with `stateflow migrate`, which gives it a newer "
+        "epoch; if another cluster uses the store, give this one a URL of its own; a restore would undo later batches"
         if there[0] > manifest.epoch
         else "none needed: the next checkpoint will be newer",
         operator=manifest.operator,

@@ -86,7 +86,7 @@ from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Known, Manifest
 from stateflow.checkpoint.catalog import ANOTHER
 from stateflow.durable import MALFORMED
-from stateflow.errors import CheckpointCorrupt, InvalidArgument, StateDamaged, StateMissing
+from stateflow.errors import CheckpointCorrupt, InvalidArgument, StateDamaged, StateMissing, Unavailable
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Commits, read_sequence
@@ -234,6 +234,14 @@ def _files(directory: Path) -> list[Path]:
     return found
 
 
+def _size_of(directory: Path) -> int:
+    """Returns the bytes of the files in a directory, to which another thread writes; 0 if it is being removed."""
+    try:
+        return sum(path.stat().st_size for path in directory.iterdir())
+    except FileNotFoundError:
+        return 0
+
+
 # -- Identity --------------------------------------------------------------------------------------------------------
 
 FILE = "REPLICA"
@@ -321,10 +329,17 @@ class Copy:
 
 
 class Copies:
-    """Copies of the partitions in one data directory. Methods for one partition are called one at a time."""
+    """Copies of the partitions in one data directory. Methods for one partition are called one at a time.
 
-    def __init__(self, replica: str, environment: Environment, commits: Commits) -> None:
+    Args:
+        reserve_bytes: disk space that a restore leaves free.
+    """
+
+    def __init__(self, replica: str, environment: Environment, commits: Commits, reserve_bytes: int) -> None:
         self._replica, self._environment, self._commits = replica, environment, commits
+        self._reserve_bytes = reserve_bytes
+        self._mutex = environment.mutex()
+        self._fetched: dict[Path, Manifest] = {}  # checkpoints that are being fetched, by directory
 
     # -- on the way ---------------------------------------------------------------------------------------
 
@@ -392,13 +407,37 @@ class Copies:
         Raises CheckpointCorrupt, and the errors of the disk and the stores.
         """
         with self.unfinished(local, _numbered(local, name)) as directory, contextlib.ExitStack() as undo:
-            source.restore(manifest, directory, durable=True)
+            with self._room(manifest, directory):
+                source.restore(manifest, directory, durable=True)
             self._environment.sync([directory])
             # before it is opened, which changes files
             adoption = None if own is None else undo.enter_context(own.adopt(manifest, directory))
             store = self._open(manifest, directory)
             undo.pop_all()
         return Restoring(name, directory, store, manifest, manifest.epoch, adoption, self._environment.mutex())
+
+    @contextmanager
+    def _room(self, manifest: Manifest, directory: Path) -> Iterator[None]:
+        """Checks that a checkpoint fits on the disk, besides the reserve and what other restores have yet to fetch. Its
+        room is taken until the context ends. Raises Unavailable."""
+        with self._mutex:
+            coming = sum(max(0, each.size - _size_of(path)) for path, each in self._fetched.items())
+            free = self._environment.free_bytes(directory)
+            if manifest.size + self._reserve_bytes + coming > free:
+                raise Unavailable(
+                    f"the checkpoint has {manifest.size} bytes, {free} are free",
+                    remedy="free space there and try again",
+                    path=directory,
+                    partition=manifest.id,
+                    reserve=self._reserve_bytes,
+                    other_restores=coming or None,
+                )
+            self._fetched[directory] = manifest
+        try:
+            yield
+        finally:
+            with self._mutex:
+                del self._fetched[directory]
 
     def _open(self, manifest: Manifest, directory: Path) -> PartitionStore:
         """Opens a copy, and checks that it is at its manifest's sequence. Raises CheckpointCorrupt."""

@@ -227,6 +227,7 @@ class LocalPartition:
     logs: dict[str, ChangeLog] = field(default_factory=dict)  # by move
     snapshots: int = 0
     restoring: Restoring | None = None
+    fetching: str = ""  # restore whose checkpoint is being fetched, unless it was given up meanwhile
     checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
     timing: BatchTiming = field(default_factory=BatchTiming)
     kept: Kept | None = None  # describes the copy in ``directory`` once it was sealed for a move

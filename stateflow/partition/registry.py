@@ -193,7 +193,7 @@ class PartitionRegistry:
             self._reopen,
             partial(self._reopen, flush=True),
         )
-        self.copies = Copies(info.name, self.environment, self.commits)
+        self.copies = Copies(info.name, self.environment, self.commits, settings.disk_reserve_bytes)
 
     def recover_operator(self, folder: Path) -> None:
         """Loads an operator's description and code.

@@ -38,7 +38,7 @@ from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.processor import StoredStates
 from stateflow.partition.reading import Reader
 from stateflow.partition.registry import Lease, PartitionRegistry
-from stateflow.partition.takeover import Restorer, Successor
+from stateflow.partition.takeover import Restorer, Successor, abandon_restore
 from stateflow.partition.transfer_in import Receiver
 from stateflow.partition.transfer_out import Sender
 from stateflow.partition.verification import Trials, Verifier
@@ -328,6 +328,7 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
     with local.work, local.mutex:
         if local.lifecycle.epoch <= epoch:
             local.lost = local.unkept = None  # a later deployment has nothing to do with the lost copy
+            abandon_restore(registry, local)
         if local.lifecycle.state is State.ABSENT or not local.lifecycle.drop(epoch):
             return False
         processor, local.processor = local.processor, None
@@ -606,14 +607,15 @@ class ReplicaNode:
         )
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
-        """Cancels a move on this replica, whether the replica is its source or its target. Returns False if the
-        partition was sealed for the move, which must then be completed.
+        """Cancels a move on this replica, whether the replica is its source or its target, or a restore that does not
+        own the partition yet. Returns False if the partition was sealed for the move, which must then be completed.
 
         ``owned_at``: see :meth:`~stateflow.partition.lifecycle.Lifecycle.cancel`. Raises StateMissing.
         """
         # the sender first, so that a prepare that arrives later is refused, and one that arrived before is undone
         possible = self.sender.cancel(partition, move_id, owned_at)
         self.receiver.abandon(partition, move_id)
+        self.restorer.abandon(partition, move_id)
         return possible
 
     def close(self) -> None:

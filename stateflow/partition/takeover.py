@@ -16,10 +16,13 @@ so that a restart finds either the former copy or the whole restored partition.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.clock import Clock
@@ -292,6 +295,7 @@ class Restorer:
 
     def __init__(self, registry: PartitionRegistry, authority: FencingGuard) -> None:
         self._registry, self._authority = registry, authority
+        self._preparing: dict[PartitionId, AbstractContextManager[Any]] = {}
 
     def prepare(
         self,
@@ -304,20 +308,25 @@ class Restorer:
     ) -> Restored:
         """Downloads and verifies the newest checkpoint that can be used. The partition itself does not change yet.
 
+        Calls for one partition run one after another; each discards the copy that the one before has prepared.
+
         Args:
             own: store in which this replica keeps its checkpoints; None: it has none. The restored checkpoint, from
                 whichever store, is published in ``own`` as the newest one before it is owned, so that it is not lost if
                 the disk fails right afterwards.
 
         Raises CheckpointMissing if there is none, CheckpointCorrupt if a savepoint is damaged, SchemaMismatch for a
-        checkpoint of another operator, and the store's errors.
+        checkpoint of another operator, MoveUnknown if the restore was given up meanwhile, and the store's errors.
         """
         local = self._registry.local(partition)
-        with self._registry.making(spec):
+        one_at_a_time = self._preparing.setdefault(partition, self._registry.environment.mutex())
+        with self._registry.making(spec), one_at_a_time:
             if _is_owned_by(local, restore_id):
                 return self._as_it_is(local)
-            self.abandon(partition)
+            abandon_restore(self._registry, local)
             self._registry.expect(1)
+            with local.mutex:
+                local.fetching = restore_id
             passed_over: list[StateflowError] = []
             try:
                 found = fetch_first(
@@ -343,12 +352,17 @@ class Restorer:
                     remedy="see `stateflow checkpoint list`, or name another store with --from",
                     partition=partition,
                 )
-            local.restoring = found  # set even if a store does not answer below, so that the next request removes it
             manifest = found.manifest
-            newest = [manifest.epoch, *_newest_epoch(store, partition)]
-            if own is not None:
-                newest += _newest_epoch(own, partition)
-            local.restoring = replace(found, id=restore_id, epoch_min=max(newest) + 1)
+            with contextlib.ExitStack() as undo:
+                undo.callback(_discard, self._registry, found)
+                newest = [manifest.epoch, *_newest_epoch(store, partition)]
+                if own is not None:
+                    newest += _newest_epoch(own, partition)
+                with local.mutex:
+                    if local.fetching != restore_id:  # it was given up meanwhile
+                        raise _not_under_way(restore_id)
+                    local.restoring, local.fetching = replace(found, id=restore_id, epoch_min=max(newest) + 1), ""
+                undo.pop_all()
         return Restored(max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over)
 
     def _candidates(
@@ -433,14 +447,9 @@ class Restorer:
                 stores.append(local.store)
             return layout.stopping(stores, self._registry.clock.now_us())
 
-    def abandon(self, partition: PartitionId) -> None:
-        """Discards the prepared copy."""
-        local = self._registry.local(partition)
-        with local.mutex:
-            restoring, local.restoring = local.restoring, None
-        if restoring is not None:
-            self._registry.copies.discard(restoring)
-            restoring.release()
+    def abandon(self, partition: PartitionId, restore_id: str) -> None:
+        """Gives up a restore that does not own the partition yet. Does nothing for any other id."""
+        abandon_restore(self._registry, self._registry.local(partition), restore_id)
 
     @staticmethod
     def _check_still(local: LocalPartition) -> None:
@@ -456,6 +465,30 @@ class Restorer:
         """Returns the result of a restore that was already done, but whose answer did not arrive."""
         db = self._registry.store(local)
         return Restored(local.lifecycle.epoch, read_sequence(db), layout.positions(db), 0)
+
+
+def abandon_restore(registry: PartitionRegistry, local: LocalPartition, restore_id: str = "") -> None:
+    """Gives up a restore that does not own its partition yet. The prepared copy is discarded at once, a copy that is
+    being fetched once it is fetched.
+
+    Args:
+        restore_id: the restore; empty: whichever is under way.
+    """
+    with local.mutex:
+        if restore_id in ("", local.fetching):
+            local.fetching = ""
+        restoring = local.restoring
+        if restoring is None or restore_id not in ("", restoring.id):
+            return
+        local.restoring = None
+    _discard(registry, restoring)
+
+
+def _discard(registry: PartitionRegistry, restoring: Restoring) -> None:
+    try:
+        registry.copies.discard(restoring)
+    finally:
+        registry.environment.aside(restoring.release)  # the store may be slow, and no caller needs the result
 
 
 def _is_owned_by(local: LocalPartition, restore_id: str) -> bool:

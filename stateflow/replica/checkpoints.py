@@ -38,7 +38,10 @@ from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
+#: checkpoints that are fetched at once
 RESTORES_AT_ONCE = 2
+#: restored partitions that are owned at once, as many as the controller restores at once
+OWNED_AT_ONCE = 4
 #: largest random change of the checkpoint interval, as a fraction, so that replicas do not stay in step
 JITTER = 0.1
 #: remedy of a trial that failed
@@ -67,6 +70,8 @@ class CheckpointShell:
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._tidying = ThreadPoolExecutor(1, thread_name_prefix="tidying")
         self._restores = ThreadPoolExecutor(RESTORES_AT_ONCE, thread_name_prefix="restores")
+        # separate, because no replica serves the partition while its last step waits for the fetches of others
+        self._owning = ThreadPoolExecutor(OWNED_AT_ONCE, thread_name_prefix="owning")
         self._loop = asyncio.get_running_loop()
         self.taken = 0
 
@@ -230,7 +235,7 @@ class CheckpointShell:
         _check_number(restore.spec, restore.partition)
         own = partial(self._node.restorer.own, stop_sources=restore.stop_sources)
         return await self._loop.run_in_executor(
-            self._restores, own, restore.partition, restore.restore_id, restore.epoch, command
+            self._owning, own, restore.partition, restore.restore_id, restore.epoch, command
         )
 
     def _named(self, url: str) -> CheckpointStore:
@@ -243,6 +248,7 @@ class CheckpointShell:
         self._uploads.shutdown(wait=False, cancel_futures=True)
         self._tidying.shutdown(wait=False, cancel_futures=True)
         self._restores.shutdown(wait=False, cancel_futures=True)
+        self._owning.shutdown(wait=False, cancel_futures=True)
 
 
 def _begin(store: CheckpointStore) -> None:

@@ -516,7 +516,7 @@ class ReplicaSettings(CheckedSettings):
         description="maximum number of retired sources remembered per partition; the oldest are forgotten",
     )
     disk_reserve_bytes: int = Field(
-        default=64 << 20, ge=0, description="disk space that a move must leave free, in bytes"
+        default=64 << 20, ge=0, description="disk space that a move or restore must leave free, in bytes"
     )
     room_bytes: int = Field(
         default=0,

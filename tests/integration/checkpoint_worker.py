@@ -39,7 +39,8 @@ from tests.unit.operators import Count
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 P = PartitionId("Op", 0)
 SPEC = describe(Count, 1, "Op")
-SETTINGS = ReplicaSettings(block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20)
+#: no reserve, because the disks of some tests are smaller than the default one
+SETTINGS = ReplicaSettings(block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20, disk_reserve_bytes=0)
 
 
 def node_at(root: Path, name: str = "a") -> ReplicaNode:

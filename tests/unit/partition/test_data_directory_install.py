@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint import CheckpointStore, Codec
+from stateflow.checkpoint import CheckpointStore, Codec, Manifest
 from stateflow.checkpoint.catalog import Catalog
 from stateflow.errors import MoveAborted, MoveUnknown, StaleEpoch, StateDamaged, TooFewFiles, Unavailable
 from stateflow.partition.data_directory import INCOMING, PART, RECEIVED, UNFINISHED, Copies, owned_mark
@@ -20,6 +20,7 @@ from stateflow.partition.environment import Environment
 from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
 from stateflow.storage import RocksStore
+from stateflow.types import PartitionId
 from tests.unit.partition.test_replica import P, Two
 from tests.unit.partition.test_takeover import C, end_of_standby, followed
 
@@ -340,3 +341,51 @@ def test_what_was_fetched_goes_with_the_next_request_where_the_store_fell_silent
     two.b.restorer.prepare(two.spec, P, "r", store, store)
     two.b.restorer.own(P, "r", 3)
     assert len(list(home(two, "b").iterdir())) == 1
+
+
+def test_a_restore_leaves_the_reserve(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore used to fill the disk to its last byte."""
+    store = checkpoint_of_one_that_lost_its_disk(two)
+    needed = next(store.newest(P)).size + two.b.settings.disk_reserve_bytes
+    free = needed - 1
+    monkeypatch.setattr(Environment, "free_bytes", lambda *_: free)
+    with pytest.raises(Unavailable, match=f"bytes, {free} are free"):
+        two.b.restorer.prepare(two.spec, P, "r", store, store)
+    with pytest.raises(Unavailable, match=f"bytes, {free} are free"):
+        two.b.successor.from_checkpoint(two.spec, P, "t1", 5, store)
+    assert list(home(two, "b").iterdir()) == []
+    free = needed
+    assert two.b.restorer.prepare(two.spec, P, "r", store, store).epoch == 3
+
+
+def test_restores_at_once_leave_room_for_each_other(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two restores at once used to fetch what had room for one. What one has fetched is no longer free."""
+    store = checkpoint_of_one_that_lost_its_disk(two)
+    manifest, reserve, restore = next(store.newest(P)), two.b.settings.disk_reserve_bytes, CheckpointStore.restore
+    copies, registry, free = two.b._registry.copies, two.b._registry, manifest.size * 2 + reserve - 1
+    refused: list[str] = []
+
+    def another(number: int) -> None:
+        copies.fetch(registry.local(PartitionId("Op", number)), "r", manifest, store, None).store.close()
+
+    def with_others(self: CheckpointStore, wanted: Manifest, directory: Path, *, durable: bool) -> None:
+        nonlocal free
+        if len(refused) == 2:
+            restore(self, wanted, directory, durable=durable)
+            return
+        with pytest.raises(Unavailable, match="are free") as error:
+            another(1)
+        refused.append(str(error.value))
+        restore(self, wanted, directory, durable=durable)
+        free -= manifest.size
+        with pytest.raises(Unavailable, match="are free") as error:
+            another(2)
+        refused.append(str(error.value))
+        free += 1
+        another(3)
+
+    monkeypatch.setattr(Environment, "free_bytes", lambda *_: free)
+    monkeypatch.setattr(CheckpointStore, "restore", with_others)
+    another(0)
+    assert f"other_restores={manifest.size})" in refused[0]
+    assert "other_restores" not in refused[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.changes import Mutations
-from stateflow.checkpoint import CheckpointStore
+from stateflow.checkpoint import Adoption, CheckpointStore
 from stateflow.errors import (
     CheckpointStoreMissing,
     DigestMismatch,
@@ -273,6 +274,39 @@ def test_a_checkpoint_is_served_under_the_new_epoch_and_fences_the_old_owner(
         saved = None
     assert saved is None or saved.bytes_new == 0
     assert next(checkpoints.newest(P)).epoch == 2, "the old owner's is not the newest"
+
+
+def test_a_move_ends_the_refusals_that_a_takeover_given_up_behind_its_publication_leaves(
+    two: Two, checkpoints: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A move, which gets a newer epoch, makes the partition's checkpoints the newest again.
+
+    The error named a restore as the remedy, which undoes all batches since the last checkpoint.
+    """
+    publish = Adoption.publish
+
+    def lapses(adoption: Adoption, epoch: int, replica: str) -> None:
+        publish(adoption, epoch, replica)
+        two.b.lease.revoke()
+
+    two.send(two.a, 1, 2)
+    two.a.checkpointer.take(P, checkpoints)
+    two.send(two.a, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Adoption, "publish", lapses)
+        with pytest.raises(LeaseLost):
+            two.b.successor.from_checkpoint(two.spec, P, "t1", 2, checkpoints)
+    two.b.lease.granted(0.0, math.inf)
+    with pytest.raises(StaleCheckpoint, match=r"move it with `stateflow migrate`.* a restore would undo"):
+        two.a.checkpointer.take(P, checkpoints)
+    base = two.warm(two.a, two.b, "m1")
+    two.b.receiver.open_incoming(P, "m1", base)
+    assert two.a.sender.fence(P, "m1", 3, two.b.info), "epoch 2 was granted for the takeover"
+    seal = two.follow(two.a, two.b, "m1", base, base.sequence)
+    assert seal is not None
+    two.b.receiver.own(P, "m1", seal)
+    assert two.b.checkpointer.take(P, checkpoints) is not None
+    assert (next(checkpoints.newest(P)).epoch, two.states(two.b)) == (3, {"k1": 5, "k2": 2})
 
 
 def test_a_checkpoint_of_a_former_deployment_is_not_taken(two: Two, checkpoints: CheckpointStore) -> None:

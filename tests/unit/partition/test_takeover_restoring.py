@@ -1,19 +1,21 @@
-"""The last step of a restore: repeated while the first request is at work, refused, and what it writes."""
+"""Restores: prepared twice, given up, and the last step: repeated, refused, and what it writes."""
 
 from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from stateflow.checkpoint import Adoption, CheckpointStore, Codec
-from stateflow.errors import MoveUnknown, SourceTaken
+from stateflow.errors import MoveUnknown, SourceTaken, Unavailable
 from stateflow.partition import layout
 from stateflow.partition.control import Restored
+from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Session
 from stateflow.partition.lifecycle import State
 from stateflow.storage import RocksEngine, RocksStore
@@ -35,6 +37,119 @@ def store(two: Two) -> CheckpointStore:
     two.a.checkpointer.take(P, made)
     two.b.restorer.prepare(two.spec, P, "r", made, made)
     return made
+
+
+@pytest.fixture
+def left(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[list[str], int]]:
+    """Tells which copies ``b`` has, and how many leases are in the store."""
+    monkeypatch.setattr(Environment, "aside", lambda _, work, wait_s=0.0: work())
+    home = two.root / "b" / "operators" / "Op" / "p00000"
+    return lambda: (sorted(path.name for path in home.glob("*")), len(store.objects.list("intents")))
+
+
+def test_a_cancelled_restore_leaves_nothing(
+    two: Two, store: CheckpointStore, left: Callable[[], tuple[list[str], int]]
+) -> None:
+    """A cancelled restore leaves no copy. It used to stay, with an open database and a lease, until a restart."""
+    assert two.b.cancel(P, "another")
+    assert left() == (["restored-r-1"], 1)
+    assert two.b.cancel(P, "r")
+    assert left() == ([], 0)
+    with pytest.raises(MoveUnknown):
+        two.b.restorer.own(P, "r", 2)
+    two.b.restorer.prepare(two.spec, P, "r", store, store)
+    assert two.b.restorer.own(P, "r", 2).epoch == 2, "the controller may ask again"
+
+
+def test_an_undeployed_operator_leaves_no_prepared_restore(
+    two: Two, store: CheckpointStore, left: Callable[[], tuple[list[str], int]]
+) -> None:
+    """A prepared copy goes with its operator, which used to stay known, and its files on disk, until a restart."""
+    two.b.drop("Op", 9)
+    assert left() == ([], 0)
+    assert two.b.operators() == []
+    assert two.b._registry.local(P).restoring is None
+
+
+def test_a_restore_that_is_given_up_while_it_fetches_leaves_nothing(
+    two: Two, store: CheckpointStore, left: Callable[[], tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = CheckpointStore.restore
+
+    def meanwhile(*arguments: Any, **options: Any) -> None:
+        two.b.cancel(P, "r")
+        restore(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "restore", meanwhile)
+        with pytest.raises(MoveUnknown):
+            two.b.restorer.prepare(two.spec, P, "r", store, store)
+    assert left() == ([], 0)
+
+
+def test_a_store_that_fails_behind_the_fetch_leaves_nothing(
+    two: Two, store: CheckpointStore, left: Callable[[], tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt = CheckpointStore.adopt
+
+    def fails(*_: object) -> None:
+        raise Unavailable("the store does not answer", remedy="wait")
+
+    def last(*arguments: Any) -> Adoption:
+        monkeypatch.setattr(store.catalog, "checkpoints", fails)
+        return adopt(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "adopt", last)
+        with pytest.raises(Unavailable):
+            two.b.restorer.prepare(two.spec, P, "r", store, store)
+    assert left() == ([], 0)
+
+
+def test_two_requests_at_once_prepare_one_after_another(
+    two: Two, store: CheckpointStore, left: Callable[[], tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of a controller and of its successor leave one copy. There used to be two, one of them for ever."""
+    restore, inside, most, second = CheckpointStore.restore, 0, 0, threading.Event()
+
+    class Noticed:
+        """A lock that tells when a thread has to wait for it."""
+
+        def __init__(self) -> None:
+            self._lock = threading.RLock()
+
+        def __enter__(self) -> None:
+            if not self._lock.acquire(blocking=False):
+                second.set()
+                self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    def prepare() -> None:
+        two.b.restorer.prepare(two.spec, P, "r3", store, store)
+
+    def slowly(*arguments: Any, **options: Any) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        if other.ident is None:
+            other.start()
+            second.wait()
+        second.set()
+        restore(*arguments, **options)
+        inside -= 1
+
+    other = threading.Thread(target=prepare)
+    two.b.restorer._preparing.clear()
+    monkeypatch.setattr(Environment, "mutex", lambda _: Noticed())
+    monkeypatch.setattr(CheckpointStore, "restore", slowly)
+    prepare()
+    other.join()
+    assert most == 1
+    assert left() == (["restored-r3-3"], 1)
+    two.b.restorer.own(P, "r3", 2)
+    assert left() == (["restored-r3-3"], 0)
 
 
 def test_what_is_owned_meanwhile_is_owned(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:

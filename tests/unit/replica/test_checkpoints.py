@@ -6,6 +6,8 @@ import asyncio
 import errno
 from pathlib import Path
 from random import Random
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.operator.operator import describe
 from stateflow.partition.checkpoints import verify
+from stateflow.partition.control import NOBODY, Restore, Restored
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica import checkpoints
@@ -201,3 +204,39 @@ def test_a_partition_that_cannot_be_saved_keeps_none_behind_it_from_its_checkpoi
     assert asyncio.run(run()) == ([] if store_fails else [1, 2])
     assert tried == ([0] if store_fails else [0, 1, 2])
     node.close()
+
+
+def test_the_last_step_of_a_restore_does_not_wait_for_the_fetches_of_others(tmp_path: Path) -> None:
+    """A partition whose owner has stopped used to wait until checkpoints of other partitions were fetched."""
+    fetched, spec = Event(), describe(Count, 4, "Op")
+    began: list[PartitionId] = []
+    restored = Restored(2, 0, {}, 0)
+
+    def prepare(_: object, partition: PartitionId, *__: object) -> Restored:
+        began.append(partition)
+        assert fetched.wait(60)
+        return restored
+
+    def own(*_: object, **__: object) -> Restored:
+        fetched.set()
+        return restored
+
+    restorer = SimpleNamespace(prepare=prepare, own=own)
+    node: Any = SimpleNamespace(restorer=restorer, remember=lambda _: None, settings=ReplicaSettings())
+
+    async def restores() -> list[Restored]:
+        shell = CheckpointShell(node, CheckpointStore(str(tmp_path), codec=Codec()), SYSTEM_CLOCK, Random(1))
+        try:
+            fetches = [
+                asyncio.create_task(shell.prepare(Restore("r", spec, PartitionId("Op", number), 2)))
+                for number in range(1, 4)
+            ]
+            while len(began) < checkpoints.RESTORES_AT_ONCE:
+                await asyncio.sleep(0)
+            owning = shell.own(Restore("r", spec, PartitionId("Op", 0), 2), NOBODY)
+            return [await asyncio.wait_for(owning, 30), *await asyncio.gather(*fetches)]
+        finally:
+            fetched.set()
+            shell.close()
+
+    assert asyncio.run(restores()) == [restored] * 4

@@ -311,6 +311,18 @@ def test_an_aborted_move_leaves_the_assignment_and_burns_its_grant(cluster: Writ
     assert cluster.next_epoch(PartitionId("Op", 2)) == 2, "each partition counts for itself"
 
 
+@pytest.mark.parametrize("granted", [0, 4])
+def test_a_move_after_a_failed_restore_gets_a_newer_epoch(cluster: Written, granted: int) -> None:
+    """The target of the restore may have published a checkpoint at its epoch, so the owner needs a newer one."""
+    restore = PlannedRestore("x", P, "a", "b" if granted else "a", cluster.next_epoch(P))
+    write(cluster, steps.plan_restores, [restore])
+    write(cluster, steps.restore_failed, restore, granted, ERROR)
+    assert cluster.operator("Op").assignment.owner(1) == ("a", 1)
+    assert (
+        planned(cluster).granted_epoch == planned(Written.read(cluster.ledger)).granted_epoch == (5 if granted else 3)
+    )
+
+
 def test_a_move_that_was_never_granted_burns_nothing(cluster: Written) -> None:
     move = planned(cluster)
     write(cluster, steps.plan_moves, [move])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,12 @@ from reconfig.controller.registration import Arrival, Beat
 from reconfig.controller.restores import Request, Restores
 from reconfig.decisions.plan import PlannedRestore
 from stateflow.clock import ManualClock
-from stateflow.errors import HoldLost, MoveConflict, ReleaseMismatch, StateflowError, Unavailable
+from stateflow.errors import HoldLost, MoveConflict, MoveUnknown, ReleaseMismatch, StateflowError, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
-from stateflow.partition.control import Cancelled, Restore, Restored
+from stateflow.partition.control import Cancellation, Cancelled, Restore, Restored
 from stateflow.release import FIRST, VERSION
+from stateflow.reports import RestoredPartition
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.unit.operators import Count
@@ -33,11 +35,14 @@ OWNS, DOES_NOT = Cancelled(owned=True), Cancelled()
 DONE = Restored(2, 0, {}, 0)
 
 
-def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Restored:
+def outcome(
+    answers: list[Any], leads: Callable[[], None] = lambda: None, seen: dict[PartitionId, int] | None = None
+) -> Restored:
     """Returns the outcome of a restore's last step.
 
     Args:
         answers: the target's answers in order; those that answer a cancellation are Cancelled.
+        seen: newest epochs that the controller has seen; None: none.
     """
 
     async def answer(kind: type) -> Any:
@@ -60,7 +65,7 @@ def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Res
         members=members,
         settings=settings,
         clock=clock,
-        cluster=SimpleNamespace(),
+        cluster=SimpleNamespace(epochs_seen={} if seen is None else seen),
         check_leads=leads,
         pause=lambda: asyncio.sleep(0),
     )
@@ -92,6 +97,57 @@ def test_a_target_that_may_own_is_not_given_up(answers: list[Any]) -> None:
 def test_a_target_that_refuses_and_does_not_own_is(answers: list[Any]) -> None:
     with pytest.raises(MoveConflict):
         outcome(answers)
+
+
+def test_the_next_owner_gets_a_newer_epoch_than_a_failed_restore_may_have_published() -> None:
+    """The next owner's checkpoints are newer than the one that a failed restore published.
+
+    The target's epoch, from a store whose checkpoints are newer than the partition, was forgotten with the restore.
+    """
+    seen = {PLANNED.partition: 1}
+    with pytest.raises(MoveConflict):
+        outcome([MoveUnknown("forgotten", remedy="-"), Restored(51, 0, {}, 0), REFUSED], seen=seen)
+    assert seen == {PLANNED.partition: 51}
+
+
+def test_the_target_of_a_failed_restore_discards_what_it_fetched() -> None:
+    """The target used to keep a whole copy, which was never owned, until it restarted."""
+    said: list[object] = []
+
+    async def answer(name: str, order: Any, *_: object) -> Restored:
+        said.append((name, order.restore_id))
+        return DONE
+
+    async def refuse(*_: object) -> None:
+        raise REFUSED
+
+    async def record(step: object, *_: object) -> None:
+        said.append(step)
+
+    async def cancel(name: str, wanted: Cancellation, *, at_once: bool) -> Cancelled:
+        said.append((name, wanted))
+        if at_once:
+            raise AWAY
+        return DOES_NOT
+
+    context: Any = SimpleNamespace(
+        replicas=SimpleNamespace(fetch=answer, own=refuse, cancel=cancel),
+        members=SimpleNamespace(alive=lambda _: True),
+        settings=SimpleNamespace(restore_patience_s=0.0),
+        clock=SimpleNamespace(monotonic=lambda: 0.0),
+        cluster=SimpleNamespace(
+            operator=lambda _: SimpleNamespace(spec=describe(Count, 4)),
+            restores=SimpleNamespace(cancelled=()),
+            epochs_seen={},
+        ),
+        record=record,
+    )
+
+    async def run() -> RestoredPartition:
+        return await Restores(context, lambda _: asyncio.sleep(0))._run_one(replace(PLANNED, owner="b"))
+
+    assert asyncio.run(run()).fault is REFUSED
+    assert said == [("b", "r"), steps.restore_failed, ("b", Cancellation(PLANNED.partition, "r"))]
 
 
 def test_a_term_that_is_over_asks_nobody() -> None:
