@@ -170,10 +170,12 @@ def takeover(
         begun = [migration.wait() for migration in cluster.take_over(operator, numbers, accept_loss=accept_loss)]
     if as_json:
         emit({"reconfigurations": [report.to_dict() for report in begun]})
-        return
-    for report in begun:
-        for move in report.moves:
-            console.print(f"partition {move.partition}: {move.source} to {move.target}, {move.state}: {move.note}")
+    else:
+        for move in (move for report in begun for move in report.moves):
+            said = ": ".join(filter(None, (move.state, move.error or move.note)))
+            console.print(f"partition {move.partition}: {move.source} to {move.target}, {said}")
+    if any(report.state != "COMPLETED" for report in begun):
+        raise typer.Exit(1)
 
 
 @app.command()

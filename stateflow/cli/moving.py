@@ -591,8 +591,8 @@ def resolve(
     """Give up fenced moves whose target has a copy that differs from the sealed partition.
 
     Such a move cannot be cancelled, because the source has sealed the partition. First the target promises never to own
-    the partition; then the controller takes the partition over. `reconfig details` and the target's log say what
-    differs; the target keeps its copy in evidence/.
+    the partition; then the controller takes the partition over. The reconfiguration itself ends as FAILED. `reconfig
+    details` and the target's log say what differs; the target keeps its copy in evidence/.
     """
     if serve_source == restore:
         raise InvalidArgument(
