@@ -24,7 +24,6 @@ from stateflow.cli.output import (
     console,
     emit,
     errors,
-    fields_of,
     shown_time,
     size,
     waiting,
@@ -300,7 +299,7 @@ def list_maintenance(controller: Controller = LOCAL, as_json: Json = False) -> N
     status = Cluster(controller).status()
     show.say_who_answered(status.follower)
     if as_json:
-        emit({"maintenance": [fields_of(each) for each in status.maintenance]})
+        emit({"maintenance": [each.to_dict() for each in status.maintenance]})
         return
     table = show.new_table("node", "set", "since (UTC)", "until (UTC)")
     for each in status.maintenance:

@@ -21,10 +21,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TextIO, TypeVar, cast, get_type_hints
+from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -67,8 +69,12 @@ def show_everything() -> None:
 
 
 def emit(value: dict[str, Any]) -> None:
-    """Prints one JSON object, on one line, at once."""
-    print(json.dumps(_finite(value), default=str, allow_nan=False), file=_for_emit, flush=True)
+    """Prints one JSON object, on one line, at once.
+
+    Values of a state that JSON lacks, such as times, become texts. Raises TypeError for any other object, whose text
+    would be Python's; a report is passed as its ``to_dict()``.
+    """
+    print(json.dumps(_finite(value), default=_text_of, allow_nan=False), file=_for_emit, flush=True)
 
 
 #: stream of :func:`emit`; None: standard output
@@ -88,9 +94,10 @@ def keep_stdout() -> None:
         os.dup2(2, 1)
 
 
-def fields_of(value: Any) -> dict[str, Any]:
-    """Returns field → value of a dataclass for :func:`emit`. Values are not converted."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+def _text_of(value: object) -> str:
+    if isinstance(value, date | time | timedelta | Decimal | UUID | bytes):
+        return str(value)
+    raise TypeError(f"{value!r} has no form in JSON")
 
 
 def _finite(value: Any) -> Any:
