@@ -38,7 +38,7 @@ from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.private import state_directory
 from stateflow.settings import LogSettings
 from stateflow.tracing import ids_of
-from stateflow.types import LABEL, MoveOptions, shown
+from stateflow.types import LABEL, SEQUENCE_MAX, MoveOptions, shown
 from stateflow.types import Order as MoveOrder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -404,6 +404,8 @@ Insecure = Annotated[
         help="Allow plain text over a network, where anyone can read it and send commands.",
     ),
 ]
+#: a century: times that far away can still be reckoned with
+SECONDS_MAX = 36_500 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -422,17 +424,18 @@ def default_ledger(*, make: bool = False) -> str:
 
 
 def seconds(text: str) -> float:
-    """Parses ``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
+    """Parses ``90s``, ``15m``, ``2h``, ``7d``, up to a century. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
-    if match is None:
-        raise InvalidArgument(f"{shown(text)} is not a duration", remedy="write 90s, 15m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2]]
+    found = math.inf if match is None else float(match[1]) * _UNITS[match[2]]
+    if found > SECONDS_MAX:
+        raise InvalidArgument(f"{shown(text)} is not a duration", remedy="write 90s, 15m, 2h or 7d, up to 36500d")
+    return found
 
 
 def position(text: str) -> tuple[str, int]:
     """Parses ``SOURCE=BATCH``. Raises InvalidArgument."""
     source, _, batch = text.rpartition("=")
-    if not source or not batch.isdecimal():
+    if not source or not batch.isdecimal() or len(batch) > len(str(SEQUENCE_MAX)):
         raise InvalidArgument(
             f"{shown(text)} is not a position", remedy="write SOURCE=BATCH, as `stateflow checkpoint list` shows them"
         )
