@@ -305,11 +305,14 @@ def restart(
 
 
 def _roll(begun: RollingRestart, as_json: bool) -> None:
-    """Follows a rolling restart. Raises MoveAborted if it failed."""
+    """Follows a rolling restart. Raises MoveAborted if it failed; for JSON, the report says so, and the process exits
+    with status 1."""
     follow_nodes(begun, as_json)
     if as_json:
         emit(begun.report.to_dict())
     if begun.report.state != "DONE":
+        if as_json:  # an error would be a second object
+            raise typer.Exit(1)
         failed = next((each for each in begun.report.nodes if each.error), None)
         what = "the rolling restart was cancelled"
         raise MoveAborted(

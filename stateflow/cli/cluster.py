@@ -24,7 +24,6 @@ from stateflow.cli.output import (
     console,
     emit,
     errors,
-    fields_of,
     shown_time,
     size,
     waiting,
@@ -170,10 +169,12 @@ def takeover(
         begun = [migration.wait() for migration in cluster.take_over(operator, numbers, accept_loss=accept_loss)]
     if as_json:
         emit({"reconfigurations": [report.to_dict() for report in begun]})
-        return
-    for report in begun:
-        for move in report.moves:
-            console.print(f"partition {move.partition}: {move.source} to {move.target}, {move.state}: {move.note}")
+    else:
+        for move in (move for report in begun for move in report.moves):
+            said = ": ".join(filter(None, (move.state, move.error or move.note)))
+            console.print(f"partition {move.partition}: {move.source} to {move.target}, {said}")
+    if any(report.state != "COMPLETED" for report in begun):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -298,7 +299,7 @@ def list_maintenance(controller: Controller = LOCAL, as_json: Json = False) -> N
     status = Cluster(controller).status()
     show.say_who_answered(status.follower)
     if as_json:
-        emit({"maintenance": [fields_of(each) for each in status.maintenance]})
+        emit({"maintenance": [each.to_dict() for each in status.maintenance]})
         return
     table = show.new_table("node", "set", "since (UTC)", "until (UTC)")
     for each in status.maintenance:

@@ -22,7 +22,6 @@ from stateflow.cli.output import (
     console,
     emit,
     errors,
-    fields_of,
     shown_time,
     with_move_options,
 )
@@ -255,7 +254,7 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
     found = Cluster(controller).jobs()
     show.say_who_answered(found[0].follower if found else None)
     if as_json:
-        emit({"jobs": [fields_of(each) for each in found]})
+        emit({"jobs": [each.to_dict() for each in found]})
         return
     for each in found:
         if each.error:
@@ -325,7 +324,7 @@ def result(
 def _result(run: JobRun, as_json: bool) -> None:
     show.say_who_answered(run.follower)
     if as_json:
-        emit(fields_of(run))
+        emit(run.to_dict())
     else:
         console.print(f"{run.id}: {run.state}{f', {run.note}' if run.note else ''}", highlight=False)
         for stage in run.stages:
@@ -343,14 +342,14 @@ def delete(name: Name, controller: Controller = LOCAL, as_json: Json = False) ->
     """
     report = Cluster(controller).change_job(name, "delete")
     if as_json:
-        emit(fields_of(report))
+        emit(report.to_dict())
     else:
         console.print(f"{name} deleted")
 
 
 def _show(report: JobReport, as_json: bool) -> None:
     if as_json:
-        emit(fields_of(report))
+        emit(report.to_dict())
         return
     if report.error:
         errors.print(show.plain(report.error), highlight=False)

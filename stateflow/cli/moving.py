@@ -26,7 +26,6 @@ from stateflow.cli.output import (
     Policies,
     console,
     emit,
-    fields_of,
     milliseconds,
     seconds,
     shown_time,
@@ -53,7 +52,7 @@ def adopt(
     """Record the replicas' partitions in this controller's new ledger, after the former ledger was lost."""
     found = Cluster(controller).adopt(dry_run=dry_run, partial=partial)
     if as_json:
-        emit({"operators": [fields_of(each) for each in found]})
+        emit({"operators": [each.to_dict() for each in found]})
         return
     table = show.new_table("operator", "partitions", "owned", "sealed only", "missing", "conflicts")
     for each in found:
@@ -82,7 +81,7 @@ def nodes(
     replicas = status.replicas
     show.say_who_answered(status.follower)
     if as_json:
-        emit({"nodes": [fields_of(r) for r in replicas], "links": [fields_of(each) for each in status.links]})
+        emit({"nodes": [r.to_dict() for r in replicas], "links": [each.to_dict() for each in status.links]})
     else:
         resting = [each.node for each in status.maintenance]
         console.print(show.replicas(replicas, {}, workers, of_nodes=True, resting=resting))
@@ -190,7 +189,7 @@ def autopilot(
     else:
         told = cluster.autopilot_orders()
     if as_json:
-        emit(fields_of(told))
+        emit(told.to_dict())
     elif not told.policies:
         console.print("the autopilot is off")
     else:
@@ -277,7 +276,7 @@ def standby(
     """Keep standby copies of every partition, which follow the owner and take over when it dies."""
     begun = Cluster(controller).standby(operator, count)
     if as_json:
-        emit({"operator": operator, "count": count, "standbys": [fields_of(view) for view in begun]})
+        emit({"operator": operator, "count": count, "standbys": [view.to_dict() for view in begun]})
     else:
         console.print(f"{operator}: {_wanted(count, len(begun))} (`stateflow partitions {operator}` shows them)")
 
@@ -591,8 +590,8 @@ def resolve(
     """Give up fenced moves whose target has a copy that differs from the sealed partition.
 
     Such a move cannot be cancelled, because the source has sealed the partition. First the target promises never to own
-    the partition; then the controller takes the partition over. `reconfig details` and the target's log say what
-    differs; the target keeps its copy in evidence/.
+    the partition; then the controller takes the partition over. The reconfiguration itself ends as FAILED. `reconfig
+    details` and the target's log say what differs; the target keeps its copy in evidence/.
     """
     if serve_source == restore:
         raise InvalidArgument(

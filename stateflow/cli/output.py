@@ -21,10 +21,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TextIO, TypeVar, cast, get_type_hints
+from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -36,7 +38,7 @@ from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.private import state_directory
 from stateflow.settings import LogSettings
 from stateflow.tracing import ids_of
-from stateflow.types import LABEL, MoveOptions, shown
+from stateflow.types import LABEL, SEQUENCE_MAX, MoveOptions, shown
 from stateflow.types import Order as MoveOrder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,8 +69,12 @@ def show_everything() -> None:
 
 
 def emit(value: dict[str, Any]) -> None:
-    """Prints one JSON object, on one line, at once."""
-    print(json.dumps(_finite(value), default=str, allow_nan=False), file=_for_emit, flush=True)
+    """Prints one JSON object, on one line, at once.
+
+    Values of a state that JSON lacks, such as times, become texts. Raises TypeError for any other object, whose text
+    would be Python's; a report is passed as its ``to_dict()``.
+    """
+    print(json.dumps(_finite(value), default=_text_of, allow_nan=False), file=_for_emit, flush=True)
 
 
 #: stream of :func:`emit`; None: standard output
@@ -88,9 +94,10 @@ def keep_stdout() -> None:
         os.dup2(2, 1)
 
 
-def fields_of(value: Any) -> dict[str, Any]:
-    """Returns field → value of a dataclass for :func:`emit`. Values are not converted."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+def _text_of(value: object) -> str:
+    if isinstance(value, date | time | timedelta | Decimal | UUID | bytes):
+        return str(value)
+    raise TypeError(f"{value!r} has no form in JSON")
 
 
 def _finite(value: Any) -> Any:
@@ -397,6 +404,8 @@ Insecure = Annotated[
         help="Allow plain text over a network, where anyone can read it and send commands.",
     ),
 ]
+#: a century: times that far away can still be reckoned with
+SECONDS_MAX = 36_500 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -415,17 +424,18 @@ def default_ledger(*, make: bool = False) -> str:
 
 
 def seconds(text: str) -> float:
-    """Parses ``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
+    """Parses ``90s``, ``15m``, ``2h``, ``7d``, up to a century. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
-    if match is None:
-        raise InvalidArgument(f"{shown(text)} is not a duration", remedy="write 90s, 15m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2]]
+    found = math.inf if match is None else float(match[1]) * _UNITS[match[2]]
+    if found > SECONDS_MAX:
+        raise InvalidArgument(f"{shown(text)} is not a duration", remedy="write 90s, 15m, 2h or 7d, up to 36500d")
+    return found
 
 
 def position(text: str) -> tuple[str, int]:
     """Parses ``SOURCE=BATCH``. Raises InvalidArgument."""
     source, _, batch = text.rpartition("=")
-    if not source or not batch.isdecimal():
+    if not source or not batch.isdecimal() or len(batch) > len(str(SEQUENCE_MAX)):
         raise InvalidArgument(
             f"{shown(text)} is not a position", remedy="write SOURCE=BATCH, as `stateflow checkpoint list` shows them"
         )

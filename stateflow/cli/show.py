@@ -17,7 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from stateflow.cli.output import console, emit, errors, fields_of, shown_time, size
+from stateflow.cli.output import console, emit, errors, shown_time, size
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.client.commands import Migration
 from stateflow.clock import SYSTEM_CLOCK
@@ -429,7 +429,7 @@ def _promise(move: MoveReport, max_pause_ms: float) -> str:
 def proposed(found: Placement, as_json: bool, takeovers: bool = False) -> None:
     """Shows the outcome of a dry run."""
     if as_json:
-        emit(fields_of(found))
+        emit(found.to_dict())
     else:
         console.print(placement(found, takeovers))
 

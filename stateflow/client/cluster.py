@@ -388,7 +388,7 @@ class Cluster(FleetCommands):
 
         Raises the errors of :meth:`migrate`.
         """
-        return self._client.would_migrate(operator, list(partitions), to)
+        return self._client.would_migrate(operator, partition_list(partitions), to)
 
     def would_drain(self, replica: str) -> Placement:
         """Returns the moves that :meth:`drain` would make, see :meth:`would_migrate`."""
@@ -415,7 +415,7 @@ class Cluster(FleetCommands):
         A standby follows the owner, and takes over if the owner dies. Raises InvalidArgument if there are too few
         replicas.
         """
-        if count < 0:
+        if isinstance(count, int) and count < 0:
             raise InvalidArgument("the number of standbys cannot be negative", remedy="pass 0 to remove the standbys")
         return self._client.standby(operator, count)
 
@@ -570,8 +570,11 @@ class Cluster(FleetCommands):
                 client sends again the batches that it keeps, which soon undoes the restore. A new client continues
                 after the checkpoint. Spark queries are refused in both cases, until they are rewound.
 
-        A partition that could not be restored is unchanged, and its report has an ``error``.
+        A partition that could not be restored is unchanged, and its report has an ``error``. Raises InvalidArgument for
+        an ``at`` that is not a pair.
         """
+        if at is not None and not (isinstance(at, tuple | list) and len(at) == 2):
+            raise InvalidArgument(f"{at=!r} is not a position", remedy="pass (source, batch), such as ('meters', 7)")
         return self._client.restore(
             operator, partition_list(partitions), to=to, url=url, savepoint=savepoint, at=at, stop_sources=stop_sources
         )

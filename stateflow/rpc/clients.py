@@ -12,13 +12,14 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from time import sleep
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError as NoMessage
+from google.protobuf.message import Message
 from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
@@ -34,6 +35,7 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.apply import Answers, BatchRows, Link, Replies, requests_of
 from stateflow.rpc.faults import WHAT_RUNS, remote_error
+from stateflow.rpc.fields import unfit
 from stateflow.rpc.secure import CHANNEL_OPTIONS, blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
@@ -53,6 +55,7 @@ from stateflow.status import Deployment
 from stateflow.types import ADDRESS, OperatorSpec, shown
 
 log = logging.getLogger(__name__)
+M = TypeVar("M", bound=Message)
 Stub = TypeVar("Stub")
 P = TypeVar("P")
 T = TypeVar("T")
@@ -215,6 +218,20 @@ def _named(address: str) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise remote_error(error, address) from error
+
+
+def request_of(kind: type[M], value: object = None, **given: Any) -> M:
+    """Returns the message of a request with a caller's arguments, see :func:`~stateflow.rpc.wire.message_of`.
+
+    Raises InvalidArgument for an argument that its field cannot hold.
+    """
+    try:
+        return message_of(kind, value, **given)
+    except (TypeError, ValueError, OverflowError) as error:
+        said = {} if value is None else {each.name: getattr(value, each.name) for each in fields(value)}  # type: ignore[arg-type]
+        if (refused := unfit(kind, said | given)) is None:
+            raise
+        raise refused from error
 
 
 def _invalid(address: str, what: str) -> Unavailable:
@@ -437,15 +454,15 @@ class ControllerClient:
         """Deploys an operator. Returns when every partition is in place, however long that takes."""
         named = list(sites or ())
         anywhere = sites is not None and not named
-        request = message_of(cpb.DeployRequest, spec=spec, sites=named, anywhere=anywhere, failover=failover or "")
+        request = request_of(cpb.DeployRequest, spec=spec, sites=named, anywhere=anywhere, failover=failover or "")
         return value_of(Deployment, self.call("Deploy", request, DEPLOY_TIMEOUT_S))
 
     def deployment(self, operator: str) -> Deployment:
-        return value_of(Deployment, self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
+        return value_of(Deployment, self.call("GetDeployment", request_of(cpb.GetDeploymentRequest, operator=operator)))
 
     def versions(self, operator: str) -> list[OperatorVersion]:
         """Returns the versions of the operator that is deployed now, in order. Raises OperatorNotDeployed."""
-        reply = self.call("ListVersions", cpb.VersionsRequest(operator=operator))
+        reply = self.call("ListVersions", request_of(cpb.VersionsRequest, operator=operator))
         return [value_of(OperatorVersion, each) for each in reply.versions]
 
 
@@ -562,7 +579,7 @@ class ReplicaClient:
     def sources(self, operator: str, partitions: Collection[int]) -> dict[int, list[SourceView]]:
         """Returns the sources that have sent to each of the partitions. Raises NotOwner, LeaseLost, Unavailable."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
-        request = rpb.SourcesRequest(operator=operator, partitions=partitions)
+        request = request_of(rpb.SourcesRequest, operator=operator, partitions=partitions)
         found: dict[int, list[SourceView]] = {partition: [] for partition in partitions}
         pages = read_stream_blocking(stub.Sources(request), self.address)
         for _, view in listed(pages, lambda page: page.sources, self.address):
@@ -571,7 +588,7 @@ class ReplicaClient:
 
     def retire_source(self, operator: str, source: str, partitions: Iterable[int]) -> None:
         """Reduces a source to a tombstone in partitions. Raises NotOwner, LeaseLost, Unavailable."""
-        request = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
+        request = request_of(rpb.PositionsRequest, operator=operator, source=source, partitions=partitions)
         self.call("RetireSource", request, OPEN_TIMEOUT_S)
 
     def drop_output(
@@ -583,8 +600,8 @@ class ReplicaClient:
         Args:
             apply: False: only return the sizes.
         """
-        request = rpb.DropOutputRequest(
-            operator=operator, source=source, partitions=partitions, batch=batch, apply=apply
+        request = request_of(
+            rpb.DropOutputRequest, operator=operator, source=source, partitions=partitions, batch=batch, apply=apply
         )
         sizes = dict(self.call("DropOutput", request, OPEN_TIMEOUT_S).sizes)
         return _asked_for(sizes, request.partitions, self.address)
@@ -598,14 +615,16 @@ class ReplicaClient:
             newest: number of newest requests to return; 0: all.
             sizes: include sizes of partitions, for which the replica inspects its files.
         """
-        request = rpb.StatsRequest(after=after, newest=newest, sizes=sizes)
+        request = request_of(rpb.StatsRequest, after=after, newest=newest, sizes=sizes)
         return value_of(ReplicaStatistics, self.call("Stats", request, timeout_s))
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
         """Yields the entries of one state as Arrow IPC streams, for ``keys`` in their stored encoding; no keys: for
         all."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
-        request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
+        request = request_of(
+            rpb.ScanRequest, operator=operator, state=state, partitions=list(partitions), keys=list(keys)
+        )
         with closing(read_stream_blocking(stub.Scan(request), self.address)) as pages:
             for _, records in _joined(((page, page.records, page.continues) for page in pages), self.address):
                 yield records

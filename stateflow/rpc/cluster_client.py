@@ -24,8 +24,8 @@ from stateflow.reports import (
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient, listed
-from stateflow.rpc.wire import message_of, value_of
+from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient, listed, request_of
+from stateflow.rpc.wire import value_of
 from stateflow.status import AdoptedOperator, ClusterReport, ClusterStatus, Deployment, LeaderReport, StandbyReport
 from stateflow.types import BUNDLE_PART, MoveOptions, OperatorSpec
 
@@ -45,7 +45,9 @@ class ClusterClient:
         self._controller = ControllerClient(address, connect_timeout_s=connect_timeout_s)
 
     def status(self, measured: bool = False) -> ClusterStatus:
-        found = value_of(ClusterReport, self._controller.call("Status", cpb.StatusRequest(measured=measured))).status()
+        found = value_of(
+            ClusterReport, self._controller.call("Status", request_of(cpb.StatusRequest, measured=measured))
+        ).status()
         return found if found.follower is not None else replace(found, leader=LeaderReport(*self._controller.leader()))
 
     # -- operators ----------------------------------------------------------------------------------------
@@ -54,7 +56,7 @@ class ClusterClient:
         self._controller.deploy(spec, sites, failover)
 
     def take_over(self, operator: str, partitions: Sequence[int], accept_loss: bool) -> list[Reconfiguration]:
-        request = cpb.TakeOverLostRequest(operator=operator, partitions=partitions, accept_loss=accept_loss)
+        request = request_of(cpb.TakeOverLostRequest, operator=operator, partitions=partitions, accept_loss=accept_loss)
         return self._begun("TakeOver", request)
 
     def deployment(self, operator: str) -> Deployment:
@@ -64,23 +66,25 @@ class ClusterClient:
         count = -(-len(packed) // BUNDLE_PART)
         for number in range(count):
             data = packed[number * BUNDLE_PART : (number + 1) * BUNDLE_PART]
-            part = cpb.BundlePart(bundle=digest, number=number, count=count, data=data)
+            part = request_of(cpb.BundlePart, bundle=digest, number=number, count=count, data=data)
             self._controller.call("PutBundlePart", part, LONG_TIMEOUT_S)
 
     def versions(self, operator: str) -> list[OperatorVersion]:
         return self._controller.versions(operator)
 
     def upgrade(self, operator: str, version: int) -> None:
-        request = cpb.UpgradeRequest(operator=operator, version=version)
+        request = request_of(cpb.UpgradeRequest, operator=operator, version=version)
         self._controller.call("Upgrade", request, DEPLOY_TIMEOUT_S)
 
     def undeploy(self, operator: str, delete_state: bool) -> list[str]:
         """Undeploys an operator, and returns the replicas that did not answer."""
-        request = cpb.UndeployRequest(operator=operator, delete_state=delete_state)
+        request = request_of(cpb.UndeployRequest, operator=operator, delete_state=delete_state)
         return list(self._controller.call("Undeploy", request, LONG_TIMEOUT_S).waiting)
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
-        reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), PLAN_TIMEOUT_S)
+        reply = self._controller.call(
+            "Standby", request_of(cpb.StandbyRequest, operator=operator, count=count), PLAN_TIMEOUT_S
+        )
         return [value_of(StandbyReport, view) for view in reply.standbys]
 
     # -- replicas -----------------------------------------------------------------------------------------
@@ -89,82 +93,84 @@ class ClusterClient:
         """Gives a replica's name to the data directory that asks for it, and returns (directory, number of the
         replica's partitions).
         """
-        reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
+        reply = self._controller.call("Replace", request_of(cpb.ReplaceRequest, replica=replica, directory=directory))
         return reply.directory, reply.partitions
 
     def forget(self, replica: str) -> None:
-        self._controller.call("Forget", cpb.ForgetRequest(replica=replica), PLAN_TIMEOUT_S)
+        self._controller.call("Forget", request_of(cpb.ForgetRequest, replica=replica), PLAN_TIMEOUT_S)
 
     def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
-        reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), PLAN_TIMEOUT_S)
+        reply = self._controller.call(
+            "Adopt", request_of(cpb.AdoptRequest, dry_run=dry_run, partial=partial), PLAN_TIMEOUT_S
+        )
         return [value_of(AdoptedOperator, each) for each in reply.operators]
 
     # -- agents -------------------------------------------------------------------------------------------
 
     def agents(self) -> list[AgentReport]:
-        reply = self._controller.call("ListAgents", cpb.ListAgentsRequest())
+        reply = self._controller.call("ListAgents", request_of(cpb.ListAgentsRequest))
         return [value_of(AgentReport, view) for view in reply.agents]
 
     def spawn(self, request: Request) -> list[Spawned]:
-        return self._commanded("Spawn", message_of(cpb.SpawnRequest, request))
+        return self._commanded("Spawn", request_of(cpb.SpawnRequest, request))
 
     def stop_replica(self, replica: str, force: bool) -> list[Spawned]:
-        return self._commanded("StopReplica", cpb.StopReplicaRequest(replica=replica, force=force))
+        return self._commanded("StopReplica", request_of(cpb.StopReplicaRequest, replica=replica, force=force))
 
     def restart_replica(self, replica: str) -> list[Spawned]:
-        return self._commanded("RestartReplica", cpb.RestartReplicaRequest(replica=replica))
+        return self._commanded("RestartReplica", request_of(cpb.RestartReplicaRequest, replica=replica))
 
     def restart_all(self, site: str, limit: int) -> Rolling:
-        request = cpb.RestartAllRequest(site=site, limit=limit)
+        request = request_of(cpb.RestartAllRequest, site=site, limit=limit)
         return value_of(Rolling, self._controller.call("RestartAll", request, PLAN_TIMEOUT_S))
 
     def rolling(self, roll_id: str) -> Rolling:
-        return value_of(Rolling, self._controller.call("GetRolling", cpb.RollingRequest(id=roll_id)))
+        return value_of(Rolling, self._controller.call("GetRolling", request_of(cpb.RollingRequest, id=roll_id)))
 
     def cancel_rolling(self, roll_id: str) -> Rolling:
-        return value_of(Rolling, self._controller.call("CancelRolling", cpb.RollingRequest(id=roll_id)))
+        return value_of(Rolling, self._controller.call("CancelRolling", request_of(cpb.RollingRequest, id=roll_id)))
 
     def begin_sweep(self, chore: str, operator: str, site: str, limit: int) -> Sweep:
-        request = cpb.BeginSweepRequest(chore=chore, operator=operator, site=site, limit=limit)
+        request = request_of(cpb.BeginSweepRequest, chore=chore, operator=operator, site=site, limit=limit)
         return value_of(Sweep, self._controller.call("BeginSweep", request, PLAN_TIMEOUT_S))
 
     def sweep(self, sweep_id: str) -> Sweep:
-        return value_of(Sweep, self._controller.call("GetSweep", cpb.SweepRequest(id=sweep_id)))
+        return value_of(Sweep, self._controller.call("GetSweep", request_of(cpb.SweepRequest, id=sweep_id)))
 
     def cancel_sweep(self, sweep_id: str) -> Sweep:
-        return value_of(Sweep, self._controller.call("CancelSweep", cpb.SweepRequest(id=sweep_id)))
+        return value_of(Sweep, self._controller.call("CancelSweep", request_of(cpb.SweepRequest, id=sweep_id)))
 
     def _commanded(self, method: str, request: Any) -> list[Spawned]:
         return [value_of(Spawned, each) for each in self._controller.call(method, request, PLAN_TIMEOUT_S).spawned]
 
     def forget_agent(self, agent: str) -> None:
-        self._controller.call("ForgetAgent", cpb.ForgetAgentRequest(agent=agent), PLAN_TIMEOUT_S)
+        self._controller.call("ForgetAgent", request_of(cpb.ForgetAgentRequest, agent=agent), PLAN_TIMEOUT_S)
 
     def logs(self, replica: str, lines: int, follow: bool) -> Iterator[bytes]:
         """Yields pieces of a replica's log, without the empty ones that are only signs of life."""
-        request = apb.LogsRequest(replica=replica, lines=lines, follow=follow)
+        request = request_of(apb.LogsRequest, replica=replica, lines=lines, follow=follow)
         return (page.data for page in self._controller.stream("Logs", request) if page.data)
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 
     def migrate(self, operator: str, partitions: Collection[int], to: str, options: MoveOptions) -> Reconfiguration:
-        request = message_of(cpb.MigrateRequest, operator=operator, partitions=partitions, to=to, options=options)
+        request = request_of(cpb.MigrateRequest, operator=operator, partitions=partitions, to=to, options=options)
         return value_of(Reconfiguration, self._controller.call("Migrate", request, PLAN_TIMEOUT_S))
 
     def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
-        request = message_of(cpb.RebalanceRequest, operator=operator, options=options)
+        request = request_of(cpb.RebalanceRequest, operator=operator, options=options)
         return self._begun("Rebalance", request)
 
     def propose(self, operator: str, policies: Sequence[str]) -> Placement:
-        request = cpb.PlaceRequest(operator=operator, policies=policies, dry_run=True)
+        request = request_of(cpb.PlaceRequest, operator=operator, policies=policies, dry_run=True)
         return value_of(Placement, self._controller.call("Place", request, PLAN_TIMEOUT_S))
 
     def place(self, operator: str, policies: Sequence[str], options: MoveOptions) -> list[Reconfiguration]:
-        request = message_of(cpb.PlaceRequest, operator=operator, policies=policies, options=options)
+        request = request_of(cpb.PlaceRequest, operator=operator, policies=policies, options=options)
         return self._begun("Place", request)
 
     def create_job(self, report: JobReport, options: MoveOptions) -> JobReport:
-        message = message_of(cpb.Job, report, runs=(), options=options)
+        message = request_of(cpb.Job, report, runs=(), options=options)
         return value_of(JobReport, self._controller.call("CreateJob", message, PLAN_TIMEOUT_S))
 
     def change_job(self, name: str, change: str) -> JobReport:
@@ -173,15 +179,15 @@ class ClusterClient:
         Args:
             change: pause, resume, run or delete.
         """
-        request = cpb.ChangeJobRequest(name=name, change=change)
+        request = request_of(cpb.ChangeJobRequest, name=name, change=change)
         return value_of(JobReport, self._controller.call("ChangeJob", request, PLAN_TIMEOUT_S))
 
     def jobs(self, name: str = "") -> list[JobReport]:
-        reply = self._controller.call("ListJobs", cpb.ListJobsRequest(name=name))
+        reply = self._controller.call("ListJobs", request_of(cpb.ListJobsRequest, name=name))
         return [replace(value_of(JobReport, message), follower=_follower_of(reply)) for message in reply.jobs]
 
     def job_run(self, run_id: str) -> JobRun:
-        return value_of(JobRun, self._controller.call("GetJobRun", cpb.JobRunRequest(id=run_id)))
+        return value_of(JobRun, self._controller.call("GetJobRun", request_of(cpb.JobRunRequest, id=run_id)))
 
     def autopilot(self, orders: AutopilotReport | None) -> AutopilotReport:
         """Changes the autopilot's settings, and returns those in force.
@@ -189,7 +195,8 @@ class ClusterClient:
         Args:
             orders: settings in force from now on; None: change nothing.
         """
-        request = message_of(cpb.AutopilotRequest, orders=orders)
+        given = None if orders is None else request_of(cpb.AutopilotOrders, orders)
+        request = request_of(cpb.AutopilotRequest, orders=given)
         return value_of(AutopilotReport, self._controller.call("Autopilot", request, PLAN_TIMEOUT_S))
 
     def drain(
@@ -202,27 +209,30 @@ class ClusterClient:
                 command ends the maintenance. Only one node of the set may be in maintenance at a time; empty: no such
                 limit.
         """
-        request = message_of(cpb.DrainRequest, replica=replica, options=options)
+        asked = None
         if maintenance is not None:
-            request.maintenance.CopyFrom(cpb.Maintenance(for_s=maintenance[0], one_of=maintenance[1]))
+            asked = request_of(cpb.Maintenance, for_s=maintenance[0], one_of=maintenance[1])
+        request = request_of(cpb.DrainRequest, replica=replica, options=options, maintenance=asked)
         return self._begun("Drain", request)
 
     def end_maintenance(self, node: str) -> None:
-        self._controller.call("EndMaintenance", cpb.EndMaintenanceRequest(node=node))
+        self._controller.call("EndMaintenance", request_of(cpb.EndMaintenanceRequest, node=node))
 
     def would_migrate(self, operator: str, partitions: Collection[int], to: str) -> Placement:
-        request = cpb.MigrateRequest(operator=operator, partitions=partitions, to=to)
-        return self._proposed(cpb.ProposeRequest(migrate=request))
+        request = request_of(cpb.MigrateRequest, operator=operator, partitions=partitions, to=to)
+        return self._proposed(request_of(cpb.ProposeRequest, migrate=request))
 
     def would_drain(self, replica: str) -> Placement:
-        return self._proposed(cpb.ProposeRequest(drain=cpb.DrainRequest(replica=replica)))
+        return self._proposed(request_of(cpb.ProposeRequest, drain=request_of(cpb.DrainRequest, replica=replica)))
 
     def would_rebalance(self, operator: str) -> Placement:
-        return self._proposed(cpb.ProposeRequest(rebalance=cpb.RebalanceRequest(operator=operator)))
+        return self._proposed(
+            request_of(cpb.ProposeRequest, rebalance=request_of(cpb.RebalanceRequest, operator=operator))
+        )
 
     def would_take_over(self, operator: str, partitions: Collection[int]) -> Placement:
-        request = cpb.TakeOverLostRequest(operator=operator, partitions=partitions)
-        return self._proposed(cpb.ProposeRequest(take_over=request))
+        request = request_of(cpb.TakeOverLostRequest, operator=operator, partitions=partitions)
+        return self._proposed(request_of(cpb.ProposeRequest, take_over=request))
 
     def _proposed(self, request: cpb.ProposeRequest) -> Placement:
         return value_of(Placement, self._controller.call("Propose", request, PLAN_TIMEOUT_S))
@@ -232,7 +242,7 @@ class ClusterClient:
         return [value_of(Reconfiguration, message) for message in reply.reconfigurations]
 
     def reconfigurations(self, limit: int) -> list[Reconfiguration]:
-        pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
+        pages = self._controller.stream("ListReconfigurations", request_of(cpb.ListRequest, limit=limit))
         return [
             replace(value_of(Reconfiguration, message), follower=_follower_of(page))
             for page, message in listed(pages, lambda page: page.reconfigurations, self._controller.address)
@@ -240,7 +250,7 @@ class ClusterClient:
 
     def watch(self, reconfiguration: str) -> Iterator[Reconfiguration]:
         """Yields the states of a reconfiguration as it proceeds; the last one is not RUNNING."""
-        request = cpb.ReconfigurationRequest(id=reconfiguration)
+        request = request_of(cpb.ReconfigurationRequest, id=reconfiguration)
         return (value_of(Reconfiguration, message) for message in self._controller.watch(request))
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
@@ -256,26 +266,26 @@ class ClusterClient:
         return self._of("ResumeReconfiguration", reconfiguration)
 
     def edit(self, reconfiguration: str, limits: Mapping[str, int | None]) -> Reconfiguration:
-        request = cpb.EditRequest(id=reconfiguration, **limits)
+        request = request_of(cpb.EditRequest, id=reconfiguration, **limits)
         return value_of(Reconfiguration, self._controller.call("EditReconfiguration", request))
 
     def retry(self, reconfiguration: str, cancelled: bool) -> Reconfiguration:
-        request = cpb.ReconfigurationRequest(id=reconfiguration, cancelled=cancelled)
+        request = request_of(cpb.ReconfigurationRequest, id=reconfiguration, cancelled=cancelled)
         return value_of(Reconfiguration, self._controller.call("RetryReconfiguration", request))
 
     def _of(self, method: str, reconfiguration: str) -> Reconfiguration:
-        request = cpb.ReconfigurationRequest(id=reconfiguration)
+        request = request_of(cpb.ReconfigurationRequest, id=reconfiguration)
         return value_of(Reconfiguration, self._controller.call(method, request, PLAN_TIMEOUT_S))
 
     def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
-        request = cpb.ResolveRequest(id=reconfiguration, how=how)
+        request = request_of(cpb.ResolveRequest, id=reconfiguration, how=how)
         return value_of(Reconfiguration, self._controller.call("ResolveReconfiguration", request, PLAN_TIMEOUT_S))
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
     def checkpoint(self, operator: str, savepoint: str = "", partitions: Collection[int] = ()) -> Taken:
         """Takes checkpoints of all partitions, or of the given ones."""
-        request = rpb.CheckpointRequest(operator=operator, savepoint=savepoint, partitions=partitions)
+        request = request_of(rpb.CheckpointRequest, operator=operator, savepoint=savepoint, partitions=partitions)
         return value_of(Taken, self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
 
     def restore(
@@ -290,7 +300,8 @@ class ClusterClient:
         stop_sources: bool,
     ) -> list[RestoredPartition]:
         source, batch = at or ("", 0)
-        request = cpb.RestoreOperatorRequest(
+        request = request_of(
+            cpb.RestoreOperatorRequest,
             operator=operator,
             partitions=partitions,
             to=to,
@@ -304,7 +315,7 @@ class ClusterClient:
         return [value_of(RestoredPartition, each) for each in report.partitions]
 
     def cancel_restore(self, restore_id: str) -> None:
-        self._controller.call("CancelRestore", cpb.CancelRestoreRequest(id=restore_id))
+        self._controller.call("CancelRestore", request_of(cpb.CancelRestoreRequest, id=restore_id))
 
 
 def _follower_of(message: Any) -> FollowerReport | None:

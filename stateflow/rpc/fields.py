@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -398,6 +398,11 @@ _WHOLE = {
     FieldDescriptor.TYPE_UINT32,
     FieldDescriptor.TYPE_INT32,
 }
+#: least and most number that a type narrower than ``NUMBER_MAX`` can hold
+_RANGES = {
+    FieldDescriptor.TYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+}
 
 
 def kind_of(field: FieldDescriptor) -> Kind | tuple[Kind, Kind] | None:
@@ -426,6 +431,38 @@ def checked(message: M) -> M:
     for check in _checks_of(message.DESCRIPTOR):
         check(message)
     return message
+
+
+def unfit(kind: Any, given: Mapping[str, Any]) -> InvalidArgument | None:
+    """Returns the error for the first value that protobuf refuses for its field; None: each field takes its value.
+
+    Protobuf's own errors do not name the field. Fields that hold messages are not tried.
+
+    Args:
+        kind: class of the message.
+        given: values by the name of their field.
+    """
+    for field in kind.DESCRIPTOR.fields:
+        inner = field.message_type
+        if field.name not in given or (inner is not None and not inner.GetOptions().map_entry):
+            continue
+        try:
+            kind(**{field.name: given[field.name]})
+        except (TypeError, ValueError, OverflowError):
+            return _refused(f"{kind.DESCRIPTOR.name}.{field.name}", _sent_as(field), given[field.name])
+    return None
+
+
+def _sent_as(field: FieldDescriptor) -> Kind:
+    """Returns the kind of a field, or of a map's values, within what the field's type can hold."""
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return Kind("truth value", "use True or False", lambda value: isinstance(value, bool))
+    kind = kind_of(field)
+    kind = kind[1] if isinstance(kind, tuple) else kind or ANY
+    if kind.within is None or field.type not in _RANGES:
+        return kind
+    least, most = _RANGES[field.type]
+    return _whole(kind.what, max(least, kind.within[0]), min(most, kind.within[1]))
 
 
 _Check = Callable[[Any], None]

@@ -23,7 +23,7 @@ from stateflow import __version__
 from stateflow.cli import cluster as commands
 from stateflow.cli.app import app
 from stateflow.cli.group import EXAMPLES
-from stateflow.cli.output import byte_count, bytes_per_second, guarded, milliseconds, position, size
+from stateflow.cli.output import byte_count, bytes_per_second, guarded, milliseconds, position, seconds, size
 from stateflow.client.commands import partition_numbers
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.rpc.controller_pb2 import UndeployRequest
@@ -34,11 +34,23 @@ NOBODY = "127.0.0.1:1"
 INVALID = "invalid_argument"
 
 
-@pytest.mark.parametrize("text", ["s", "s=", "=1", "s=-1", "s=²", "s=1.5"])
+@pytest.mark.parametrize("text", ["s", "s=", "=1", "s=-1", "s=²", "s=1.5", "s=10000000000000000", "s=" + "9" * 5000])
 def test_words_that_are_no_positions(text: str) -> None:
     assert position("a=b=7") == ("a=b", 7)
+    assert position("s=9999999999999999") == ("s", 10**16 - 1)
     with pytest.raises(InvalidArgument, match="is not a position"):
         position(text)
+
+
+def test_durations_up_to_a_century() -> None:
+    assert [seconds(text) for text in ("90s", "1.5m", "2h", "36500d")] == [90.0, 90.0, 7200.0, 36500 * 86400.0]
+
+
+@pytest.mark.parametrize("text", ["", "90", "-1s", "1w", "36501d", "99999999999999d", "9" * 400 + "s"])
+def test_words_that_are_no_durations_in_seconds(text: str) -> None:
+    """A duration that no time can be reckoned with used to end in a traceback."""
+    with pytest.raises(InvalidArgument, match="is not a duration: write 90s, 15m, 2h or 7d"):
+        seconds(text)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ import logging
 import os
 import subprocess
 import sys
-from datetime import datetime
+import uuid
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -17,8 +20,10 @@ from rich.console import Console
 from rich.text import Text
 
 from stateflow.cli import app
-from stateflow.cli.output import JsonLines, shown_time, telling
+from stateflow.cli.output import JsonLines, emit, shown_time, telling
 from stateflow.cli.show import new_table
+from stateflow.reports import JobStage
+from stateflow.types import PartitionId
 
 
 @pytest.mark.parametrize(
@@ -85,6 +90,33 @@ def record(message: str, *arguments: object, error: bool = False) -> logging.Log
         except ValueError:
             info = sys.exc_info()
     return logging.LogRecord("stateflow.replica", logging.WARNING, "f.py", 1, message, arguments, info)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (float("nan"), None),
+        ((1, [float("-inf")]), [1, [None]]),
+        (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "2026-01-02 03:04:05+00:00"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (time(3, 4), "03:04:00"),
+        (timedelta(minutes=90), "1:30:00"),
+        (Decimal("1.50"), "1.50"),
+        (uuid.UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+        (b"\xff", "b'\\xff'"),
+    ],
+)
+def test_a_value_of_a_state_has_a_text_in_json(value: Any, said: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    emit({"value": value})
+    assert json.loads(capsys.readouterr().out) == {"value": said}
+
+
+@pytest.mark.parametrize("value", [JobStage("Tally"), PartitionId("Tally", 3), {1, 2}, ValueError("x")])
+def test_an_object_without_a_form_in_json_is_refused(value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's text of a report used to stand in the JSON of `rebalance --dry-run` and `job list`."""
+    with pytest.raises(TypeError, match="has no form in JSON"):
+        emit({"values": [value]})
+    assert capsys.readouterr().out == ""
 
 
 def test_each_is_one_object_on_one_line() -> None:

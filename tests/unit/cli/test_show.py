@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import math
 from typing import Any
 
@@ -22,6 +23,7 @@ from stateflow.reports import (
     LackOfRoom,
     LeftPartition,
     Placement,
+    ProposedMove,
     RestoredPartition,
 )
 from stateflow.status import LeaderReport, LinkReport, RefusedReplica, UnservedPartitions
@@ -359,6 +361,17 @@ def test_a_dry_run_says_what_stays_and_what_has_no_room() -> None:
     assert "no_room: a, b: 1.0 MiB free for state, 3.0 MiB would be added: refused" in text
     assert "edge has no room for it" in text
     assert "everything is where" not in text
+
+
+def test_a_dry_run_in_json_has_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    """Moves, partitions that stay, and what lacks room used to be texts of Python."""
+    move, left = ProposedMove("Op", 3, "a", "b", "share", 100), LeftPartition("Op", 7, "no room")
+    lack = LackOfRoom(("a", "b"), 1, 3)
+    show.proposed(Placement((move,), 1, 1, 1, math.inf, 1, 1, left=(left,), lacking=(lack,)), as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["moves"], said["left"]) == ([move.to_dict()], [left.to_dict()])
+    assert said["lacking"] == [{"replicas": ["a", "b"], "free_bytes": 1, "coming_bytes": 3}]
+    assert said["uneven_bytes_after"] is None
 
 
 def test_who_leads_is_said() -> None:
