@@ -409,6 +409,51 @@ def test_an_object_that_a_client_creates_twice_is_its_own(tmp_path: Path) -> Non
     assert [path for folder in ("intents", "condemned", "tmp") for path in (tmp_path / "far" / folder).iterdir()] == []
 
 
+class Late(Wrapper):
+    """A store that gets a manifest in this folder only when :meth:`arrive` is called. Its writer got no answer."""
+
+    def __init__(self, inner: Backend, folder: str) -> None:
+        super().__init__(inner)
+        self._folder, self._sent = folder, dict[str, bytes]()
+
+    def create(self, name: str, data: bytes) -> None:
+        if name.startswith(self._folder):
+            self._sent[name] = data
+            raise TimeoutError
+        self.inner.create(name, data)
+
+    def arrive(self) -> None:
+        for name, data in self._sent.items():
+            self.inner.create(name, data)
+
+
+@pytest.mark.parametrize("way", ["save", "savepoint", "export", "adopt"])
+def test_a_manifest_that_arrives_late_names_blobs_that_are_there(tmp_path: Path, way: str) -> None:
+    """A publication without an answer may be carried out later, and a collection may run before that."""
+    inner = LocalBackend(tmp_path / "store")
+    late = Late(inner, "savepoints/" if way in ("savepoint", "export") else "manifests/")
+    store, sound = (CheckpointStore("test", backend=backend, codec=Codec()) for backend in (late, inner))
+    elsewhere = CheckpointStore(str(tmp_path / "elsewhere"))
+    directory = small(tmp_path, a="state")
+    manifest = manifest_of(directory, partition=PartitionId("Op", 0))
+    elsewhere.save(manifest, directory, savepoint="s")
+    with pytest.raises(Unavailable):
+        if way == "export":
+            elsewhere.export("s", store)
+        elif way == "adopt":
+            with store.adopt(manifest, directory) as adoption:
+                adoption.publish(2, "edge-1")
+        else:
+            store.save(manifest, directory, savepoint="s" if way == "savepoint" else "")
+    for found in sound.catalog.checkpoints():  # a savepoint must stand without the checkpoint
+        sound.objects.delete(found.name)
+    collect(sound, Retention(keep=1))
+    late.arrive()
+    (made,) = sound.newest(manifest.id) if late.list("manifests") else sound.savepoint("s")
+    sound.restore(made, tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == {"a": b"state"}
+
+
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
     """Lets no file grow beyond ``size`` bytes: a write that crosses it stores only a part, as on a full disk."""
