@@ -541,7 +541,8 @@ class SiteCache:
     cannot be made.
 
     Args:
-        bytes_max: total size in bytes above which the least recently used blobs are dropped.
+        bytes_max: total size in bytes above which the least recently used blobs are dropped. A process notices what
+            others have stored once it has stored a sixteenth of that itself.
     """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
@@ -557,6 +558,12 @@ class SiteCache:
             ) from error
         self._directory = directory
         self._bytes_max = bytes_max
+        self._spare = bytes_max // 16
+        self._counting = threading.Lock()
+        #: total size as far as this process knows; at first it knows nothing, so that it lists the directory
+        self._total = bytes_max
+        #: bytes stored by this process since it listed the directory
+        self._added = 0
 
     def get(self, digest: str, target: Path) -> bool:
         """Copies verified content to ``target``, a new file. Returns False if the cache lacks it, or cannot be read.
@@ -591,21 +598,31 @@ class SiteCache:
             except OSError:
                 temporary.unlink(missing_ok=True)
                 return
-            self._shrink()
+            size = place.stat().st_size
+            with self._counting:
+                self._total += size
+                self._added += size
+                if self._total > self._bytes_max or self._added > self._spare:
+                    self._shrink(place)
 
-    def _shrink(self) -> None:
-        files = []
+    def _shrink(self, kept: Path) -> None:
+        """Lists the directory. If it exceeds the limit, drops files other than ``kept``: a little more than needed, as
+        otherwise each file that is stored in a full cache would cost a listing."""
+        files, total = [], 0
         for path in self._directory.rglob("*"):
             with contextlib.suppress(FileNotFoundError):
                 if path.is_file():
                     stat = path.stat()
-                    files.append((stat.st_mtime_ns, stat.st_size, path))
-        excess = sum(size for _, size, _ in files) - self._bytes_max
+                    total += stat.st_size
+                    if path != kept:
+                        files.append((stat.st_mtime_ns, stat.st_size, path))
+        least = self._bytes_max - self._spare if total > self._bytes_max else total
         for _, size, path in sorted(files):
-            if excess <= 0:
-                return
+            if total <= least:
+                break
             path.unlink(missing_ok=True)
-            excess -= size
+            total -= size
+        self._total, self._added = total, 0
 
     def _place(self, digest: str) -> Path:
         return self._directory / digest[:2] / digest

@@ -513,6 +513,67 @@ def test_a_cache_on_a_file_system_that_became_read_only_is_no_obstacle(
     assert content_of(tmp_path / "restored") == {"a": b"aaaa"}
 
 
+class Kept:
+    """A site's cache of 1600 bytes, with the number of times that a process listed its directory."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.listed, self._number = folder / "cache", 0, 0
+        self._source, rglob = folder / "source", Path.rglob
+
+        def counted(path: Path, pattern: str) -> Iterator[Path]:
+            self.listed += 1
+            return rglob(path, pattern)
+
+        monkeypatch.setattr(Path, "rglob", counted)
+
+    def opened(self) -> SiteCache:
+        return SiteCache(self.folder, 1600)
+
+    def put(self, cache: SiteCache, size: int = 10) -> str:
+        self._number += 1
+        self._source.write_bytes(b"%010d" % self._number + bytes(size - 10))
+        digest = xxhash.xxh3_128_hexdigest(self._source.read_bytes())
+        cache.put(digest, self._source)
+        return digest
+
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob("*/*"))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(tmp_path, monkeypatch)
+
+
+def test_a_cache_is_listed_only_now_and_then(kept: Kept) -> None:
+    """A listing of ten thousand files takes longer than all else that stores one."""
+    cache = kept.opened()
+    for _ in range(150):
+        kept.put(cache)
+    assert kept.listed <= 15, "a sixteenth of its limit is ten files"
+    for _ in range(150):
+        kept.put(cache)
+        assert kept.bytes() <= 1600
+    assert kept.listed <= 35, "a cache that is full is listed no more often"
+    assert kept.bytes() >= 1500
+
+
+def test_a_file_as_large_as_the_cache_is_kept(kept: Kept, tmp_path: Path) -> None:
+    cache = kept.opened()
+    for _ in range(5):
+        kept.put(cache)
+    assert cache.get(kept.put(cache, size=1600), tmp_path / "got")
+
+
+def test_a_cache_that_two_processes_share_keeps_its_limit(kept: Kept) -> None:
+    caches = kept.opened(), kept.opened()
+    for number in range(600):
+        kept.put(caches[number % 2])
+        assert kept.bytes() <= 1600 + 1600 // 16, "each knows of what the other stored a sixteenth later"
+    kept.put(kept.opened())
+    assert kept.bytes() <= 1600, "what was there at its start counts"
+
+
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidArgument, match="it is empty"):  # and not the working directory
