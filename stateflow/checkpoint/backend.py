@@ -43,6 +43,8 @@ TIMEOUT_S = 60.0
 BYTES_PER_S_MIN = 32 << 10
 #: interval at which the progress of a transfer is checked
 LOOK_S = 0.5
+#: maximum number of calls of one store that were given up and still run; each costs a thread
+HUNG_MAX = 8
 #: how to install the extra of this package that a scheme needs
 _EXTRAS: Final = {"s3": "pip install 'stateflow-streams[s3]'", "s3a": "pip install 'stateflow-streams[s3]'"}
 LOCAL: Final = ("file", "local")
@@ -235,11 +237,13 @@ class FsspecBackend:
     def __init__(self, fs: Any, root: str) -> None:
         self._fs = fs
         self._root = root.rstrip("/")
-        self._creating = threading.Lock()
+        self._changed = threading.Condition()
+        #: objects being created
+        self._creating: set[str] = set()
 
     def create(self, name: str, data: bytes) -> None:
         path = self._path(name)
-        with self._creating:
+        with self._alone(path):
             self._folder(path)
             try:
                 self._fs.pipe_file(path, data, mode="create")
@@ -251,6 +255,19 @@ class FsspecBackend:
                 if not isinstance(error, FileExistsError) and "PreconditionFailed" in f"{error!r}{error.__cause__!r}":
                     raise FileExistsError(path) from error
                 raise
+
+    @contextlib.contextmanager
+    def _alone(self, path: str) -> Iterator[None]:
+        """Lets one thread at a time create an object. Other objects do not wait for it, as the store may hang."""
+        with self._changed:
+            self._changed.wait_for(lambda: path not in self._creating)
+            self._creating.add(path)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._creating.discard(path)
+                self._changed.notify_all()
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
         self._folder(self._path(name))
@@ -335,7 +352,8 @@ class Objects:
     """Access to the objects of one store by calls that cannot hang: each is bounded in time.
 
     A transfer may take any time as long as it makes progress; the time without progress is bounded. If a call does not
-    return in time, the caller gets Unavailable, and the call goes on in a daemon thread.
+    return in time, the caller gets Unavailable, and the call goes on in a daemon thread. While HUNG_MAX such calls go
+    on, further ones are not begun.
 
     Methods raise FileNotFoundError and FileExistsError if these are the store's answer, and Unavailable for every other
     failure.
@@ -345,6 +363,9 @@ class Objects:
         self.url = url
         self._backend = backend
         self._timeout_s = timeout_s
+        self._counting = threading.Lock()
+        #: calls that were given up
+        self._hung: list[threading.Thread] = []
 
     def create(self, name: str, data: bytes) -> None:
         self._call(self._timeout_s, self._backend.create, name, data)
@@ -420,13 +441,14 @@ class Objects:
     def _call(
         self, timeout_s: float, work: Callable[..., T], *arguments: Any, moved: Callable[[], int] = lambda: 0
     ) -> T:
-        """Runs a call in a thread and waits for it. Raises Unavailable on timeout.
+        """Runs a call in a thread and waits for it. Raises Unavailable on timeout, and if too many earlier calls hang.
 
         Args:
             timeout_s: maximum time without progress: since the call began, or since ``moved`` last returned another
                 number.
             moved: returns a number that changes whenever the call makes progress.
         """
+        self._check_hung()
         outcome: list[T] = []
         failure: list[BaseException] = []
 
@@ -449,12 +471,25 @@ class Objects:
         if failure:
             raise self._meaning(failure[0])
         if not outcome:
+            with self._counting:
+                self._hung.append(thread)
             raise Unavailable(
                 f"the checkpoint store did not answer within {timeout_s:.0f} s",
                 remedy="check that it is running and reachable; the next checkpoint tries again",
                 url=self.url,
             )
         return outcome[0]
+
+    def _check_hung(self) -> None:
+        with self._counting:
+            self._hung = [thread for thread in self._hung if thread.is_alive()]
+            hung = len(self._hung)
+        if hung >= HUNG_MAX:
+            raise Unavailable(
+                f"{hung} earlier calls to the checkpoint store have not returned yet",
+                remedy="check that it is running and reachable; if it answers others, restart this process",
+                url=self.url,
+            )
 
     def _meaning(self, error: BaseException) -> BaseException:
         if isinstance(error, (FileNotFoundError, FileExistsError, StateflowError)):

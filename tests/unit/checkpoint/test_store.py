@@ -16,12 +16,13 @@ from typing import Any, BinaryIO
 
 import pytest
 import xxhash
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention, SiteCache
-from stateflow.checkpoint.backend import Backend, LocalBackend, Objects, Throttle
+from stateflow.checkpoint.backend import Backend, FsspecBackend, LocalBackend, Objects, Throttle
 from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark, blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
 from stateflow.checkpoint.collecting import collect, is_dead, to_drop, to_sweep, whose_turn
@@ -37,7 +38,7 @@ from stateflow.errors import (
 from stateflow.partition.change_feed import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
 from stateflow.types import PartitionId
-from tests.contract.backends import P, Torn, Wrapper, content_of, manifest_of, small
+from tests.contract.backends import P, Silent, Torn, Wrapper, content_of, manifest_of, small
 
 COUNT = 20_000
 
@@ -788,3 +789,53 @@ def test_an_upload_of_which_nothing_moves_any_more_ends(tmp_path: Path) -> None:
             Objects(backend, "silent", timeout_s=1.0).upload("a/b", tmp_path / "file", lambda _: None)
     finally:
         backend.ended.set()
+
+
+def calling() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "checkpoint store"}
+
+
+def test_calls_that_hang_cost_no_more_than_a_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount whose server is gone blocks each call for good, and every checkpoint makes further calls."""
+    silent, earlier = Silent(LocalBackend(tmp_path / "store")), calling()
+    objects = Objects(silent, "far", timeout_s=0.0)
+    try:
+        for _ in range(40):
+            with pytest.raises(Unavailable) as caught:
+                objects.read("object")
+        hung = calling() - earlier
+        assert len(hung) == 8
+        assert caught.value.what == "8 earlier calls to the checkpoint store have not returned yet"
+    finally:
+        silent.answer.set()
+    for thread in hung:
+        thread.join()
+    monkeypatch.setattr(objects, "_timeout_s", 60.0)
+    objects.create("object", b"content")
+    assert objects.read("object") == b"content"
+
+
+class HangingFiles(MemoryFileSystem):
+    """A file system in memory in which a put of this one object blocks until ``answer`` is set."""
+
+    protocol = "hanging"
+    entered, answer = threading.Event(), threading.Event()
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        if path.endswith("hung"):
+            self.entered.set()
+            self.answer.wait()
+        super().pipe_file(path, value, mode=mode)
+
+
+def test_a_put_that_hangs_holds_up_no_other_object(tmp_path: Path) -> None:
+    backend = FsspecBackend(HangingFiles(), f"/{tmp_path.name}-hanging")
+    try:
+        with pytest.raises(Unavailable):
+            Objects(backend, "far", timeout_s=0.0).create("manifests/hung", b"")
+        HangingFiles.entered.wait()
+        objects = Objects(backend, "far")
+        objects.create("manifests/other", b"content")
+        assert objects.read("manifests/other") == b"content"
+    finally:
+        HangingFiles.answer.set()
