@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Any, BinaryIO, Final, Protocol, TypeGuard, TypeVar
 
 import fsspec
 import xxhash
@@ -53,6 +53,12 @@ TEMPORARY: Final = "tmp"
 _END: Final = object()
 #: errors of a write to a full disk
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: BaseException | None) -> TypeGuard[OSError]:
+    """Returns whether a write failed because a disk or its quota is full."""
+    return isinstance(error, OSError) and error.errno in FULL
+
 
 # -- Backends --------------------------------------------------------------------------------------------------------
 
@@ -496,11 +502,10 @@ class Objects:
             return error
         if not isinstance(error, Exception):
             return error
-        full = isinstance(error, OSError) and error.errno in FULL
         said = Unavailable(
             f"the checkpoint store failed: {_first_line(error)}",
             remedy="free space, or delete unneeded checkpoints with `stateflow checkpoint gc`"
-            if full
+            if is_full(error)
             else "check that it is reachable and writable; the next checkpoint tries again",
             url=self.url,
         )

@@ -31,7 +31,6 @@ from typing import Any
 import xxhash
 
 from stateflow.checkpoint.backend import (
-    FULL,
     TEMPORARY,
     TIMEOUT_S,
     Backend,
@@ -39,6 +38,7 @@ from stateflow.checkpoint.backend import (
     SiteCache,
     Stored,
     Throttle,
+    is_full,
     open_backend,
     place_of,
     write_whole,
@@ -145,7 +145,7 @@ class Fetching:
             try:
                 self._objects.download(f"{BLOBS}/{file.blob}", out, file.size)
             except Unavailable as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                if is_full(error.__cause__):
                     raise no_room(error.__cause__, path.parent) from error
                 raise
         hasher, size, piece = xxhash.xxh3_128(), 0, memoryview(bytearray(HASHED_BYTES))

@@ -585,6 +585,69 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
         CheckpointStore("nosuchprotocol://bucket/x")
 
 
+class Filled(Wrapper):
+    """A store on a disk that has room for this number of bytes."""
+
+    room = 1 << 30
+
+    def _take(self, size: int) -> None:
+        if size > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= size
+
+    def create(self, name: str, data: bytes) -> None:
+        self._take(len(data))
+        self.inner.create(name, data)
+
+    def upload(self, name: str, path: Path, throttle: Throttle) -> None:
+        self._take(path.stat().st_size)
+        self.inner.upload(name, path, throttle)
+
+    def delete(self, name: str) -> None:
+        stored = self.inner.stat(name)
+        self.room += stored.size if stored else 0
+        self.inner.delete(name)
+
+
+def test_a_full_store_is_collected(tmp_path: Path) -> None:
+    """A probe of the clock and the mark of a collection need room, and the error of a full store says to collect."""
+    backend = Filled(LocalBackend(tmp_path / "store"))
+    store = CheckpointStore("full", backend=backend, codec=Codec())
+    for sequence in range(1, 10):
+        newest = saved(store, small(tmp_path, a=f"state {sequence}", b="the same"), sequence=sequence)
+    expired_us = store.catalog.checkpoints()[0].modified_us - int(MARK_LIFE_S * 1e6)
+    for name, when_us in (("dead", expired_us - 60_000_000), ("live", expired_us + 60_000_000)):
+        store.objects.create(f"intents/{name}.json", b"[]")
+        os.utime(tmp_path / "store" / f"intents/{name}.json", ns=(0, when_us * 1000))
+    backend.room = 0
+    with pytest.raises(Unavailable, match="No space left") as caught:
+        saved(store, small(tmp_path, a="another"), sequence=10)
+    assert "stateflow checkpoint gc" in caught.value.remedy
+    assert collect(store, Retention(1, age_s=3600), dry_run=True).checkpoints_dropped == 0, "all are young"
+    assert collect(store, Retention(1), dry_run=True).blobs_deleted == 8
+    report = collect(store, Retention(1))
+    assert (report.checkpoints_dropped, report.blobs_deleted, report.blobs_kept) == (8, 8, 2)
+    assert [each.name for each in store.objects.list("intents")] == ["intents/live.json"]
+    assert not store.objects.list("condemned")
+    store.restore(newest, tmp_path / "restored")
+    saved(store, small(tmp_path, a="another"), sequence=10)
+
+
+def test_a_full_store_of_which_nothing_can_be_dropped_says_so(tmp_path: Path) -> None:
+    backend = Filled(LocalBackend(tmp_path / "store"))
+    store = CheckpointStore("full", backend=backend, codec=Codec())
+    saved(store, small(tmp_path, a="state"))
+    (tmp_path / "unused").write_bytes(b"")
+    backend.upload("blobs/ab/abcd", tmp_path / "unused", lambda _: None)
+    backend.room = 0
+    with pytest.raises(Unavailable) as caught:
+        collect(store, Retention(1))
+    assert caught.value.what == "the checkpoint store has no room for the list of the blobs that are to be deleted"
+    assert "checkpoint gc" not in caught.value.remedy
+    backend.room = 1000
+    assert collect(store, Retention(1)).blobs_deleted == 1
+
+
 names = st.text("ab", min_size=1, max_size=5)
 digests = st.text("0123456789abcdef", min_size=32, max_size=32)
 stored = st.builds(blob_name, digests, st.sampled_from(["", ".zst", ".zst.0123456789abcdef", ".g01234567"]))
