@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Any, BinaryIO, Final, Protocol, TypeGuard, TypeVar
 
 import fsspec
 import xxhash
@@ -43,6 +43,8 @@ TIMEOUT_S = 60.0
 BYTES_PER_S_MIN = 32 << 10
 #: interval at which the progress of a transfer is checked
 LOOK_S = 0.5
+#: maximum number of calls of one store that were given up and still run; each costs a thread
+HUNG_MAX = 8
 #: how to install the extra of this package that a scheme needs
 _EXTRAS: Final = {"s3": "pip install 'stateflow-streams[s3]'", "s3a": "pip install 'stateflow-streams[s3]'"}
 LOCAL: Final = ("file", "local")
@@ -51,6 +53,12 @@ TEMPORARY: Final = "tmp"
 _END: Final = object()
 #: errors of a write to a full disk
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: BaseException | None) -> TypeGuard[OSError]:
+    """Returns whether a write failed because a disk or its quota is full."""
+    return isinstance(error, OSError) and error.errno in FULL
+
 
 # -- Backends --------------------------------------------------------------------------------------------------------
 
@@ -235,11 +243,13 @@ class FsspecBackend:
     def __init__(self, fs: Any, root: str) -> None:
         self._fs = fs
         self._root = root.rstrip("/")
-        self._creating = threading.Lock()
+        self._changed = threading.Condition()
+        #: objects being created
+        self._creating: set[str] = set()
 
     def create(self, name: str, data: bytes) -> None:
         path = self._path(name)
-        with self._creating:
+        with self._alone(path):
             self._folder(path)
             try:
                 self._fs.pipe_file(path, data, mode="create")
@@ -251,6 +261,19 @@ class FsspecBackend:
                 if not isinstance(error, FileExistsError) and "PreconditionFailed" in f"{error!r}{error.__cause__!r}":
                     raise FileExistsError(path) from error
                 raise
+
+    @contextlib.contextmanager
+    def _alone(self, path: str) -> Iterator[None]:
+        """Lets one thread at a time create an object. Other objects do not wait for it, as the store may hang."""
+        with self._changed:
+            self._changed.wait_for(lambda: path not in self._creating)
+            self._creating.add(path)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._creating.discard(path)
+                self._changed.notify_all()
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
         self._folder(self._path(name))
@@ -335,7 +358,8 @@ class Objects:
     """Access to the objects of one store by calls that cannot hang: each is bounded in time.
 
     A transfer may take any time as long as it makes progress; the time without progress is bounded. If a call does not
-    return in time, the caller gets Unavailable, and the call goes on in a daemon thread.
+    return in time, the caller gets Unavailable, and the call goes on in a daemon thread. While HUNG_MAX such calls go
+    on, further ones are not begun.
 
     Methods raise FileNotFoundError and FileExistsError if these are the store's answer, and Unavailable for every other
     failure.
@@ -345,6 +369,9 @@ class Objects:
         self.url = url
         self._backend = backend
         self._timeout_s = timeout_s
+        self._counting = threading.Lock()
+        #: calls that were given up
+        self._hung: list[threading.Thread] = []
 
     def create(self, name: str, data: bytes) -> None:
         self._call(self._timeout_s, self._backend.create, name, data)
@@ -420,13 +447,14 @@ class Objects:
     def _call(
         self, timeout_s: float, work: Callable[..., T], *arguments: Any, moved: Callable[[], int] = lambda: 0
     ) -> T:
-        """Runs a call in a thread and waits for it. Raises Unavailable on timeout.
+        """Runs a call in a thread and waits for it. Raises Unavailable on timeout, and if too many earlier calls hang.
 
         Args:
             timeout_s: maximum time without progress: since the call began, or since ``moved`` last returned another
                 number.
             moved: returns a number that changes whenever the call makes progress.
         """
+        self._check_hung()
         outcome: list[T] = []
         failure: list[BaseException] = []
 
@@ -449,6 +477,8 @@ class Objects:
         if failure:
             raise self._meaning(failure[0])
         if not outcome:
+            with self._counting:
+                self._hung.append(thread)
             raise Unavailable(
                 f"the checkpoint store did not answer within {timeout_s:.0f} s",
                 remedy="check that it is running and reachable; the next checkpoint tries again",
@@ -456,16 +486,26 @@ class Objects:
             )
         return outcome[0]
 
+    def _check_hung(self) -> None:
+        with self._counting:
+            self._hung = [thread for thread in self._hung if thread.is_alive()]
+            hung = len(self._hung)
+        if hung >= HUNG_MAX:
+            raise Unavailable(
+                f"{hung} earlier calls to the checkpoint store have not returned yet",
+                remedy="check that it is running and reachable; if it answers others, restart this process",
+                url=self.url,
+            )
+
     def _meaning(self, error: BaseException) -> BaseException:
         if isinstance(error, (FileNotFoundError, FileExistsError, StateflowError)):
             return error
         if not isinstance(error, Exception):
             return error
-        full = isinstance(error, OSError) and error.errno in FULL
         said = Unavailable(
             f"the checkpoint store failed: {_first_line(error)}",
             remedy="free space, or delete unneeded checkpoints with `stateflow checkpoint gc`"
-            if full
+            if is_full(error)
             else "check that it is reachable and writable; the next checkpoint tries again",
             url=self.url,
         )
@@ -541,7 +581,8 @@ class SiteCache:
     cannot be made.
 
     Args:
-        bytes_max: total size in bytes above which the least recently used blobs are dropped.
+        bytes_max: total size in bytes above which the least recently used blobs are dropped. A process notices what
+            others have stored once it has stored a sixteenth of that itself.
     """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
@@ -557,6 +598,12 @@ class SiteCache:
             ) from error
         self._directory = directory
         self._bytes_max = bytes_max
+        self._spare = bytes_max // 16
+        self._counting = threading.Lock()
+        #: total size as far as this process knows; at first it knows nothing, so that it lists the directory
+        self._total = bytes_max
+        #: bytes stored by this process since it listed the directory
+        self._added = 0
 
     def get(self, digest: str, target: Path) -> bool:
         """Copies verified content to ``target``, a new file. Returns False if the cache lacks it, or cannot be read.
@@ -591,21 +638,31 @@ class SiteCache:
             except OSError:
                 temporary.unlink(missing_ok=True)
                 return
-            self._shrink()
+            size = place.stat().st_size
+            with self._counting:
+                self._total += size
+                self._added += size
+                if self._total > self._bytes_max or self._added > self._spare:
+                    self._shrink(place)
 
-    def _shrink(self) -> None:
-        files = []
+    def _shrink(self, kept: Path) -> None:
+        """Lists the directory. If it exceeds the limit, drops files other than ``kept``: a little more than needed, as
+        otherwise each file that is stored in a full cache would cost a listing."""
+        files, total = [], 0
         for path in self._directory.rglob("*"):
             with contextlib.suppress(FileNotFoundError):
                 if path.is_file():
                     stat = path.stat()
-                    files.append((stat.st_mtime_ns, stat.st_size, path))
-        excess = sum(size for _, size, _ in files) - self._bytes_max
+                    total += stat.st_size
+                    if path != kept:
+                        files.append((stat.st_mtime_ns, stat.st_size, path))
+        least = self._bytes_max - self._spare if total > self._bytes_max else total
         for _, size, path in sorted(files):
-            if excess <= 0:
-                return
+            if total <= least:
+                break
             path.unlink(missing_ok=True)
-            excess -= size
+            total -= size
+        self._total, self._added = total, 0
 
     def _place(self, digest: str) -> Path:
         return self._directory / digest[:2] / digest

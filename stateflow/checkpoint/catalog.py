@@ -30,7 +30,9 @@ The protocol needs no locks and no correct clock:
    it reads the manifests for the last time;
 4. a process that published a manifest checks *afterwards* whether its lease still exists. If so, a collection can
    remove the lease only later, and then reads that manifest. If not, a collection considered the process dead, and the
-   process starts over.
+   process starts over;
+5. a process whose publication ends without an answer leaves its lease until it expires, because the manifest may still
+   appear.
 """
 
 from __future__ import annotations
@@ -511,6 +513,7 @@ class Lease:
 
     def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
         self._objects = objects
+        self._kept = False
         self._name = f"{INTENTS}/{uuid.uuid4().hex}.json"
         objects.create_own(self._name, json.dumps(sorted(set(digests))).encode())
 
@@ -519,7 +522,21 @@ class Lease:
         lease."""
         return self._objects.stat(self._name) is not None
 
+    @contextlib.contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Context in which a manifest that names the leased blobs is published."""
+        try:
+            yield
+        except Unavailable:
+            # the outcome is unknown: the call may go on in its thread or in the store, and publish the manifest later,
+            # when a collection must not have deleted its blobs
+            self._kept = True
+            raise
+
     def release(self) -> None:
+        """Deletes the lease, unless a manifest may still be published under it; the lease then expires after a day."""
+        if self._kept:
+            return
         try:
             self._objects.delete(self._name)
         except (Unavailable, FileNotFoundError) as error:

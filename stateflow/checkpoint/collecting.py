@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stateflow.checkpoint.backend import TEMPORARY
+from stateflow.checkpoint.backend import TEMPORARY, is_full
 from stateflow.checkpoint.catalog import (
     BLOBS,
     CONDEMNED,
@@ -143,7 +143,7 @@ class Collector:
             drop_corrupt: delete manifests that cannot be read; otherwise they are kept, and no blob is deleted.
         """
         self._store.check()
-        now_us = self._objects.now_us()
+        now_us = self._now_us()
         report = Collected(dry_run)
         if not dry_run:  # before manifests are read: a process wrongly considered dead sees that its lease is gone
             self._tidy(now_us)
@@ -164,6 +164,28 @@ class Collector:
         self._read_all(kept)
         self._sweep(blobs, kept, gone if dry_run else (), report)
         return report
+
+    def _now_us(self) -> int:
+        """Returns the time of the store's clock. A full store, which takes no probe, is collected as of its newest
+        checkpoint: at an earlier time less has expired. The manifests that are dropped make room for the mark."""
+        try:
+            return self._objects.now_us()
+        except Unavailable as error:
+            if not is_full(error.__cause__):
+                raise
+            return max((found.modified_us for found in self._catalog.checkpoints()), default=0)
+
+    def _condemn(self, mark: str, blobs: Iterable[str]) -> None:
+        try:
+            self._objects.create_own(mark, json.dumps(sorted(blobs)).encode())
+        except Unavailable as error:
+            if not is_full(error.__cause__):
+                raise
+            raise Unavailable(
+                "the checkpoint store has no room for the list of the blobs that are to be deleted",
+                remedy="free a little space there, delete a savepoint or keep fewer checkpoints, then collect again",
+                url=self._store.url,
+            ) from error
 
     def _has_blobs(self, found: Found, blobs: Mapping[str, int]) -> bool:
         """Returns whether all blobs of a checkpoint are there.
@@ -203,7 +225,7 @@ class Collector:
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
         mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
         if condemned and not report.dry_run:
-            self._objects.create_own(mark, json.dumps(sorted(condemned)).encode())
+            self._condemn(mark, condemned)
         deleting = False
         try:
             leases = self._catalog.marks(INTENTS)

@@ -31,7 +31,6 @@ from typing import Any
 import xxhash
 
 from stateflow.checkpoint.backend import (
-    FULL,
     TEMPORARY,
     TIMEOUT_S,
     Backend,
@@ -39,6 +38,7 @@ from stateflow.checkpoint.backend import (
     SiteCache,
     Stored,
     Throttle,
+    is_full,
     open_backend,
     place_of,
     write_whole,
@@ -145,7 +145,7 @@ class Fetching:
             try:
                 self._objects.download(f"{BLOBS}/{file.blob}", out, file.size)
             except Unavailable as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                if is_full(error.__cause__):
                     raise no_room(error.__cause__, path.parent) from error
                 raise
         hasher, size, piece = xxhash.xxh3_128(), 0, memoryview(bytearray(HASHED_BYTES))
@@ -366,7 +366,8 @@ class CheckpointStore:
                 whole = replace(manifest, files=files)
                 if not lease.stands():
                     continue
-                publish(whole, again > 0)
+                with lease.publishing():
+                    publish(whole, again > 0)
                 if lease.stands():
                     return Saved(whole, uploaded, whole.size)
         raise Unavailable(
@@ -591,11 +592,7 @@ class CheckpointStore:
                 directory = Path(folder) / "files"
                 self.restore(manifest, directory)
                 saved = to._secure(
-                    manifest,
-                    directory,
-                    None,
-                    lambda _: None,
-                    lambda whole, again: to._keep_as(whole, savepoint, again),
+                    manifest, directory, None, lambda _: None, lambda made, again: to._keep_as(made, savepoint, again)
                 )
                 copied += saved.bytes_new
         return copied
@@ -679,7 +676,8 @@ class Adoption:
         self._check_stands()
         place = store._free_place(manifest)
         if not isinstance(place, Saved):
-            store._publish(manifest, place)
+            with self._lease.publishing():
+                store._publish(manifest, place)
         self._check_stands()
 
     def _check_stands(self) -> None:

@@ -16,12 +16,13 @@ from typing import Any, BinaryIO
 
 import pytest
 import xxhash
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention, SiteCache
-from stateflow.checkpoint.backend import Backend, LocalBackend, Objects, Throttle
+from stateflow.checkpoint.backend import Backend, FsspecBackend, LocalBackend, Objects, Throttle
 from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark, blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
 from stateflow.checkpoint.collecting import collect, is_dead, to_drop, to_sweep, whose_turn
@@ -37,7 +38,7 @@ from stateflow.errors import (
 from stateflow.partition.change_feed import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
 from stateflow.types import PartitionId
-from tests.contract.backends import P, Torn, Wrapper, content_of, manifest_of, small
+from tests.contract.backends import P, Silent, Torn, Wrapper, content_of, manifest_of, small
 
 COUNT = 20_000
 
@@ -409,6 +410,51 @@ def test_an_object_that_a_client_creates_twice_is_its_own(tmp_path: Path) -> Non
     assert [path for folder in ("intents", "condemned", "tmp") for path in (tmp_path / "far" / folder).iterdir()] == []
 
 
+class Late(Wrapper):
+    """A store that gets a manifest in this folder only when :meth:`arrive` is called. Its writer got no answer."""
+
+    def __init__(self, inner: Backend, folder: str) -> None:
+        super().__init__(inner)
+        self._folder, self._sent = folder, dict[str, bytes]()
+
+    def create(self, name: str, data: bytes) -> None:
+        if name.startswith(self._folder):
+            self._sent[name] = data
+            raise TimeoutError
+        self.inner.create(name, data)
+
+    def arrive(self) -> None:
+        for name, data in self._sent.items():
+            self.inner.create(name, data)
+
+
+@pytest.mark.parametrize("way", ["save", "savepoint", "export", "adopt"])
+def test_a_manifest_that_arrives_late_names_blobs_that_are_there(tmp_path: Path, way: str) -> None:
+    """A publication without an answer may be carried out later, and a collection may run before that."""
+    inner = LocalBackend(tmp_path / "store")
+    late = Late(inner, "savepoints/" if way in ("savepoint", "export") else "manifests/")
+    store, sound = (CheckpointStore("test", backend=backend, codec=Codec()) for backend in (late, inner))
+    elsewhere = CheckpointStore(str(tmp_path / "elsewhere"))
+    directory = small(tmp_path, a="state")
+    manifest = manifest_of(directory, partition=PartitionId("Op", 0))
+    elsewhere.save(manifest, directory, savepoint="s")
+    with pytest.raises(Unavailable):
+        if way == "export":
+            elsewhere.export("s", store)
+        elif way == "adopt":
+            with store.adopt(manifest, directory) as adoption:
+                adoption.publish(2, "edge-1")
+        else:
+            store.save(manifest, directory, savepoint="s" if way == "savepoint" else "")
+    for found in sound.catalog.checkpoints():  # a savepoint must stand without the checkpoint
+        sound.objects.delete(found.name)
+    collect(sound, Retention(keep=1))
+    late.arrive()
+    (made,) = sound.newest(manifest.id) if late.list("manifests") else sound.savepoint("s")
+    sound.restore(made, tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == {"a": b"state"}
+
+
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
     """Lets no file grow beyond ``size`` bytes: a write that crosses it stores only a part, as on a full disk."""
@@ -468,6 +514,67 @@ def test_a_cache_on_a_file_system_that_became_read_only_is_no_obstacle(
     assert content_of(tmp_path / "restored") == {"a": b"aaaa"}
 
 
+class Kept:
+    """A site's cache of 1600 bytes, with the number of times that a process listed its directory."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.listed, self._number = folder / "cache", 0, 0
+        self._source, rglob = folder / "source", Path.rglob
+
+        def counted(path: Path, pattern: str) -> Iterator[Path]:
+            self.listed += 1
+            return rglob(path, pattern)
+
+        monkeypatch.setattr(Path, "rglob", counted)
+
+    def opened(self) -> SiteCache:
+        return SiteCache(self.folder, 1600)
+
+    def put(self, cache: SiteCache, size: int = 10) -> str:
+        self._number += 1
+        self._source.write_bytes(b"%010d" % self._number + bytes(size - 10))
+        digest = xxhash.xxh3_128_hexdigest(self._source.read_bytes())
+        cache.put(digest, self._source)
+        return digest
+
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob("*/*"))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(tmp_path, monkeypatch)
+
+
+def test_a_cache_is_listed_only_now_and_then(kept: Kept) -> None:
+    """A listing of ten thousand files takes longer than all else that stores one."""
+    cache = kept.opened()
+    for _ in range(150):
+        kept.put(cache)
+    assert kept.listed <= 15, "a sixteenth of its limit is ten files"
+    for _ in range(150):
+        kept.put(cache)
+        assert kept.bytes() <= 1600
+    assert kept.listed <= 35, "a cache that is full is listed no more often"
+    assert kept.bytes() >= 1500
+
+
+def test_a_file_as_large_as_the_cache_is_kept(kept: Kept, tmp_path: Path) -> None:
+    cache = kept.opened()
+    for _ in range(5):
+        kept.put(cache)
+    assert cache.get(kept.put(cache, size=1600), tmp_path / "got")
+
+
+def test_a_cache_that_two_processes_share_keeps_its_limit(kept: Kept) -> None:
+    caches = kept.opened(), kept.opened()
+    for number in range(600):
+        kept.put(caches[number % 2])
+        assert kept.bytes() <= 1600 + 1600 // 16, "each knows of what the other stored a sixteenth later"
+    kept.put(kept.opened())
+    assert kept.bytes() <= 1600, "what was there at its start counts"
+
+
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidArgument, match="it is empty"):  # and not the working directory
@@ -476,6 +583,69 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
         CheckpointStore(str(tmp_path / "file" / "below"))
     with pytest.raises((InvalidArgument, ExtraMissing)):
         CheckpointStore("nosuchprotocol://bucket/x")
+
+
+class Filled(Wrapper):
+    """A store on a disk that has room for this number of bytes."""
+
+    room = 1 << 30
+
+    def _take(self, size: int) -> None:
+        if size > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= size
+
+    def create(self, name: str, data: bytes) -> None:
+        self._take(len(data))
+        self.inner.create(name, data)
+
+    def upload(self, name: str, path: Path, throttle: Throttle) -> None:
+        self._take(path.stat().st_size)
+        self.inner.upload(name, path, throttle)
+
+    def delete(self, name: str) -> None:
+        stored = self.inner.stat(name)
+        self.room += stored.size if stored else 0
+        self.inner.delete(name)
+
+
+def test_a_full_store_is_collected(tmp_path: Path) -> None:
+    """A probe of the clock and the mark of a collection need room, and the error of a full store says to collect."""
+    backend = Filled(LocalBackend(tmp_path / "store"))
+    store = CheckpointStore("full", backend=backend, codec=Codec())
+    for sequence in range(1, 10):
+        newest = saved(store, small(tmp_path, a=f"state {sequence}", b="the same"), sequence=sequence)
+    expired_us = store.catalog.checkpoints()[0].modified_us - int(MARK_LIFE_S * 1e6)
+    for name, when_us in (("dead", expired_us - 60_000_000), ("live", expired_us + 60_000_000)):
+        store.objects.create(f"intents/{name}.json", b"[]")
+        os.utime(tmp_path / "store" / f"intents/{name}.json", ns=(0, when_us * 1000))
+    backend.room = 0
+    with pytest.raises(Unavailable, match="No space left") as caught:
+        saved(store, small(tmp_path, a="another"), sequence=10)
+    assert "stateflow checkpoint gc" in caught.value.remedy
+    assert collect(store, Retention(1, age_s=3600), dry_run=True).checkpoints_dropped == 0, "all are young"
+    assert collect(store, Retention(1), dry_run=True).blobs_deleted == 8
+    report = collect(store, Retention(1))
+    assert (report.checkpoints_dropped, report.blobs_deleted, report.blobs_kept) == (8, 8, 2)
+    assert [each.name for each in store.objects.list("intents")] == ["intents/live.json"]
+    assert not store.objects.list("condemned")
+    store.restore(newest, tmp_path / "restored")
+    saved(store, small(tmp_path, a="another"), sequence=10)
+
+
+def test_a_full_store_of_which_nothing_can_be_dropped_says_so(tmp_path: Path) -> None:
+    backend = Filled(LocalBackend(tmp_path / "store"))
+    store = CheckpointStore("full", backend=backend, codec=Codec())
+    saved(store, small(tmp_path, a="state"))
+    (tmp_path / "unused").write_bytes(b"")
+    backend.upload("blobs/ab/abcd", tmp_path / "unused", lambda _: None)
+    backend.room = 0
+    with pytest.raises(Unavailable) as caught:
+        collect(store, Retention(1))
+    assert caught.value.what == "the checkpoint store has no room for the list of the blobs that are to be deleted"
+    assert "checkpoint gc" not in caught.value.remedy
+    backend.room = 1000
+    assert collect(store, Retention(1)).blobs_deleted == 1
 
 
 names = st.text("ab", min_size=1, max_size=5)
@@ -682,3 +852,53 @@ def test_an_upload_of_which_nothing_moves_any_more_ends(tmp_path: Path) -> None:
             Objects(backend, "silent", timeout_s=1.0).upload("a/b", tmp_path / "file", lambda _: None)
     finally:
         backend.ended.set()
+
+
+def calling() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "checkpoint store"}
+
+
+def test_calls_that_hang_cost_no_more_than_a_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount whose server is gone blocks each call for good, and every checkpoint makes further calls."""
+    silent, earlier = Silent(LocalBackend(tmp_path / "store")), calling()
+    objects = Objects(silent, "far", timeout_s=0.0)
+    try:
+        for _ in range(40):
+            with pytest.raises(Unavailable) as caught:
+                objects.read("object")
+        hung = calling() - earlier
+        assert len(hung) == 8
+        assert caught.value.what == "8 earlier calls to the checkpoint store have not returned yet"
+    finally:
+        silent.answer.set()
+    for thread in hung:
+        thread.join()
+    monkeypatch.setattr(objects, "_timeout_s", 60.0)
+    objects.create("object", b"content")
+    assert objects.read("object") == b"content"
+
+
+class HangingFiles(MemoryFileSystem):
+    """A file system in memory in which a put of this one object blocks until ``answer`` is set."""
+
+    protocol = "hanging"
+    entered, answer = threading.Event(), threading.Event()
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        if path.endswith("hung"):
+            self.entered.set()
+            self.answer.wait()
+        super().pipe_file(path, value, mode=mode)
+
+
+def test_a_put_that_hangs_holds_up_no_other_object(tmp_path: Path) -> None:
+    backend = FsspecBackend(HangingFiles(), f"/{tmp_path.name}-hanging")
+    try:
+        with pytest.raises(Unavailable):
+            Objects(backend, "far", timeout_s=0.0).create("manifests/hung", b"")
+        HangingFiles.entered.wait()
+        objects = Objects(backend, "far")
+        objects.create("manifests/other", b"content")
+        assert objects.read("manifests/other") == b"content"
+    finally:
+        HangingFiles.answer.set()
