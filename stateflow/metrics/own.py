@@ -249,6 +249,16 @@ def _is_text(value: str) -> bool:
     return True
 
 
+def _number(value: Any) -> float:
+    """Converts an amount to a float. Other kinds of numbers would keep their own precision and size in sums."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(
+            f"an amount of type {type(value).__name__} cannot be converted to a float", remedy="pass one number"
+        ) from error
+
+
 def _copy(value: float | Histogram) -> float | Histogram:
     return value.copy() if isinstance(value, Histogram) else value
 
@@ -323,7 +333,8 @@ class Counter(_Series):
     _amount = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Adds to the counter. Raises InvalidArgument for an amount below 0, infinity or NaN."""
+        """Adds to the counter. Raises InvalidArgument for an amount below 0, infinity, NaN and what is not a number."""
+        amount = _number(amount)
         if not 0 <= amount < math.inf:
             raise InvalidArgument(
                 f"a counter cannot increase by {amount}", remedy="use a gauge for values that decrease"
@@ -339,7 +350,8 @@ class Counter(_Series):
 class Gauge(_Series):
     """A gauge, whose value rises and falls.
 
-    The process has one value: the value that any of its partitions set last, plus all additions since then.
+    The process has one value: the value that any of its partitions set last, plus all additions since then. Its methods
+    raise InvalidArgument for what is not a number.
     """
 
     kind = "gauge"
@@ -347,15 +359,17 @@ class Gauge(_Series):
     _base: float | None = None
 
     def set(self, value: float) -> None:
+        value = _number(value)
         self._touch()
-        self._base, self._amount = float(value), 0.0
+        self._base, self._amount = value, 0.0
 
     def inc(self, amount: float = 1.0) -> None:
+        amount = _number(amount)
         self._touch()
         self._amount += amount
 
     def dec(self, amount: float = 1.0) -> None:
-        self.inc(-amount)
+        self.inc(-_number(amount))
 
     def _taken(self) -> _Pending:
         taken = _Pending(self._amount, self._base)
@@ -370,7 +384,8 @@ class HistogramSeries(_Series):
     _observed: Histogram | None = None
 
     def observe(self, value: float) -> None:
-        """Observes a value. Raises InvalidArgument for NaN, which is in no bucket."""
+        """Observes a value. Raises InvalidArgument for NaN, which is in no bucket, and what is not a number."""
+        value = _number(value)
         if math.isnan(value):
             raise InvalidArgument("NaN cannot be observed", remedy="observe only numbers")
         self._touch()
@@ -379,8 +394,8 @@ class HistogramSeries(_Series):
         self._observed.observe(value)
 
     def _taken(self) -> _Pending:
-        assert self._observed is not None
-        taken, self._observed = _Pending(self._observed), None
+        # None: the operator was interrupted before it had observed the value
+        taken, self._observed = _Pending(self._observed or Histogram(self._family.declared.buckets)), None
         return taken
 
 

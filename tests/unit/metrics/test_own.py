@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stateflow.errors import DeclarationError, InvalidArgument
@@ -162,6 +164,40 @@ def test_a_counter_only_rises(metrics: Metrics, amount: float) -> None:
         metrics.counter("n").inc(amount)
     with pytest.raises(InvalidArgument, match="NaN"):
         metrics.histogram("h").observe(float("nan"))
+
+
+def test_amounts_of_other_kinds_of_numbers_are_added_as_floats(figures: OwnFigures, metrics: Metrics) -> None:
+    """A counter of numpy.float32 stopped at 2**24, one of numpy.float16 became infinite."""
+    counter, gauge, histogram = metrics.counter("n"), metrics.gauge("level"), metrics.histogram("h", buckets=[1])
+    counter.inc(np.float32(2**24))
+    for _ in range(3):
+        counter.inc(np.float32(1))
+        metrics.count()
+    gauge.inc(np.float16(60000))
+    gauge.inc(np.float16(60000))
+    gauge.dec(np.uint8(1))  # -numpy.uint8(1) is 255
+    for value in (np.float16(60000), np.float16(60000), Decimal("0.5")):
+        histogram.observe(value)  # type: ignore[arg-type]
+    metrics.count()
+    assert figures.value("Op", "n", {}) == 2**24 + 3
+    assert figures.value("Op", "level", {}) == 2 * float(np.float16(60000)) - 1
+    found = figures.value("Op", "h", {})
+    assert isinstance(found, Histogram)
+    assert found.counts == [1, 2]
+
+
+@pytest.mark.parametrize("amount", [np.array([1.0, 2.0]), "three", None, [1], pytest.param(10**400, id="large")])
+def test_what_is_not_one_number_is_refused(figures: OwnFigures, metrics: Metrics, amount: Any) -> None:
+    """The page of the whole process could not be written, and later batches failed behind their commit."""
+    metrics.gauge("level").set(1)
+    for use in (
+        *(metrics.counter("n").inc, metrics.histogram("h").observe),
+        *(metrics.gauge("level").set, metrics.gauge("level").inc, metrics.gauge("level").dec),
+    ):
+        with pytest.raises(InvalidArgument, match=f"type {type(amount).__name__} cannot be converted to a float"):
+            use(amount)
+    metrics.count()
+    assert figures.value("Op", "level", {}) == 1.0
 
 
 def test_a_name_is_declared_once_in_a_version(figures: OwnFigures, metrics: Metrics) -> None:

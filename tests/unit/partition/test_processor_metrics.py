@@ -108,6 +108,23 @@ def test_a_write_that_is_refused_counts_nothing() -> None:
     assert figures.value("Counting", "rows", {"sign": "+"}) == 1
 
 
+def test_metrics_that_cannot_be_counted_fail_no_committed_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    figures, store = OwnFigures(), MemoryStore()
+    processor = PartitionProcessor(Counting, P, store, 1, figures=figures)
+    with monkeypatch.context() as patched:
+        patched.setattr(figures, "add", broken)
+        assert not apply(processor, 0, ("a", 1))
+    assert "were not counted" in caplog.text
+    assert apply(processor, 0, ("a", 1)), "it was committed"
+    apply(processor, 1, ("a", 1))
+    assert figures.value("Counting", "rows", {"sign": "+"}) == 1
+
+
 def test_who_uses_none_has_none() -> None:
     from tests.unit.operators import Count
 
