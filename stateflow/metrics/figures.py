@@ -73,7 +73,7 @@ COMMON = (
     Figure("stateflow_info", "gauge", "1; the labels describe the process", ("process", "name", "site", "version")),
 )
 REPLICA = (
-    Figure("stateflow_rows_total", "counter", "rows received", ("operator",)),
+    Figure("stateflow_rows_total", "counter", "rows applied", ("operator",)),
     Figure(
         "stateflow_batch_seconds", "histogram", "time from a request's first message to its last output", ("operator",)
     ),
