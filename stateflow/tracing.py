@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from stateflow.errors import ExtraMissing, InvalidArgument, StateflowError
+from stateflow.errors import ExtraMissing, InvalidArgument, OperatorFailed, StateflowError
 from stateflow.release import VERSION
 from stateflow.types import PartitionId
 
@@ -97,6 +97,8 @@ Kind = Literal["internal", "client", "server"]
 #: key in gRPC's metadata
 KEY = "traceparent"
 TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+#: beginning of the text of an OperatorFailed, with the type of the operator's exception
+_RAISED = re.compile(r"\w+\(\) raised (\w+)")
 #: seconds within which a process that ends sends its remaining spans; afterwards the unsent ones are lost
 FLUSH_S = 3.0
 _LOCK = threading.Lock()
@@ -133,10 +135,13 @@ class Made:
         return self._tracing.begin(name, parent=self, began_us=began_us, **attributes)
 
     def failed(self, error: BaseException) -> None:
-        """Marks the span as failed, without the facts that locate the error: they may contain rows and keys."""
+        """Marks the span as failed, by the error's code and the type of an operator's exception. The error's text and
+        the facts that locate it are left out, because they may contain rows and keys."""
         from opentelemetry.trace import Status, StatusCode
 
-        said = f"{error.code}: {error.what}" if isinstance(error, StateflowError) else type(error).__name__
+        said = error.code if isinstance(error, StateflowError) else type(error).__name__
+        if isinstance(error, OperatorFailed) and (raised := _RAISED.match(error.what)):
+            said = f"{said}: {raised[1]}"
         self.span.set_status(Status(StatusCode.ERROR, said))
 
     @contextmanager

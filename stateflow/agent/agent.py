@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import platform
 import shutil
@@ -76,22 +75,21 @@ class Figures:
     """An agent's metrics.
 
     ``ends``: number of processes that ended without being asked to. ``obeyed_at``: time at which the agent last obeyed
-    a controller, in monotonic seconds.
+    a controller, in monotonic seconds; before that, the time at which the agent began.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.ends = 0
-        self.obeyed_at = -math.inf
+        self.obeyed_at = clock.monotonic()
 
     def of(self, info: AgentInfo, children: Sequence[Child], disk_free_bytes: int) -> Values:
         running = [child.spawned for child in children if child.spawned.running]
-        since = self._clock.monotonic() - self.obeyed_at
         return {
             "stateflow_info": {("agent", info.name, info.site, VERSION): 1},
             "stateflow_agent_replicas": Counter((child.state.lower(),) for child in children),
             "stateflow_agent_replica_ends_total": {(): self.ends},
-            "stateflow_agent_controller_seconds": {(): since} if math.isfinite(since) else {},
+            "stateflow_agent_controller_seconds": {(): self._clock.monotonic() - self.obeyed_at},
             "stateflow_agent_disk_free_bytes": {(): disk_free_bytes},
             "stateflow_agent_memory_bytes": {
                 ("all",): info.memory_bytes,

@@ -73,7 +73,7 @@ COMMON = (
     Figure("stateflow_info", "gauge", "1; the labels describe the process", ("process", "name", "site", "version")),
 )
 REPLICA = (
-    Figure("stateflow_rows_total", "counter", "rows received", ("operator",)),
+    Figure("stateflow_rows_total", "counter", "rows applied", ("operator",)),
     Figure(
         "stateflow_batch_seconds", "histogram", "time from a request's first message to its last output", ("operator",)
     ),
@@ -105,7 +105,7 @@ CONTROLLER = (
 AGENT = (
     Figure("stateflow_agent_replicas", "gauge", "replicas assigned to the agent, by state", ("state",)),
     Figure("stateflow_agent_replica_ends_total", "counter", "replica processes that ended by themselves"),
-    Figure("stateflow_agent_controller_seconds", "gauge", "time since the agent last obeyed a controller"),
+    Figure("stateflow_agent_controller_seconds", "gauge", "time since the agent last obeyed a controller, or began"),
     Figure("stateflow_agent_disk_free_bytes", "gauge", "free space where its replicas keep state"),
     Figure("stateflow_agent_memory_bytes", "gauge", "all memory for replicas, and memory promised to them", ("of",)),
     Figure("stateflow_agent_cores", "gauge", "all cores for replicas, and the number of running workers", ("of",)),

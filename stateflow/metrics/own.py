@@ -94,13 +94,18 @@ class Family:
     """A metric of an operator in this process.
 
     Attributes:
-        version: version of the operator that declared the metric.
+        version: version of the operator that declared the metric last.
         series: values of labels → value of the metric; None for a gauge without a value.
+        unsettled: series that no applied batch has used → number of running batches that use it.
+        former: series that were made before ``version`` declared the metric, and that were not used since. They give
+            way to others, so that a version which used too many labels does no harm to its successor.
     """
 
     declared: Declared
     version: object
     series: dict[Labels, float | Histogram | None] = field(default_factory=dict)
+    unsettled: dict[Labels, int] = field(default_factory=dict)
+    former: dict[Labels, None] = field(default_factory=dict)
 
     def nothing(self) -> float | Histogram | None:
         match self.declared.kind:
@@ -110,6 +115,29 @@ class Family:
                 return None
             case "histogram":
                 return Histogram(self.declared.buckets)
+
+    def pass_to(self, version: object) -> None:
+        """Continues the metric in a version that declares it in the same way."""
+        if version is not self.version:
+            self.version, self.former = version, dict.fromkeys(self.series)
+
+    def make(self, values: Labels) -> bool:
+        """Makes a series, unless it exists. Returns False if there are too many series."""
+        self.former.pop(values, None)
+        if values in self.series:
+            return True
+        if len(self.series) >= SERIES_MAX:
+            if not self.former:
+                return False
+            nothing = self.nothing()
+            gone = min(self.former, key=lambda each: self.series[each] != nothing)  # first those without a value
+            del self.former[gone], self.series[gone]
+        self.series[values] = self.nothing()
+        return True
+
+    def remove(self, values: Labels) -> None:
+        self.former.pop(values, None)
+        self.series.pop(values, None)
 
 
 class OwnFigures:
@@ -122,7 +150,10 @@ class OwnFigures:
     def declare(self, operator: str, version: object, declared: Declared) -> Family:
         """Returns the operator's metric with this declaration, and makes it if there is none.
 
-        If another version of the operator has declared the metric differently, the new metric begins without values.
+        If another version of the operator has declared the metric differently, the new metric begins without values. If
+        it has declared the metric in the same way, the metric goes on, and series that only the other version used
+        give way when there are too many.
+
         Raises DeclarationError if the declaration is invalid or this version has declared the metric differently
         before, and InvalidArgument if there are too many metrics.
         """
@@ -131,6 +162,7 @@ class OwnFigures:
             families = self._families.setdefault(operator, {})
             known = families.get(declared.name)
             if known is not None and known.declared == declared:
+                known.pass_to(version)
                 return known
             if known is not None and known.version is version:
                 remedy = "declare it once, with its labels and buckets, then get it by its name"
@@ -159,8 +191,11 @@ class OwnFigures:
                     other,
                 )
 
-    def admit(self, operator: str, family: Family, values: Labels) -> None:
+    def admit(self, operator: str, family: Family, values: Labels) -> bool:
         """Makes a series for these values of the labels, unless it exists.
+
+        Returns True if no applied batch has used the series. The caller then passes it to :meth:`add` when its batch
+        was applied, or otherwise to :meth:`withdraw`.
 
         Raises InvalidArgument if there are too many series, or if the value of a label is too long or is not Unicode
         text, because the page of the whole process could then not be written.
@@ -181,9 +216,8 @@ class OwnFigures:
                     name=family.declared.name,
                 )
         with self._lock:
-            if values in family.series:
-                return
-            if len(family.series) >= SERIES_MAX:
+            is_new = values not in family.series
+            if not family.make(values):
                 raise InvalidArgument(
                     f"the labels already have {SERIES_MAX} combinations of values",
                     remedy="use labels with few values, never keys",
@@ -191,12 +225,36 @@ class OwnFigures:
                     name=family.declared.name,
                     labels=",".join(values),
                 )
-            family.series[values] = family.nothing()
+            if not is_new and values not in family.unsettled:
+                return False
+            family.unsettled[values] = family.unsettled.get(values, 0) + 1
+            return True
 
-    def add(self, pending: Sequence[tuple[Family, Labels, _Pending]]) -> None:
-        """Adds the counts of a batch to the values of the process. Readers see all of these counts or none."""
+    def withdraw(self, admitted: Sequence[tuple[Family, Labels]]) -> None:
+        """Removes series that only a batch which was not applied has used."""
         with self._lock:
+            for family, values in admitted:
+                left = family.unsettled.get(values, 0) - 1
+                if left > 0:
+                    family.unsettled[values] = left
+                elif left == 0:
+                    del family.unsettled[values]
+                    family.remove(values)
+
+    def add(
+        self, pending: Sequence[tuple[Family, Labels, _Pending]], admitted: Sequence[tuple[Family, Labels]] = ()
+    ) -> None:
+        """Adds the counts of a batch to the values of the process. Readers see all of these counts or none.
+
+        Args:
+            admitted: series that the batch was the first to use, perhaps without a count.
+        """
+        with self._lock:
+            for family, values in admitted:
+                family.unsettled.pop(values, None)
             for family, values, (amount, base) in pending:
+                if not family.make(values):
+                    continue  # it gave way: its partition still has a former version
                 now = family.series[values]
                 if isinstance(amount, Histogram):
                     assert isinstance(now, Histogram)
@@ -249,6 +307,16 @@ def _is_text(value: str) -> bool:
     return True
 
 
+def _number(value: Any) -> float:
+    """Converts an amount to a float. Other kinds of numbers would keep their own precision and size in sums."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(
+            f"an amount of type {type(value).__name__} cannot be converted to a float", remedy="pass one number"
+        ) from error
+
+
 def _copy(value: float | Histogram) -> float | Histogram:
     return value.copy() if isinstance(value, Histogram) else value
 
@@ -273,6 +341,8 @@ class _Series:
         self._metrics, self._family, self._values = metrics, family, values
         self._by_values: dict[Labels, Any] = {}
         self._is_touched = False
+        # False also if the batch that made the series was not applied
+        self._is_admitted = values == ()
 
     def labels(self: S, **values: object) -> S:
         """Returns the series with these values, one for each label. Values are converted to text.
@@ -290,8 +360,9 @@ class _Series:
         key = tuple(str(values[label]) for label in declared.labels)
         found: S | None = self._by_values.get(key)
         if found is None:
-            self._metrics.admit(self._family, key)
-            found = self._by_values[key] = type(self)(self._metrics, self._family, key)
+            found = type(self)(self._metrics, self._family, key)
+            self._metrics.admit(self._family, key, found)
+            self._by_values[key] = found
         return found
 
     def _touch(self) -> None:
@@ -303,6 +374,8 @@ class _Series:
                 operator=self._metrics.operator,
             )
         if not self._is_touched:
+            if not self._is_admitted:
+                self._metrics.admit(self._family, self._values, self)
             self._is_touched = True
             self._metrics.touched.append(self)
 
@@ -323,7 +396,8 @@ class Counter(_Series):
     _amount = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Adds to the counter. Raises InvalidArgument for an amount below 0, infinity or NaN."""
+        """Adds to the counter. Raises InvalidArgument for an amount below 0, infinity, NaN and what is not a number."""
+        amount = _number(amount)
         if not 0 <= amount < math.inf:
             raise InvalidArgument(
                 f"a counter cannot increase by {amount}", remedy="use a gauge for values that decrease"
@@ -339,7 +413,8 @@ class Counter(_Series):
 class Gauge(_Series):
     """A gauge, whose value rises and falls.
 
-    The process has one value: the value that any of its partitions set last, plus all additions since then.
+    The process has one value: the value that any of its partitions set last, plus all additions since then. Its methods
+    raise InvalidArgument for what is not a number.
     """
 
     kind = "gauge"
@@ -347,15 +422,17 @@ class Gauge(_Series):
     _base: float | None = None
 
     def set(self, value: float) -> None:
+        value = _number(value)
         self._touch()
-        self._base, self._amount = float(value), 0.0
+        self._base, self._amount = value, 0.0
 
     def inc(self, amount: float = 1.0) -> None:
+        amount = _number(amount)
         self._touch()
         self._amount += amount
 
     def dec(self, amount: float = 1.0) -> None:
-        self.inc(-amount)
+        self.inc(-_number(amount))
 
     def _taken(self) -> _Pending:
         taken = _Pending(self._amount, self._base)
@@ -370,7 +447,8 @@ class HistogramSeries(_Series):
     _observed: Histogram | None = None
 
     def observe(self, value: float) -> None:
-        """Observes a value. Raises InvalidArgument for NaN, which is in no bucket."""
+        """Observes a value. Raises InvalidArgument for NaN, which is in no bucket, and what is not a number."""
+        value = _number(value)
         if math.isnan(value):
             raise InvalidArgument("NaN cannot be observed", remedy="observe only numbers")
         self._touch()
@@ -379,8 +457,8 @@ class HistogramSeries(_Series):
         self._observed.observe(value)
 
     def _taken(self) -> _Pending:
-        assert self._observed is not None
-        taken, self._observed = _Pending(self._observed), None
+        # None: the operator was interrupted before it had observed the value
+        taken, self._observed = _Pending(self._observed or Histogram(self._family.declared.buckets)), None
         return taken
 
 
@@ -398,6 +476,8 @@ class Metrics:
         self._known: dict[str, _Series] = {}
         #: series that the running batch has changed
         self.touched: list[_Series] = []
+        #: series that no batch had used before the running one
+        self._admitted: list[tuple[Family, Labels, _Series]] = []
 
     def counter(self, name: str, what: str | None = None, labels: Sequence[str] | None = None) -> Counter:
         """Returns a counter, which the replica's ``/metrics`` shows as ``stateflow_operator_<name>_total``.
@@ -457,17 +537,28 @@ class Metrics:
             raise _wrong(self.operator, name, f"is a {declared.kind}, declared differently", remedy)
         return known
 
-    def admit(self, family: Family, values: Labels) -> None:
-        self._figures.admit(self.operator, family, values)
+    def admit(self, family: Family, values: Labels, series: _Series) -> None:
+        if self._figures.admit(self.operator, family, values):
+            self._admitted.append((family, values, series))
+        series._is_admitted = True
 
     def count(self) -> None:
         """Adds the counts of the running batch to the process's values, because the batch was applied."""
-        if self.touched:
-            self._figures.add(self._taken())
+        if self.touched or self._admitted:
+            admitted, self._admitted = self._admitted, []
+            self._figures.add(self._taken(), [(family, values) for family, values, _ in admitted])
 
     def forget(self) -> None:
-        """Discards the counts of the running batch, because the batch was not applied."""
+        """Discards the counts of the running batch, and the series that only this batch has used, because the batch was
+        not applied."""
         self._taken()
+        admitted, self._admitted = self._admitted, []
+        for family, values, series in admitted:
+            series._is_admitted = False
+            # the operator may still use the series' object, which then makes the series again
+            self._known[family.declared.name]._by_values.pop(values, None)
+        if admitted:
+            self._figures.withdraw([(family, values) for family, values, _ in admitted])
 
     def _taken(self) -> list[tuple[Family, Labels, _Pending]]:
         touched, self.touched = self.touched, []

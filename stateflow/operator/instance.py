@@ -175,9 +175,14 @@ class OperatorInstance:
             raise self._failed("open", error, "fix the operator; no batch was applied", cause="open") from error
 
     def count(self) -> None:
-        """Publishes the operator's counts of the batch, after the batch was applied."""
-        if self._ctx._metrics is not None:
+        """Publishes the operator's counts of the batch, after the batch was applied. An error is only logged, because
+        the batch is committed."""
+        if self._ctx._metrics is None:
+            return
+        try:
             self._ctx._metrics.count()
+        except Exception:
+            self._ctx.logger.exception("metrics of a batch of partition %s were not counted", self._partition)
 
     def forget(self) -> None:
         """Discards the operator's counts of the batch, because the batch was not applied."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 
 @dataclass(slots=True)
 class OfOperator:
-    """Totals of an operator's requests. ``held_s`` is the time that they waited for partitions to arrive here."""
+    """Totals of an operator's rows, and of its requests that ended normally. ``held_s`` is the time that these waited
+    for partitions to arrive here."""
 
     rows: int = 0
     held_s: float = 0.0
@@ -68,23 +70,37 @@ class OfOperator:
 
 
 class Samples:
-    """Durations of the newest requests, by number, and totals of all requests, by operator.
+    """Durations of the newest requests, by number, and totals of all rows and requests, by operator.
 
     The newest requests are stored in columns of a fixed size, so that a replica's memory does not grow with requests.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
         self._number = 0
         self._at_us, self._rows = array("q", bytes(8 * SAMPLES_KEPT)), array("q", bytes(8 * SAMPLES_KEPT))
         self._total_ms, self._held_ms = array("d", bytes(8 * SAMPLES_KEPT)), array("d", bytes(8 * SAMPLES_KEPT))
         self._operator = [""] * SAMPLES_KEPT
-        #: rows of all requests
+        #: rows that were applied
         self.rows = 0
         self.by_operator: dict[str, OfOperator] = {}
 
+    def applied(self, operator: str, rows: int) -> None:
+        """Counts rows that were applied, also those of a request that will fail. Thread-safe."""
+        with self._lock:
+            self.rows += rows
+            self._of(self._shown(operator)).rows += rows
+
+    def _shown(self, operator: str) -> str:
+        """Returns the name under which an operator is counted. Callers can send any number of invented names."""
+        return operator if operator in self.by_operator or len(self.by_operator) < OPERATORS_MAX else OTHERS
+
+    def _of(self, operator: str) -> OfOperator:
+        return self.by_operator.get(operator) or self.by_operator.setdefault(operator, OfOperator())
+
     def add(self, operator: str, rows: int, started: float, held_from: float | None) -> None:
-        """Counts a request that has ended.
+        """Counts a request that has ended normally.
 
         Args:
             rows: rows that were applied.
@@ -93,13 +109,9 @@ class Samples:
         """
         now = self._clock.monotonic()
         self._number += 1
-        self.rows += rows
-        of = self.by_operator.get(operator)
-        if of is None:
-            if len(self.by_operator) >= OPERATORS_MAX:  # callers can send any number of invented names
-                operator = OTHERS
-            of = self.by_operator.setdefault(operator, OfOperator())
-        of.rows += rows
+        with self._lock:
+            operator = self._shown(operator)
+            of = self._of(operator)
         of.took.observe(now - started)
         of.held_s += 0.0 if held_from is None else now - held_from
         place = self._number % len(self._rows)
@@ -341,6 +353,7 @@ class _Turn:
     batch_thread: BatchThread
     caller: Hashable
     clock: Clock
+    samples: Samples
     slices: BatchSlices | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     reached: int = 0
@@ -392,6 +405,8 @@ class _Turn:
             # not an error of a disk, which would be a StateflowError
             log.error("batch failed on partition %s", partition, exc_info=outcome)
             outcome = unexpected(outcome)
+        elif isinstance(outcome, Applied) and self.slices is not None:  # also if the caller has gone meanwhile
+            self.samples.applied(self.slices.operator, outcome.rows)
         if not self.over:
             self.outcomes[number] = outcome
             if self.span is not None and isinstance(outcome, Applied) and not outcome.replayed:
@@ -577,7 +592,7 @@ class Applier:
                 by_place |= {place: stops(partitions[place]) for place in left}
                 break
             some = came if slices is None else slices if len(left) == len(partitions) else slices.only(left)
-            turn = _Turn(self.batch_thread, call.exchange.caller, self._clock, span=call.span)
+            turn = _Turn(self.batch_thread, call.exchange.caller, self._clock, self.samples, span=call.span)
             found = await self._in_thread(call, some, [partitions[place] for place in left], turn)
             by_place |= {left[place]: outcome for place, outcome in found.items()}
             slices = slices or turn.slices

@@ -59,7 +59,7 @@ class Figures:
 
     async def __call__(self) -> Values:
         service, node = self._service, self._service.node
-        by_operator = service.applier.samples.by_operator
+        by_operator = dict(service.applier.samples.by_operator)  # the batch thread adds to it
         states = Counter[tuple[str, str]]()
         rates: dict[str, float] = {}
         for view in node.views():

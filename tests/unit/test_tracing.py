@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
-from stateflow.errors import InvalidArgument, OperatorFailed
+from stateflow.errors import InvalidArgument, NullKey, OperatorFailed, from_wire
+from stateflow.operator.instance import failure
 from stateflow.tracing import (
     TRACEPARENT,
     Tracing,
@@ -139,12 +140,22 @@ def test_spans_are_below_each_other(traces: Tracing, exporter: InMemorySpanExpor
 
 
 def test_errors_are_told_without_where_they_were(traces: Tracing, exporter: InMemorySpanExporter) -> None:
-    with pytest.raises(OperatorFailed), traces.span("s"):
-        raise OperatorFailed("process() raised", remedy="mend", key="secret")
-    span = by_name(exporter)["s"]
-    assert span.status.status_code is StatusCode.ERROR
-    assert span.status.description == "operator_failed: process() raised"
-    assert span.events == ()
+    """The text of an operator's exception is often a key, as in ``KeyError: 'secret'``."""
+    failed = failure("process()", KeyError("secret"), "mend", key="secret")
+    for error, said in (
+        (failed, "operator_failed: KeyError"),
+        (from_wire(failed.to_wire()), "operator_failed: KeyError"),
+        (OperatorFailed("the secret's process() raised KeyError", remedy="mend"), "operator_failed"),
+        (NullKey("row 1 (secret) has no key", remedy="mend"), "null_key"),
+        (ValueError("secret"), "ValueError"),
+    ):
+        exporter.clear()
+        with pytest.raises(type(error)), traces.span("s"):
+            raise error
+        span = by_name(exporter)["s"]
+        assert span.status.status_code is StatusCode.ERROR
+        assert span.status.description == said
+        assert span.events == ()
 
 
 def test_a_generator_that_is_left_has_not_failed(traces: Tracing, exporter: InMemorySpanExporter) -> None:

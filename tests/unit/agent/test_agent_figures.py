@@ -14,7 +14,8 @@ INFO = AgentInfo("gw", "edge", "gw:1", cores=4, memory_bytes=8 << 30)
 def test_of_its_replicas() -> None:
     clock = ManualClock()
     figures = Figures(clock)
-    assert figures.of(INFO, [], 1)["stateflow_agent_controller_seconds"] == {}, "none was ever heard"
+    clock.advance(90)
+    assert figures.of(INFO, [], 1)["stateflow_agent_controller_seconds"] == {(): 90.0}, "none was ever heard"
     figures.obeyed_at = clock.monotonic()
     clock.advance(7)
     figures.ends = 3

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stateflow.errors import DeclarationError, InvalidArgument
@@ -21,7 +23,7 @@ from stateflow.metrics.own import (
     by_name,
 )
 
-V1, V2 = object(), object()
+V1, V2, V3 = object(), object(), object()
 
 
 @pytest.fixture
@@ -156,12 +158,112 @@ def test_there_are_bounds(figures: OwnFigures, metrics: Metrics) -> None:
     Metrics(figures, "Another", V1).gauge("one_too_many")
 
 
+def test_series_of_a_batch_that_was_not_applied_are_removed(figures: OwnFigures, metrics: Metrics) -> None:
+    """Otherwise a batch with too many values of a label made every later batch with a new value fail."""
+    counter = metrics.counter("n", labels=["a"])
+    kept = counter.labels(a="kept")
+    metrics.count()
+    with pytest.raises(InvalidArgument, match=f"{SERIES_MAX} combinations"):
+        for number in range(SERIES_MAX):
+            counter.labels(a=number).inc()
+    held = counter.labels(a=0)
+    metrics.forget()
+    assert shown(figures) == {"n": {("kept",): 0.0}}
+    held.inc()
+    kept.inc()
+    counter.labels(a=1).inc()
+    assert counter.labels(a=1) is counter.labels(a=1)
+    metrics.count()
+    assert shown(figures) == {"n": {("0",): 1.0, ("1",): 1.0, ("kept",): 1.0}}
+    held.inc()
+    metrics.forget()
+    metrics.forget()
+    assert shown(figures) == {"n": {("0",): 1.0, ("1",): 1.0, ("kept",): 1.0}}, "an applied batch has used them"
+
+
+@pytest.mark.parametrize("is_first_applied", [False, True])
+def test_a_series_that_two_running_batches_use_stays_for_the_one_that_is_applied(
+    figures: OwnFigures, metrics: Metrics, is_first_applied: bool
+) -> None:
+    other = Metrics(figures, "Op", V1)
+    for each in (metrics, other):
+        each.counter("n", labels=["a"]).labels(a="x").inc()
+    applied, failed = (metrics, other) if is_first_applied else (other, metrics)
+    failed.forget()
+    assert shown(figures) == {"n": {("x",): 0.0}}
+    applied.count()
+    failed.forget()
+    assert shown(figures) == {"n": {("x",): 1.0}}
+    failed.counter("n").labels(a="x").inc()
+    failed.count()
+    assert shown(figures) == {"n": {("x",): 2.0}}
+
+
+def test_series_that_only_a_former_version_used_give_way(figures: OwnFigures, metrics: Metrics) -> None:
+    """An operator whose label had too many values went on failing with its corrected version."""
+    former = metrics.counter("n", labels=["a"])
+    for number in range(SERIES_MAX):
+        former.labels(a=number)
+    for number in range(1, SERIES_MAX):
+        former.labels(a=number).inc()
+    metrics.count()
+    newer = Metrics(figures, "Op", V2)
+    newer.counter("n", labels=["a"]).labels(a=SERIES_MAX - 1).inc()
+    newer.count()
+    assert shown(figures)["n"].keys() == {(str(number),) for number in range(SERIES_MAX)}, "there is no need"
+    newer.counter("n").labels(a="new")
+    assert shown(figures)["n"].keys() == {(str(number),) for number in range(1, SERIES_MAX)} | {("new",)}
+    for number in range(SERIES_MAX - 2):
+        newer.counter("n").labels(a=f"new {number}")
+    newer.count()
+    assert shown(figures)["n"].pop((str(SERIES_MAX - 1),)) == 2.0, "counters of both do not go back"
+    former.labels(a=1).inc()
+    metrics.count()
+    assert ("1",) not in shown(figures)["n"], "a partition that has the former version still"
+    with pytest.raises(InvalidArgument, match=f"{SERIES_MAX} combinations"):
+        newer.counter("n").labels(a="too many")
+
+
 @pytest.mark.parametrize("amount", [-1, float("nan"), float("inf"), -0.001])
 def test_a_counter_only_rises(metrics: Metrics, amount: float) -> None:
     with pytest.raises(InvalidArgument, match="use a gauge"):
         metrics.counter("n").inc(amount)
     with pytest.raises(InvalidArgument, match="NaN"):
         metrics.histogram("h").observe(float("nan"))
+
+
+def test_amounts_of_other_kinds_of_numbers_are_added_as_floats(figures: OwnFigures, metrics: Metrics) -> None:
+    """A counter of numpy.float32 stopped at 2**24, one of numpy.float16 became infinite."""
+    counter, gauge, histogram = metrics.counter("n"), metrics.gauge("level"), metrics.histogram("h", buckets=[1])
+    counter.inc(np.float32(2**24))
+    for _ in range(3):
+        counter.inc(np.float32(1))
+        metrics.count()
+    gauge.inc(np.float16(60000))
+    gauge.inc(np.float16(60000))
+    gauge.dec(np.uint8(1))  # -numpy.uint8(1) is 255
+    for value in (np.float16(60000), np.float16(60000), Decimal("0.5")):
+        histogram.observe(value)  # type: ignore[arg-type]
+    metrics.count()
+    assert figures.value("Op", "n", {}) == 2**24 + 3
+    assert figures.value("Op", "level", {}) == 2 * float(np.float16(60000)) - 1
+    found = figures.value("Op", "h", {})
+    assert isinstance(found, Histogram)
+    assert found.counts == [1, 2]
+
+
+@pytest.mark.parametrize("amount", [np.array([1.0, 2.0]), "three", None, [1], pytest.param(10**400, id="large")])
+def test_what_is_not_one_number_is_refused(figures: OwnFigures, metrics: Metrics, amount: Any) -> None:
+    """The page of the whole process could not be written, and later batches failed behind their commit."""
+    metrics.gauge("level").set(1)
+    for use in (
+        *(metrics.counter("n").inc, metrics.histogram("h").observe),
+        *(metrics.gauge("level").set, metrics.gauge("level").inc, metrics.gauge("level").dec),
+    ):
+        with pytest.raises(InvalidArgument, match=f"type {type(amount).__name__} cannot be converted to a float"):
+            use(amount)
+    metrics.count()
+    assert figures.value("Op", "level", {}) == 1.0
 
 
 def test_a_name_is_declared_once_in_a_version(figures: OwnFigures, metrics: Metrics) -> None:
@@ -180,7 +282,9 @@ def test_a_name_is_declared_once_in_a_version(figures: OwnFigures, metrics: Metr
     metrics.count()
     Metrics(figures, "Op", V2).counter("n", "of something", ["kind"])
     assert figures.value("Op", "n", {"kind": "a"}) == 1.0, "another version that declares it alike goes on with it"
-    newer = Metrics(figures, "Op", V2).gauge("n")
+    with pytest.raises(DeclarationError, match="already declared"):
+        Metrics(figures, "Op", V2).gauge("n")
+    newer = Metrics(figures, "Op", V3).gauge("n")
     assert shown(figures) == {"n": {}}
     metrics.counter("n").labels(kind="a").inc()
     metrics.count()

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from stateflow import state
-from stateflow.errors import OperatorFailed
+from stateflow.errors import InvalidArgument, OperatorFailed
+from stateflow.metrics.figures import Histogram
 from stateflow.metrics.own import OwnFigures
 from stateflow.operator.operator import BatchOperator, Context, Operator
 from stateflow.partition.positions import Batch
@@ -62,7 +63,8 @@ def test_a_batch_counts_once_and_only_when_it_is_applied() -> None:
     with pytest.raises(OperatorFailed):
         apply(processor, 1, ("a", 1), ("b", -1))
     assert figures.value("Counting", "rows", {"sign": "+"}) == 2
-    assert figures.value("Counting", "rows", {"sign": "-"}) == 0
+    with pytest.raises(InvalidArgument, match="there is no metric 'rows'"):  # only the failed batch has used it
+        figures.value("Counting", "rows", {"sign": "-"})
     assert not apply(processor, 1, ("a", 1), ("b", 11))
     assert apply(processor, 1, ("a", 1), ("b", 11)), "it is sent again, as its answer was lost"
     again = PartitionProcessor(Counting, P, store, 2, figures=figures)
@@ -103,8 +105,25 @@ def test_a_write_that_is_refused_counts_nothing() -> None:
     with pytest.raises(OSError, match="no"):
         apply(processor, 0, ("a", 1))
     store.refuses = False
-    assert figures.value("Counting", "rows", {"sign": "+"}) == 0
+    assert figures.value("Counting", "v", {}) == Histogram((1.0, 10.0))
     apply(PartitionProcessor(Counting, P, store, 1, figures=figures), 0, ("a", 1))
+    assert figures.value("Counting", "rows", {"sign": "+"}) == 1
+
+
+def test_metrics_that_cannot_be_counted_fail_no_committed_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    figures, store = OwnFigures(), MemoryStore()
+    processor = PartitionProcessor(Counting, P, store, 1, figures=figures)
+    with monkeypatch.context() as patched:
+        patched.setattr(figures, "add", broken)
+        assert not apply(processor, 0, ("a", 1))
+    assert "were not counted" in caplog.text
+    assert apply(processor, 0, ("a", 1)), "it was committed"
+    apply(processor, 1, ("a", 1))
     assert figures.value("Counting", "rows", {"sign": "+"}) == 1
 
 

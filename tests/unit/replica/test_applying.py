@@ -134,6 +134,23 @@ def test_pieces_are_joined() -> None:
     assert (sample.operator, sample.rows, sample.held_ms) == ("Op", 4, 0.0)
 
 
+def test_rows_of_a_call_that_fails_count_where_they_were_applied() -> None:
+    async def breaks() -> None:
+        raise ConnectionResetError
+
+    async def run() -> Applier:
+        node = cast(ReplicaNode, Node({0: applied(3), 1: NotOwner("it went", remedy="ask")}))
+        applier = Applier(node, SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
+        with pytest.raises(ConnectionResetError):
+            await applier.run(Sender([whole({0: [1, 2, 3], 1: [4]})], breaks))
+        await applier.close()
+        return applier
+
+    samples = asyncio.run(run()).samples
+    assert (samples.rows, samples.by_operator["Op"].rows) == (3, 3)
+    assert samples.after(0) == [], "how long it took says nothing"
+
+
 def test_a_share_that_moved_says_where_it_went() -> None:
     sender = Sender([whole({0: [1]})])
     serve(Node({0: ReplicaInfo("b", "s", "b:1")}), sender)
@@ -463,6 +480,24 @@ def test_a_call_that_is_cancelled_while_it_pauses_does_nothing_more() -> None:
 
     asyncio.run(run())
     assert node.order == [0, 7]
+
+
+def test_rows_that_are_applied_when_their_sender_has_gone_count() -> None:
+    node = Slow(1, 0)
+    node.here[0] = applied(3)
+
+    async def run() -> Applier:
+        beside = Beside(node)
+        await beside.begin(sender_of([0]))
+        cancelled = beside.calls.pop()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await beside.end()
+        return beside.applier
+
+    samples = asyncio.run(run()).samples
+    assert (samples.rows, samples.by_operator["Op"].rows) == (3, 3)
 
 
 def test_a_call_that_has_paused_is_refused_when_the_replica_stops() -> None:
