@@ -562,8 +562,11 @@ class Cluster(FleetCommands):
                 client sends again the batches that it keeps, which soon undoes the restore. A new client continues
                 after the checkpoint. Spark queries are refused in both cases, until they are rewound.
 
-        A partition that could not be restored is unchanged, and its report has an ``error``.
+        A partition that could not be restored is unchanged, and its report has an ``error``. Raises InvalidArgument for
+        an invalid savepoint name.
         """
+        if savepoint:
+            check_name("savepoint", savepoint)
         return self._client.restore(
             operator, partition_list(partitions), to=to, url=url, savepoint=savepoint, at=at, stop_sources=stop_sources
         )

@@ -127,6 +127,30 @@ def test_a_savepoint_that_is_made_again_refuses_the_clients_that_are_refused_by_
     assert [each.stopped_us for each in checkpoints.savepoint("s")] == [7]
 
 
+@pytest.mark.parametrize("kind", ["directory", "memory"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "year-end/", "year-end/Op", "./year-end", "year-end/../golden", "year~1"]
+)
+def test_what_is_not_the_name_of_a_savepoint_names_none(kind: str, name: str, tmp_path: Path) -> None:
+    """An invalid name is refused. It used to stand for all savepoints, or for one operator in a savepoint."""
+    store = CheckpointStore(f"memory://{tmp_path}" if kind == "memory" else str(tmp_path / "store"), codec=Codec())
+    other = CheckpointStore(str(tmp_path / "other"), codec=Codec())
+    directory = small(tmp_path, a="x")
+    for partition, kept in enumerate(("year-end", "year-end-2", "golden")):
+        manifest = manifest_of(directory, partition=PartitionId("Op", partition))
+        store.save(manifest, directory, savepoint=kept)
+    there = store.savepoints()
+    for use in (store.savepoint, store.delete_savepoint, store.catalog.savepoints, lambda it: store.export(it, other)):
+        with pytest.raises(InvalidArgument, match="is not a valid savepoint name: use letters, digits"):
+            use(name)
+    if name:
+        with pytest.raises(InvalidArgument, match="is not a valid savepoint name"):
+            other.save(manifest, directory, savepoint=name)
+    assert store.savepoints() == there
+    assert not (tmp_path / "other").exists(), "nothing is written first"
+    assert [each.partition for each in store.savepoint("year-end")] == [0]
+
+
 def test_a_savepoint_that_is_made_again_names_the_blobs_that_are_there(
     checkpoints: CheckpointStore, tmp_path: Path
 ) -> None:
