@@ -19,7 +19,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -544,19 +544,23 @@ class CheckpointStore:
             names.setdefault(found.savepoint, []).append(found.partition)
         return names
 
-    def savepoint(self, name: str, operator: str | None = None) -> list[Manifest]:
-        """Returns the manifests of a savepoint, of one operator or all.
+    def savepoint(
+        self, name: str, operator: str | None = None, partitions: Collection[int] | None = None
+    ) -> list[Manifest]:
+        """Returns the manifests of a savepoint, of one operator or all, and of some partitions or all.
 
-        Raises InvalidArgument, and CheckpointMissing if there is no such savepoint, or it lacks partitions.
+        No other manifests are read. Raises InvalidArgument, and CheckpointMissing if there is no such savepoint, or it
+        lacks partitions, wanted or not.
         """
         self.check()
-        found = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
-        manifests = [self.catalog.read(each) for each in found]
-        expected = {(m.operator, p) for m in manifests for p in range(m.partitions)}
-        missing = sorted(expected - {(m.operator, m.partition) for m in manifests})
+        listed = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
+        wanted = [each for each in listed if partitions is None or each.partition.partition in partitions]
+        manifests = [self.catalog.read(each) for each in wanted or listed[:1]]  # any one knows how many there are
+        expected = {PartitionId(each.operator, number) for each in manifests for number in range(each.partitions)}
+        missing = sorted(expected - {each.partition for each in listed})
         if not manifests or missing:
-            raise no_savepoint(name, self.url, operator, [p for _, p in missing])
-        return manifests
+            raise no_savepoint(name, self.url, operator, [each.partition for each in missing])
+        return manifests if wanted else []
 
     def delete_savepoint(self, name: str) -> int:
         """Deletes a savepoint and returns how many partitions it had. Raises InvalidArgument, CheckpointMissing.
