@@ -42,7 +42,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -55,6 +55,7 @@ from stateflow.checkpoint.codec import Codec
 from stateflow.durable import MALFORMED
 from stateflow.errors import (
     CheckpointCorrupt,
+    CheckpointMissing,
     CheckpointNewer,
     CheckpointStoreMissing,
     StaleCheckpoint,
@@ -62,7 +63,7 @@ from stateflow.errors import (
     Unavailable,
     WrongKey,
 )
-from stateflow.types import NAME, PartitionId
+from stateflow.types import NAME, PartitionId, check_name
 
 log = logging.getLogger(__name__)
 MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED = "manifests", "savepoints", "blobs", "intents", "condemned"
@@ -387,10 +388,15 @@ class Catalog:
         return sorted(found, key=lambda each: (each.partition, *(-n for n in (*each.order, each.attempt))))
 
     def savepoints(self, name: str | None = None) -> list[Found]:
+        """Returns the manifests of the savepoint with exactly this name, or of all savepoints. It reads none of them.
+
+        Raises InvalidArgument for an invalid name: as a folder, "." would contain all savepoints.
+        """
         found = []
-        for stored in self._objects.list(SAVEPOINTS if name is None else f"{SAVEPOINTS}/{name}"):
+        folder = SAVEPOINTS if name is None else f"{SAVEPOINTS}/{check_name('savepoint', name)}"
+        for stored in self._objects.list(folder):
             place = _SAVEPOINT.fullmatch(stored.name)
-            if place is not None and NAME.holds(place[1]) and NAME.holds(place[2]):
+            if place is not None and name in (None, place[1]) and NAME.holds(place[1]) and NAME.holds(place[2]):
                 id_ = PartitionId(place[2], int(place[3]))
                 found.append(Found(stored.name, id_, (0, 0), 0, stored.modified_us, place[1], stored.size))
         return sorted(found, key=lambda each: (each.savepoint, each.partition))
@@ -494,6 +500,15 @@ def stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
         else "none needed: the next checkpoint will be newer",
         operator=manifest.operator,
         partition=manifest.partition,
+    )
+
+
+def no_savepoint(name: str, url: str, operator: str | None = None, lacking: Sequence[int] = ()) -> CheckpointMissing:
+    return CheckpointMissing(
+        f"savepoint {name!r} lacks partitions {list(lacking)}" if lacking else f"no savepoint {name!r}",
+        remedy="see `stateflow savepoint list`",
+        url=url,
+        operator=operator,
     )
 
 

@@ -19,7 +19,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -59,6 +59,7 @@ from stateflow.checkpoint.catalog import (
     make_marker,
     manifest_name,
     missing,
+    no_savepoint,
     read_marker,
     savepoint_place,
     stale,
@@ -69,7 +70,6 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.durable import sync
 from stateflow.errors import (
     CheckpointCorrupt,
-    CheckpointMissing,
     InvalidArgument,
     StaleCheckpoint,
     StateflowError,
@@ -327,8 +327,10 @@ class CheckpointStore:
             savepoint: keep the checkpoint under this name too, until the savepoint is deleted; empty: do not.
 
         Raises StaleCheckpoint if the store has a newer checkpoint of the partition, or another state at the same epoch
-        and sequence. To save the same checkpoint again is no error.
+        and sequence; InvalidArgument for an invalid savepoint name. To save the same checkpoint again is no error.
         """
+        if savepoint:
+            check_name("savepoint", savepoint)
         self.check(first_use=True)
         there = self._free_place(manifest)
         if isinstance(there, Saved) and not savepoint:
@@ -512,7 +514,7 @@ class CheckpointStore:
         return Adoption(self, replace(manifest, files=files), lease)
 
     def _keep_as(self, manifest: Manifest, savepoint: str, again: bool = False) -> None:
-        place = savepoint_place(check_name("savepoint", savepoint), manifest.id)
+        place = savepoint_place(savepoint, manifest.id)
         try:
             self.objects.create(place, self.codec.seal(manifest.encode()))
         except FileExistsError as error:
@@ -543,36 +545,33 @@ class CheckpointStore:
             names.setdefault(found.savepoint, []).append(found.partition)
         return names
 
-    def savepoint(self, name: str, operator: str | None = None) -> list[Manifest]:
-        """Returns the manifests of a savepoint, of one operator or all.
+    def savepoint(
+        self, name: str, operator: str | None = None, partitions: Collection[int] | None = None
+    ) -> list[Manifest]:
+        """Returns the manifests of a savepoint, of one operator or all, and of some partitions or all.
 
-        Raises CheckpointMissing if there is no such savepoint, or it lacks partitions.
+        No other manifests are read. Raises InvalidArgument, and CheckpointMissing if there is no such savepoint, or it
+        lacks partitions, wanted or not.
         """
         self.check()
-        found = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
-        manifests = [self.catalog.read(each) for each in found]
-        expected = {(m.operator, p) for m in manifests for p in range(m.partitions)}
-        missing = sorted(expected - {(m.operator, m.partition) for m in manifests})
+        listed = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
+        wanted = [each for each in listed if partitions is None or each.partition.partition in partitions]
+        manifests = [self.catalog.read(each) for each in wanted or listed[:1]]  # any one knows how many there are
+        expected = {PartitionId(each.operator, number) for each in manifests for number in range(each.partitions)}
+        missing = sorted(expected - {each.partition for each in listed})
         if not manifests or missing:
-            raise CheckpointMissing(
-                f"savepoint {name!r} lacks partitions {[p for _, p in missing]}"
-                if missing
-                else f"no savepoint {name!r}",
-                remedy="see `stateflow savepoint list`",
-                url=self.url,
-                operator=operator,
-            )
-        return manifests
+            raise no_savepoint(name, self.url, operator, [each.partition for each in missing])
+        return manifests if wanted else []
 
     def delete_savepoint(self, name: str) -> int:
-        """Deletes a savepoint and returns how many partitions it had. Raises CheckpointMissing.
+        """Deletes a savepoint and returns how many partitions it had. Raises InvalidArgument, CheckpointMissing.
 
         The next collection removes its blobs.
         """
         self.check()
         found = self.catalog.savepoints(name)
         if not found:
-            raise CheckpointMissing(f"no savepoint {name!r}", remedy="see `stateflow savepoint list`", url=self.url)
+            raise no_savepoint(name, self.url)
         for each in found:
             self.objects.delete(each.name)
         return len(found)
@@ -580,14 +579,15 @@ class CheckpointStore:
     def export(self, savepoint: str, to: CheckpointStore) -> int:
         """Copies a savepoint and its blobs to another store, in that store's encoding. Returns the bytes copied.
 
-        Every file is verified by its digest.
+        Every file is verified by its digest. Raises InvalidArgument, CheckpointMissing before it writes anything.
         """
+        manifests = self.savepoint(savepoint)
         if to.check(first_use=True) == self.check():
             raise InvalidArgument(
                 "source and target store are the same", remedy="name another store with --to", url=self.url
             )
         copied = 0
-        for manifest in self.savepoint(savepoint):
+        for manifest in manifests:
             with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
                 directory = Path(folder) / "files"
                 self.restore(manifest, directory)

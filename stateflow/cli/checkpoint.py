@@ -27,6 +27,7 @@ from stateflow.cli.output import (
     emit,
     one_by_one,
     position,
+    savepoint_of,
     seconds,
     shown_time,
     size,
@@ -49,7 +50,7 @@ from stateflow.partition.layout import BATCH_RUN, REAL_TIME
 from stateflow.partition.positions import RESERVED
 from stateflow.private import masked, url_of
 from stateflow.settings import ReplicaSettings
-from stateflow.types import PartitionId, ranges
+from stateflow.types import PartitionId, check_name, ranges
 
 app = Commands()
 
@@ -266,7 +267,7 @@ def verify(
     every: Annotated[
         bool, typer.Option("--all", help="Verify all checkpoints, not only the newest of each partition.")
     ] = False,
-    savepoint: Annotated[str, typer.Option(help="Verify the checkpoints of this savepoint.")] = "",
+    savepoint: Annotated[str | None, typer.Option(help="Verify the checkpoints of this savepoint.")] = None,
     drop_damaged: Annotated[
         bool,
         typer.Option("--drop-damaged", help="Delete damaged blobs; the next checkpoint uploads them again."),
@@ -275,10 +276,11 @@ def verify(
 ) -> None:
     """Read every blob and check its hash; then open the state, recompute its digest, and check every cell. The
     operator's code is not needed."""
+    name = savepoint_of(savepoint)
     store = opened(url)
     errors: list[StateflowError] = []
-    if savepoint:
-        manifests, errors = _of_savepoint(store, savepoint, operator)
+    if name:
+        manifests, errors = _of_savepoint(store, name, operator)
     else:
         manifests, errors = _read(store, operator, every)
     found = [verify_manifest(store, manifest) for manifest in one_by_one("reading", manifests, as_json=as_json)]
@@ -344,7 +346,7 @@ def restore(
     partition: Annotated[list[str] | None, typer.Argument(help="Partitions, e.g. 3 5-9; default: all.")] = None,
     to: Annotated[str, typer.Option("--to", help="Target site or replica; default: where each partition is.")] = "",
     url: Annotated[str, typer.Option("--from", help="Checkpoint store to read from; default: the replicas' own.")] = "",
-    savepoint: Annotated[str, typer.Option(help="Savepoint to restore; default: the newest checkpoint.")] = "",
+    savepoint: Annotated[str | None, typer.Option(help="Savepoint to restore; default: the newest checkpoint.")] = None,
     at: Annotated[
         str, typer.Option(help="SOURCE=BATCH: restore the newest checkpoint that ends with exactly this batch.")
     ] = "",
@@ -359,6 +361,7 @@ def restore(
 ) -> None:
     """Restore partitions from a checkpoint. Batches that were applied after the checkpoint are lost, until their
     sources send them again."""
+    kept = savepoint_of(savepoint)
     cluster = Cluster(controller)
     names = [each.name for each in cluster.status().operators] if operator == "all" else [operator]
     exact = position(at) if at else None
@@ -369,7 +372,7 @@ def restore(
         try:
             with waiting(f"restoring {name}", as_json=as_json):
                 done = cluster.restore(
-                    name, numbers, to=to, url=url, savepoint=savepoint, at=exact, stop_sources=stop_sources
+                    name, numbers, to=to, url=url, savepoint=kept, at=exact, stop_sources=stop_sources
                 )
         except StateflowError as error:
             if len(names) == 1:
@@ -557,6 +560,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Copy a complete savepoint into another store, for another cluster or for long-term storage."""
+    check_name("savepoint", name)
     source, target = opened(url), CheckpointStore(to)
     target.check_writable()
     with waiting(f"copying {name}", as_json=as_json):

@@ -38,7 +38,7 @@ from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.private import state_directory
 from stateflow.settings import LogSettings
 from stateflow.tracing import ids_of
-from stateflow.types import LABEL, SEQUENCE_MAX, MoveOptions, shown
+from stateflow.types import LABEL, SEQUENCE_MAX, MoveOptions, check_name, shown
 from stateflow.types import Order as MoveOrder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -404,6 +404,17 @@ Insecure = Annotated[
         help="Allow plain text over a network, where anyone can read it and send commands.",
     ),
 ]
+
+
+def savepoint_of(given: str | None) -> str:
+    """Returns the name of a savepoint, or empty text for the newest checkpoints if no name is given.
+
+    Raises InvalidArgument for any other text; for an empty name, too, such as that of a shell's variable that is not
+    set.
+    """
+    return "" if given is None else check_name("savepoint", given)
+
+
 #: a century: times that far away can still be reckoned with
 SECONDS_MAX = 36_500 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

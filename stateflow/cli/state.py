@@ -16,7 +16,7 @@ from rich.text import Text
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.output import LOCAL, Controller, Json, console, emit, errors, size, waiting
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, errors, savepoint_of, size, waiting
 from stateflow.client import Cluster
 from stateflow.client.commands import entries_under
 from stateflow.clock import SYSTEM_CLOCK
@@ -36,7 +36,7 @@ app.add_typer(state_commands)
 Operator = Annotated[str, typer.Argument(help="Name of the operator.")]
 State = Annotated[str, typer.Argument(help="Name of the state: its attribute's name or its tag.")]
 From = Annotated[str, typer.Option("--from", help="Checkpoint store to read instead of the cluster.")]
-Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
+Savepoint = Annotated[str | None, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
 _KEY = (
     "Key. Text is written as it is; other types as in 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; several columns "
     'as in ["a", 1].'
@@ -54,7 +54,7 @@ def _pages(
     state: str,
     controller: str,
     url: str,
-    savepoint: str,
+    savepoint: str | None,
     target: str,
     lacking: list[StateflowError] | None,
     key: Any = None,
@@ -66,8 +66,9 @@ def _pages(
         lacking: list to which errors of unreadable partitions are added; None: such an error is raised.
         key: only entries of this key; None: all entries.
     """
+    name = savepoint_of(savepoint)
     if not url:
-        if savepoint or target or lacking is not None:
+        if name or target or lacking is not None:
             raise InvalidArgument(
                 "--savepoint, --class and --incomplete require --from", remedy="name the checkpoint store with --from"
             )
@@ -78,7 +79,7 @@ def _pages(
 
     store = CheckpointStore(url_of(url), create=False)
     cls = load(target) if target else None
-    return read_checkpoint(store, operator, state, savepoint=savepoint, key=key, cls=cls, lacking=_telling(lacking))
+    return read_checkpoint(store, operator, state, savepoint=name, key=key, cls=cls, lacking=_telling(lacking))
 
 
 def _telling(lacking: list[StateflowError] | None) -> Callable[[StateflowError], None] | None:
@@ -92,7 +93,7 @@ def get(
     key: Annotated[str, typer.Argument(help=_KEY)],
     controller: Controller = LOCAL,
     url: From = "",
-    savepoint: Savepoint = "",
+    savepoint: Savepoint = None,
     target: Target = "",
     incomplete: Incomplete = False,
     as_json: Json = False,
@@ -121,7 +122,7 @@ def scan(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
     controller: Controller = LOCAL,
     url: From = "",
-    savepoint: Savepoint = "",
+    savepoint: Savepoint = None,
     target: Target = "",
     incomplete: Incomplete = False,
     as_json: Json = False,
@@ -155,7 +156,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="File to write, .parquet or .arrow.")],
     controller: Controller = LOCAL,
     url: From = "",
-    savepoint: Savepoint = "",
+    savepoint: Savepoint = None,
     target: Target = "",
     incomplete: Incomplete = False,
     as_json: Json = False,

@@ -571,10 +571,12 @@ class Cluster(FleetCommands):
                 after the checkpoint. Spark queries are refused in both cases, until they are rewound.
 
         A partition that could not be restored is unchanged, and its report has an ``error``. Raises InvalidArgument for
-        an ``at`` that is not a pair.
+        an ``at`` that is not a pair, and for an invalid savepoint name.
         """
         if at is not None and not (isinstance(at, tuple | list) and len(at) == 2):
             raise InvalidArgument(f"{at=!r} is not a position", remedy="pass (source, batch), such as ('meters', 7)")
+        if savepoint:
+            check_name("savepoint", savepoint)
         return self._client.restore(
             operator, partition_list(partitions), to=to, url=url, savepoint=savepoint, at=at, stop_sources=stop_sources
         )

@@ -447,7 +447,7 @@ def _manifests(
     without a checkpoint, so that none is left out silently."""
     store.check()
     if savepoint:
-        manifests = {manifest.partition: manifest for manifest in store.savepoint(savepoint, operator)}
+        manifests = {manifest.partition: manifest for manifest in store.savepoint(savepoint, operator, partitions)}
     else:
         manifests = _newest(store, operator, lacking, partitions)
     count = max(manifest.partitions for manifest in manifests.values()) if manifests else 0

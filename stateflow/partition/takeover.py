@@ -374,10 +374,9 @@ class Restorer:
         passed_over: list[StateflowError],
     ) -> Iterator[Manifest]:
         if wanted.savepoint:
-            for manifest in store.savepoint(wanted.savepoint, spec.name):
-                if manifest.partition == partition.partition:
-                    check_fits(manifest, *self._registry.operator(spec.name))
-                    yield manifest
+            for manifest in store.savepoint(wanted.savepoint, spec.name, [partition.partition]):
+                check_fits(manifest, *self._registry.operator(spec.name))
+                yield manifest
             return
         for manifest in store.newest(partition, passed_over):
             if not wanted.source or manifest.positions.get(wanted.source) == wanted.batch:

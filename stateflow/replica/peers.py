@@ -29,7 +29,7 @@ import xxhash
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile
 from stateflow.clock import Clock
 from stateflow.code.bundles import PACKED_MAX, BundleStore
-from stateflow.errors import BundleDamaged, CheckpointCorrupt, StateflowError, TransferCorrupt, Unavailable
+from stateflow.errors import BundleDamaged, StateflowError, TransferCorrupt, Unavailable
 from stateflow.fleet import Directory
 from stateflow.partition.change_feed import BaseFile, Kept, Reading, Seal, SnapshotInfo
 from stateflow.partition.control import Command, NamedFollower, PartitionView, Superseded
@@ -280,7 +280,9 @@ class Store:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self._executor, self._fetch, file, path)
-        except (Unavailable, CheckpointCorrupt) as error:
+        except StateflowError as error:  # whatever it is, the source replica has every file
+            if self._known is None and not error.retryable:
+                self._known = {}  # the next file would meet the same error
             log.warning(
                 "base file %s not usable from the checkpoint store, fetching it from the source replica: %s",
                 file.name,

@@ -54,7 +54,7 @@ from stateflow.spark.checks import check_master, check_running
 from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment, check_no_other
 from stateflow.spark.session import LOCAL, driver_host, is_connect, is_stopped
 from stateflow.status import ClusterStatus, ReplicaStatus
-from stateflow.types import node_of
+from stateflow.types import check_name, node_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -583,8 +583,11 @@ class SparkCluster:
         """Ends the replicas and the controller.
 
         Args:
-            savepoint: name of a savepoint to take first; empty takes none.
+            savepoint: name of a savepoint to take first; empty takes none. Raises InvalidArgument for an invalid name,
+                and ends nothing.
         """
+        if savepoint:
+            check_name("savepoint", savepoint)
         try:
             if savepoint:
                 self.cluster.savepoint(savepoint)

@@ -12,6 +12,7 @@ it reads a description of the readable states or of the partitions.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -28,7 +29,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import BadCertificate, InvalidArgument
+from stateflow.errors import BadCertificate, InvalidArgument, UnknownState
 from stateflow.local.embedded import embedded
 from stateflow.operator.arrow import read_table
 from stateflow.partition.checkpoints import manifests_of, read_checkpoint, readable_states
@@ -211,7 +212,7 @@ def _schema(options: StateOptions, found: pa.Schema) -> pa.Schema:
 
 
 def _first(options: StateOptions) -> pa.Table:
-    """Returns some entries of the first partition that has entries.
+    """Returns some entries of the first partition that has entries; if none has, of the savepoint ``since``.
 
     If there are no entries, returns an empty table with the declared types.
     """
@@ -221,6 +222,9 @@ def _first(options: StateOptions) -> pa.Table:
         if table.num_rows:
             return table
         empty.append(table)
+    if options.since:  # its entries were deleted since
+        with contextlib.suppress(UnknownState):  # it had none then
+            empty.append(_first(options.model_copy(update={"savepoint": options.since, "since": ""})))
     return joined(empty)
 
 

@@ -28,6 +28,7 @@ from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
 from stateflow.checkpoint.collecting import collect, is_dead, to_drop, to_sweep, whose_turn
 from stateflow.errors import (
     CheckpointCorrupt,
+    CheckpointMissing,
     CheckpointNewer,
     ExtraMissing,
     InvalidArgument,
@@ -38,7 +39,7 @@ from stateflow.errors import (
 from stateflow.partition.change_feed import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
 from stateflow.types import PartitionId
-from tests.contract.backends import P, Silent, Torn, Wrapper, content_of, manifest_of, small
+from tests.contract.backends import Counting, P, Silent, Torn, Wrapper, content_of, manifest_of, small
 
 COUNT = 20_000
 
@@ -126,6 +127,48 @@ def test_a_savepoint_that_is_made_again_refuses_the_clients_that_are_refused_by_
     assert [each.stopped_us for each in checkpoints.savepoint("s")] == [7]
     checkpoints.save(replace(manifest, stopped_us=3), directory, savepoint="s")
     assert [each.stopped_us for each in checkpoints.savepoint("s")] == [7]
+
+
+@pytest.mark.parametrize("kind", ["directory", "memory"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "year-end/", "year-end/Op", "./year-end", "year-end/../golden", "year~1"]
+)
+def test_what_is_not_the_name_of_a_savepoint_names_none(kind: str, name: str, tmp_path: Path) -> None:
+    """An invalid name is refused. It used to stand for all savepoints, or for one operator in a savepoint."""
+    store = CheckpointStore(f"memory://{tmp_path}" if kind == "memory" else str(tmp_path / "store"), codec=Codec())
+    other = CheckpointStore(str(tmp_path / "other"), codec=Codec())
+    directory = small(tmp_path, a="x")
+    for partition, kept in enumerate(("year-end", "year-end-2", "golden")):
+        manifest = manifest_of(directory, partition=PartitionId("Op", partition))
+        store.save(manifest, directory, savepoint=kept)
+    there = store.savepoints()
+    for use in (store.savepoint, store.delete_savepoint, store.catalog.savepoints, lambda it: store.export(it, other)):
+        with pytest.raises(InvalidArgument, match="is not a valid savepoint name: use letters, digits"):
+            use(name)
+    if name:
+        with pytest.raises(InvalidArgument, match="is not a valid savepoint name"):
+            other.save(manifest, directory, savepoint=name)
+    assert store.savepoints() == there
+    assert not (tmp_path / "other").exists(), "nothing is written first"
+    assert [each.partition for each in store.savepoint("year-end")] == [0]
+
+
+def test_a_savepoint_lacks_what_is_not_listed_whichever_partitions_are_wanted(tmp_path: Path) -> None:
+    backend = Counting(LocalBackend(tmp_path / "store"))
+    store, directory = CheckpointStore("x", backend=backend, codec=Codec()), small(tmp_path, a="x")
+    for number in (0, 1, 3):
+        store.save(manifest_of(directory, partition=PartitionId("Op", number), partitions=4), directory, savepoint="s")
+    for wanted in ([0], [2], [0, 3], [7], None):
+        backend.done.clear()
+        with pytest.raises(CheckpointMissing, match=r"savepoint 's' lacks partitions \[2\]"):
+            store.savepoint("s", "Op", wanted)
+        read = [name for operation, name in backend.done if operation == "read" and name.startswith("savepoints/")]
+        assert len(read) == (3 if wanted is None else len(wanted))
+    store.save(manifest_of(directory, partition=PartitionId("Op", 2), partitions=4), directory, savepoint="s")
+    assert [each.partition for each in store.savepoint("s", "Op", [1, 2])] == [1, 2]
+    assert store.savepoint("s", "Op", [7]) == []
+    with pytest.raises(CheckpointMissing, match="no savepoint 's'"):
+        store.savepoint("s", "Other", [1])
 
 
 def test_a_savepoint_that_is_made_again_names_the_blobs_that_are_there(

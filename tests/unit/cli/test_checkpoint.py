@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from stateflow.checkpoint import CheckpointStore, Codec
 from stateflow.cli import checkpoint
 from stateflow.cli.app import app
 from stateflow.client import RestoredPartition
 from stateflow.errors import MoveConflict
+from stateflow.types import PartitionId, shown
+from tests.contract.backends import manifest_of, small
 
 
 def test_an_operator_that_is_refused_keeps_none_behind_it_from_being_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +84,15 @@ def test_a_restore_says_what_sources_do_now(monkeypatch: pytest.MonkeyPatch) -> 
         (("state", "scan", "Op", "n", "--savepoint", "x"), "invalid_argument"),
         (("state", "scan", "Op", "n", "--from", "."), "checkpoint_store_missing"),
         (("spark", "rewind", ".", "--to-batch", "3"), "invalid_argument"),
+        (("savepoint", "create", "."), "invalid_argument"),
+        (("savepoint", "export", "..", "--checkpoints", ".", "--to", "new"), "invalid_argument"),
+        (("checkpoint", "verify", "--checkpoints", ".", "--savepoint", ""), "invalid_argument"),
+        (("checkpoint", "verify", "--checkpoints", ".", "--savepoint", "x/Op"), "invalid_argument"),
+        (("checkpoint", "restore", "all", "--savepoint", ""), "invalid_argument"),
+        (("checkpoint", "restore", "Op", "--savepoint", "."), "invalid_argument"),
+        (("state", "scan", "Op", "n", "--from", ".", "--savepoint", "."), "invalid_argument"),
+        (("state", "get", "Op", "n", "k", "--from", ".", "--savepoint", ""), "invalid_argument"),
+        (("state", "export", "Op", "n", "--out", "x.arrow", "--from", ".", "--savepoint", ""), "invalid_argument"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -91,3 +103,15 @@ def test_a_mistake_is_one_line(
     assert result.exit_code == 1
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith(f"{code}: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", ".", "kept/Op"])
+def test_only_the_named_savepoint_is_deleted(name: str, tmp_path: Path) -> None:
+    store, directory = CheckpointStore(str(tmp_path / "store"), codec=Codec()), small(tmp_path, a="x")
+    for partition, kept in enumerate(("kept", "too")):
+        store.save(manifest_of(directory, partition=PartitionId("Op", partition)), directory, savepoint=kept)
+    result = CliRunner().invoke(app, ["savepoint", "delete", name, "--checkpoints", store.url])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"invalid_argument: {shown(name)} is not a valid savepoint name: ")
+    assert sorted(store.savepoints()) == ["kept", "too"]

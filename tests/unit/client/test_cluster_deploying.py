@@ -1,4 +1,5 @@
-"""Number of partitions of an operator that is deployed without giving one; answers that lack what was asked for."""
+"""Number of partitions of an operator that is deployed without giving one; answers that lack what was asked for; names
+that no savepoint can have."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from stateflow.client import Cluster
-from stateflow.errors import OperatorNotDeployed, Unavailable
+from stateflow.errors import InvalidArgument, OperatorNotDeployed, Unavailable
 from stateflow.operator.operator import DEFAULT_PARTITIONS
 from stateflow.types import OperatorSpec
 from tests.unit.operators import Count
@@ -61,3 +62,12 @@ def test_an_empty_answer_that_no_controller_gives_is_one_line(ask: Callable[[Clu
     cluster._client = empty
     with pytest.raises(Unavailable, match=f"invalid answer from the controller: it names no {lacks}: check what runs"):
         ask(cluster)
+
+
+@pytest.mark.parametrize("name", [".", "kept/Op"])
+def test_what_is_not_the_name_of_a_savepoint_is_refused_before_the_cluster_is_asked(name: str) -> None:
+    cluster = Cluster("ctl:7070")
+    cluster._client = None  # type: ignore[assignment]
+    for use in (cluster.savepoint, lambda it: cluster.restore("Op", savepoint=it)):
+        with pytest.raises(InvalidArgument, match="is not a valid savepoint name"):
+            use(name)

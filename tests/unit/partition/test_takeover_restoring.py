@@ -12,13 +12,21 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint import Adoption, CheckpointStore, Codec
+from stateflow.checkpoint.backend import LocalBackend
 from stateflow.errors import MoveUnknown, SourceTaken, Unavailable
+from stateflow.operator.operator import describe
 from stateflow.partition import layout
-from stateflow.partition.control import Restored
+from stateflow.partition.checkpoints import manifests_of, read_checkpoint
+from stateflow.partition.control import Restored, Wanted
 from stateflow.partition.environment import Environment
 from stateflow.partition.layout import Session
 from stateflow.partition.lifecycle import State
+from stateflow.partition.replica import ReplicaNode
+from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine, RocksStore
+from stateflow.types import ReplicaInfo
+from tests.contract.backends import Counting
+from tests.unit.operators import Count
 from tests.unit.partition.test_replica import P, Two
 
 
@@ -265,3 +273,30 @@ def test_an_owner_that_cannot_own_what_was_restored_goes_on_being_checkpointed(
     again = two.restart("a")
     assert (again.lifecycle(P).state, again.lifecycle(P).epoch) == (State.OWNED, 1)
     assert two.states(again) == {"k1": 5, "k2": 2}
+
+
+def test_of_a_savepoint_only_the_wanted_manifests_are_read(tmp_path: Path) -> None:
+    """Each restored partition, and each part of a read, used to read the manifests of all partitions."""
+    backend = Counting(LocalBackend(tmp_path / "store"))
+    store, spec = CheckpointStore("x", backend=backend, codec=Codec()), describe(Count, 4, "Op")
+    nodes = [ReplicaNode(ReplicaInfo(name, "site", f"{name}:1"), tmp_path / name, ReplicaSettings()) for name in "ab"]
+    nodes[0].create(spec, range(4), 1)
+    partitions = nodes[0].owned()
+    for partition in partitions:
+        nodes[0].checkpointer.take(partition, store, savepoint="kept")
+
+    def read() -> list[int]:
+        """Returns the partitions whose manifests were read since the last call."""
+        names = [name for operation, name in backend.done if operation == "read" and name.startswith("savepoints/")]
+        backend.done.clear()
+        return [int(name[-10:-5]) for name in names]
+
+    for partition in partitions:
+        nodes[1].restorer.prepare(spec, partition, "r", store, None, Wanted("kept"))
+    assert read() == [0, 1, 2, 3]
+    for number in (2, 1):
+        list(read_checkpoint(store, "Op", "n", cls=Count, savepoint="kept", partitions=[number]))
+    assert read() == [2, 1]
+    assert [each.partition for each in manifests_of(store, "Op", "kept")] == read() == [0, 1, 2, 3]
+    for node in nodes:
+        node.close()

@@ -329,6 +329,9 @@ def test_what_a_program_does_not_stop_ends_with_it(
     cluster = CLUSTER(spark, 2, 0, "", None, False, True)  # type: ignore[arg-type]
     (directory,) = tmp_path.iterdir()
     if stopped:
+        with pytest.raises(InvalidArgument, match="is not a valid savepoint name"):
+            cluster.stop(savepoint=".")
+        assert not ended, "it goes on, because its state is not saved"
         cluster.stop()
     for call, *arguments in [*registered]:
         call(*arguments)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterable, Iterator
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, Not
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
-from stateflow.errors import BadCertificate, NotAllowed, SchemaMismatch
+from stateflow.errors import BadCertificate, NotAllowed, SchemaMismatch, UnknownState
 from stateflow.rpc import replica_pb2
 from stateflow.security.authority import Authority, write_private
 from stateflow.security.certificates import PREFIX, certificate_of, decoded_token
@@ -245,6 +245,53 @@ def test_changes_come_while_the_newer_savepoint_is_read(monkeypatch: pytest.Monk
         ("gone", "delete", 2, None),
         ("away", "delete", 5, None),
     ]
+
+
+SINCE = {"operator": "Tally", "state": "n", "checkpoint": "store", "savepoint": "new", "since": "old"}
+
+
+@pytest.mark.parametrize(
+    "keys", [[1, 2], [True, False], [2.5], ["a"], [date(2013, 1, 1)], [{"a": 1, "b": "x"}]], ids=str
+)
+def test_when_every_entry_is_gone_keys_have_the_type_that_they_had(
+    keys: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys were text where the newer savepoint has none, and a deletion of another key failed."""
+    savepoints: dict[str, list[list[Any]]] = {"old": [[], keys], "new": [[], []]}
+
+    def page(number: int, keys: list[Any]) -> bytes:
+        known = pa.array([None] * len(keys), pa.int64() if keys else pa.null())  # a tag that was not used has no types
+        table = pa.table({"key": keys, "map_key": known, "value": known, "partition": [number] * len(keys)})
+        table = table.set_column(3, "partition", table["partition"].cast(pa.int32()))
+        with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
+            stream.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    def pages(options: StateOptions, numbers: Iterable[int] = (0, 1), _: object = ()) -> Iterator[bytes]:
+        return (page(number, savepoints[options.savepoint][number]) for number in numbers)
+
+    monkeypatch.setattr(state_source, "_of_any", pages)
+    monkeypatch.setattr(state_source, "_pages", pages)
+    source = StateSource(SINCE)
+    schema = source.schema()
+    assert [each.dataType.simpleString() for each in schema][1:] == ["bigint", "string", "bigint", "bigint", "int"]
+    reader = source.reader(schema)
+    assert [(row["key"], row["change"]) for row in rows_of(reader, 0, 1)] == [(key, "delete") for key in keys]
+    savepoints["old"][0] = ["text" if keys != ["a"] else 1]
+    with pytest.raises(SchemaMismatch, match="keys of several types are stored"):
+        rows_of(reader, 0)
+
+
+def test_changes_since_a_savepoint_that_lacks_the_state_are_none_where_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pages(options: StateOptions) -> Iterator[bytes]:
+        if options.savepoint == "old":
+            raise UnknownState("the state is not known", remedy="-")
+        return iter(())
+
+    monkeypatch.setattr(state_source, "_of_any", pages)
+    assert [each.dataType.simpleString() for each in StateSource(SINCE).schema()] == ["string"] * 5 + ["int"]
 
 
 # -- A driver that is an administrator of a cluster inside Spark ------------------------------------------------------
