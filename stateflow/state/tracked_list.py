@@ -6,13 +6,13 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from copy import deepcopy
+from operator import add, iadd, is_not
 from operator import index as as_index
-from operator import is_not
 from reprlib import recursive_repr
 from typing import Any, SupportsIndex, TypeVar
 
 from stateflow.changes import Mutations
-from stateflow.state.collection import Collection
+from stateflow.state.collection import Collection, is_augmented
 from stateflow.state.encoding import order_int, unorder_int
 from stateflow.state.tracked import MISSING, PACKED
 
@@ -382,8 +382,9 @@ class TrackedList(Collection[int], MutableSequence[T]):
         return NotImplemented if plain is None else self._all() + plain
 
     def __radd__(self, other: Any) -> list[Any]:
-        plain = _plain(other)
-        return NotImplemented if plain is None else plain + self._all()
+        if not isinstance(other, list):
+            return NotImplemented
+        return (iadd if is_augmented() else add)(other, self._all())  # type: ignore[no-any-return]
 
     def __iadd__(self, values: Iterable[T]) -> TrackedList[T]:  # type: ignore[misc]
         self.extend(values)
