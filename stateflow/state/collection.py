@@ -229,6 +229,9 @@ class Collection(Unpicklable, Generic[K]):
             order = self._order = self._spec.ordered(self._items)
         return order
 
+    #: acts as ``_ordered``, for callers that read no entry
+    _live_order = _ordered
+
     def _walk(self, order: list[K], keys: Iterable[K]) -> Iterator[K]:
         """Yields ``keys`` while ``order`` is still the order of this collection. Raises RuntimeError if it has
         changed."""

@@ -112,7 +112,7 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
     def popitem(self) -> tuple[K, V]:
         """Removes and returns the last entry in encoded-key order."""
-        order = self._ordered()
+        order = self._live_order()
         if not order:
             raise KeyError("popitem(): dictionary is empty")
         key = order[-1]
@@ -328,7 +328,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     def pop(self) -> T:
         """Removes and returns the last member in encoded order."""
-        order = self._ordered()
+        order = self._live_order()
         if not order:
             raise KeyError("pop from an empty set")
         member = order[-1]
