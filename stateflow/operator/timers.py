@@ -246,7 +246,7 @@ class Timers:
             if (domain, key, name) not in self._pending:
                 self._soon.append((at_us, key, name))
         heapq.heapify(self._soon)
-        self._until = domain, until_us
+        until = self._until = domain, until_us
         try:
             while self._soon:
                 at_us, key, name = heapq.heappop(self._soon)
@@ -256,7 +256,8 @@ class Timers:
                 self._pending[identity] = None
                 yield Timer(to_datetime(at_us), name, domain, decode_row_key(key))
         finally:
-            self._until = None
+            if self._until is until:  # not if this call is an earlier one, whose batch failed
+                self._until = None
 
     def _stored(self, domain: Domain, until_us: int) -> Iterator[tuple[int, bytes, str]]:
         prefix = BY_TIME + _LETTER[domain]

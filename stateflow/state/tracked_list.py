@@ -248,11 +248,15 @@ class TrackedList(Collection[int], MutableSequence[T]):
             self._assign(place, value)
             return
         low, high, step = index.indices(size)
+        # making the values may change this list
         if step == 1:
-            self._splice(low, max(low, high), _list_of(value, "can only assign an iterable"))
+            values = _list_of(value, "can only assign an iterable")
+            size = self._size()
+            self._splice(min(low, size), min(max(low, high), size), values)
             return
         values = _list_of(value, "must assign iterable to extended slice")
-        indexes = range(low, high, step)
+        size = self._size()
+        indexes = range(*index.indices(size))
         if len(values) != len(indexes):
             raise ValueError(
                 f"attempt to assign sequence of size {len(values)} to extended slice of size {len(indexes)}"
