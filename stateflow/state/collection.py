@@ -41,7 +41,7 @@ _ABSENT_MAX = 10_000
 _AUGMENTED = frozenset(
     (each.opcode, each.arg)
     for sign in "|&-^+"
-    for each in dis.get_instructions(f"a {sign}= b")
+    for each in dis.get_instructions(compile(f"a {sign}= b", "augmented", "exec"))
     if each.opname == "BINARY_OP"
 )
 

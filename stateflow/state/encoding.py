@@ -525,7 +525,8 @@ def builder(cls: Any) -> Callable[[dict[str, Any]], Any]:
 
 def _built_model(cls: Any, values: dict[str, Any]) -> Any:
     # not by model_construct, which looks values up by alias and runs model_post_init, so that a read would be a change
-    value, fields = cls.__new__(cls), {}
+    value = cls.__new__(cls)
+    fields: dict[str, Any] = {}
     for name, field in cls.__pydantic_fields__.items():
         missing = name not in values
         fields[name] = field.get_default(call_default_factory=True, validated_data=fields) if missing else values[name]

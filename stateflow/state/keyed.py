@@ -507,7 +507,7 @@ class KeyedState:
             return row_part(encode_row_key(key), namespace)
         except TypeError as error:
             if not isinstance(namespace, bytes):
-                remedy = f"make one: Namespace.named({str(namespace)!r})"
+                remedy = f"make one: Namespace.named({str(namespace)!r})"  # type: ignore[unreachable]
                 raise InvalidArgument(f"{shown(namespace)} is not a namespace", remedy=remedy) from None
             raise UnsupportedKeyType(f"a key cannot be stored: {error}", key=shown(key)) from error
 

@@ -388,7 +388,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
     def __radd__(self, other: Any) -> list[Any]:
         if not isinstance(other, list):
             return NotImplemented
-        return (iadd if is_augmented() else add)(other, self._all())  # type: ignore[no-any-return]
+        return (iadd if is_augmented() else add)(other, self._all())  # type: ignore[no-any-return, no-untyped-call]
 
     def __iadd__(self, values: Iterable[T]) -> TrackedList[T]:  # type: ignore[misc]
         self.extend(values)

@@ -390,7 +390,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     def __ror__(self, other: Any) -> Any:
         if isinstance(other, set | frozenset):
-            return (ior if is_augmented() else or_)(other, self.copy())
+            return (ior if is_augmented() else or_)(other, self.copy())  # type: ignore[no-untyped-call]
         return self.__or__(other)
 
     def __and__(self, other: Any) -> set[T]:
@@ -398,7 +398,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     def __rand__(self, other: Any) -> Any:
         if isinstance(other, set | frozenset):
-            return (iand if is_augmented() else and_)(other, self.copy())
+            return (iand if is_augmented() else and_)(other, self.copy())  # type: ignore[no-untyped-call]
         return self.__and__(other)
 
     def __sub__(self, other: Any) -> set[T]:
@@ -406,7 +406,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     def __rsub__(self, other: Any) -> Any:
         if isinstance(other, set | frozenset):
-            return (isub if is_augmented() else sub)(other, self.copy())
+            return (isub if is_augmented() else sub)(other, self.copy())  # type: ignore[no-untyped-call]
         return set(other).difference(self) if isinstance(other, AbstractSet) else NotImplemented
 
     def __xor__(self, other: Any) -> set[Any]:
@@ -414,7 +414,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     def __rxor__(self, other: Any) -> Any:
         if isinstance(other, set | frozenset):
-            return (ixor if is_augmented() else xor)(other, self.copy())
+            return (ixor if is_augmented() else xor)(other, self.copy())  # type: ignore[no-untyped-call]
         return self.__xor__(other)
 
     # --- changing this one ------------------------------------------------------------------------------
