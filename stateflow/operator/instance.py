@@ -16,10 +16,18 @@ import pyarrow as pa
 
 from stateflow.errors import OperatorFailed, OperatorStuck, StateflowError
 from stateflow.metrics.own import Metrics, OwnFigures
-from stateflow.operator.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
+from stateflow.operator.operator import (
+    BatchOperator,
+    Context,
+    Operator,
+    key_columns,
+    output_schema,
+    side_schemas,
+    windows_of,
+)
 from stateflow.operator.output import OutputReader, OutputWriter, copied, join_output
 from stateflow.operator.rows import DecodedRows
-from stateflow.operator.timers import Domain, TimerColumns, Timers, to_datetime
+from stateflow.operator.timers import WINDOW, Domain, Timer, TimerColumns, Timers, to_datetime
 from stateflow.operator.watchdog import Interrupted, frames_of
 from stateflow.state import ColumnStates, KeyedState
 from stateflow.types import PartitionId
@@ -127,6 +135,7 @@ class OperatorInstance:
         self.takes_batches = issubclass(cls, BatchOperator)
         self._partition, self._timers = partition, timers
         self._event_time, self._key = cls.event_time, key_columns(cls)
+        self._windows = windows_of(cls).values()
         side = side_schemas(cls)
         self._writer = OutputWriter(output_schema(cls), partition.operator)
         self._side_writers = {tag: OutputWriter(schema, partition.operator, tag) for tag, schema in side.items()}
@@ -288,12 +297,20 @@ class OperatorInstance:
             self._ctx.key = timer.key
             try:
                 self._call("on_timer", self.operator.on_timer, timer, outputs)
-                if self._ctx._ended:
-                    self._call("on_timer", lambda _, ctx: ctx._clear_ended(), timer, outputs)
+                if timer.name.startswith(WINDOW):
+                    self._call("on_timer", self._end_window, timer, outputs)
             finally:
-                self._ctx._ended = []
+                self._ctx._ended = {}
                 self._ctx.key = None
                 self.state.unbind(self.operator)
+
+    def _end_window(self, timer: Timer, ctx: Context) -> None:
+        """Ends the window of a timer, if ``on_timer`` did not loop over ``ended``, and empties it."""
+        if not ctx._ended:
+            for helper in self._windows:
+                for _ in helper.ended(timer, ctx):
+                    pass
+        ctx._clear_ended()
 
     def produced(self, outputs: list[Any]) -> Produced:
         """Returns the whole output of the batch. Columns in the operator's own buffers are encoded at once, because the

@@ -89,7 +89,7 @@ class Context:
         self._freeze: Mapping[str, Callable[[Any], Any]] = {}  # tag → function that copies what might change later
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
-        self._ended: list[Namespace] = []  # windows of the current timer that still have states
+        self._ended: dict[Namespace, bool] = {}  # windows that the current timer ended → whether they have states
         self._unheard = ""  # name of the timer method that the operator lacks; empty: it has the method
 
     @property
@@ -186,8 +186,9 @@ class Context:
 
     def _clear_ended(self) -> None:
         """Empties the windows that the current timer ended in a loop that did not continue after them."""
-        for namespace in self._ended:
-            self.clear_state(namespace)
+        for namespace, filled in self._ended.items():
+            if filled:
+                self.clear_state(namespace)
 
     def _keyed(self) -> KeyedState:
         if self._states is None:
@@ -502,14 +503,17 @@ def check_outputs(cls: type[Operator]) -> None:
         seen[tag.lower()] = f"the side output {tag!r}"
 
 
+def windows_of(cls: type[Operator]) -> dict[str, Windows]:
+    """Returns an operator's window helpers by attribute. Example: ``windows_of(Hourly)["hourly"]``"""
+    found = {attribute: inspect.getattr_static(cls, attribute) for attribute in dir(cls)}
+    return {attribute: helper for attribute, helper in found.items() if isinstance(helper, Windows)}
+
+
 def _check_windows(cls: type[Operator]) -> None:
     """Checks the window helpers. Raises DeclarationError for windows of a batch operator or without an event time, and
     if two windows would share stored data."""
     seen: dict[str, str] = {}
-    for attribute in dir(cls):
-        helper = inspect.getattr_static(cls, attribute)
-        if not isinstance(helper, Windows):
-            continue
+    for attribute, helper in windows_of(cls).items():
         if issubclass(cls, BatchOperator):
             raise DeclarationError(
                 f"the windows {attribute!r} work row by row, but a batch operator processes many rows at once",

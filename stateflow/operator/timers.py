@@ -246,7 +246,7 @@ class Timers:
             if (domain, key, name) not in self._pending:
                 self._soon.append((at_us, key, name))
         heapq.heapify(self._soon)
-        self._until = domain, until_us
+        until = self._until = domain, until_us
         try:
             while self._soon:
                 at_us, key, name = heapq.heappop(self._soon)
@@ -256,7 +256,8 @@ class Timers:
                 self._pending[identity] = None
                 yield Timer(to_datetime(at_us), name, domain, decode_row_key(key))
         finally:
-            self._until = None
+            if self._until is until:  # not if this call is an earlier one, whose batch failed
+                self._until = None
 
     def _stored(self, domain: Domain, until_us: int) -> Iterator[tuple[int, bytes, str]]:
         prefix = BY_TIME + _LETTER[domain]
@@ -426,24 +427,24 @@ class Windows(ABC):
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
         """Yields the window that a timer ends, or nothing if the timer is not one of this helper.
 
-        The window's states are cleared when the caller's loop continues or, if it does not, when ``on_timer`` is done.
-        Raises InvalidArgument if the loop continues later.
+        The window's states are cleared when the caller's loop continues or, if it does not or there is no loop, when
+        ``on_timer`` is done. Raises InvalidArgument if the loop continues later.
         """
         return self._ended(self._numbers(timer), ctx, ctx._ended)
 
-    def _ended(self, numbers: list[int] | None, ctx: Context, ended: list[Namespace]) -> Iterator[Window]:
-        """See :meth:`ended`. ``ended``: the context's list for the current timer, as each timer has its own."""
+    def _ended(self, numbers: list[int] | None, ctx: Context, ended: dict[Namespace, bool]) -> Iterator[Window]:
+        """See :meth:`ended`. ``ended``: the context's record of the current timer, as each timer has its own."""
         if numbers is None:
             return
         if ctx._ended is not ended:
             raise _over()
         window = self._end(numbers, ctx)
-        ended.append(window.namespace)
+        ended[window.namespace] = True
         yield window
         if ctx._ended is not ended:
             raise _over()
         ctx.clear_state(window.namespace)
-        ended.remove(window.namespace)
+        ended[window.namespace] = False
 
     @abstractmethod
     def _end(self, numbers: list[int], ctx: Context) -> Window:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from itertools import starmap
 from numbers import Number
+from operator import index as as_index
 from typing import Any, Final, Generic, TypeVar
 
 from stateflow.errors import DecodeError, EncodeError
@@ -150,9 +151,12 @@ class Int64(_Scalar[int]):
 
     def encode(self, value: int) -> bytes:
         if value.__class__ is not int:
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
+            if isinstance(value, bool):
                 raise wrong_type(self, value)
-            value = value.__index__()
+            try:
+                value = as_index(value)
+            except TypeError:
+                raise wrong_type(self, value) from None
         try:
             return _pack_int(value + _BIAS)
         except struct.error:
@@ -304,7 +308,11 @@ class Timestamp(_Scalar[datetime]):
     def encode(self, value: datetime) -> bytes:
         if not isinstance(value, datetime):
             raise wrong_type(self, value)
-        if value.utcoffset() is None:
+        try:
+            offset = value.utcoffset()
+        except ValueError:  # pandas' NaT is an instance of datetime
+            raise wrong_type(self, value) from None
+        if offset is None:
             raise EncodeError(
                 "a datetime without a time zone does not name an instant",
                 remedy="attach one: value.replace(tzinfo=timezone.utc)",

@@ -11,6 +11,8 @@ Invariants of a bound collection:
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -34,6 +36,28 @@ from stateflow.types import shown
 K = TypeVar("K")
 
 _ABSENT_MAX = 10_000
+
+#: instructions (code, argument) of the augmented operators that sets and lists have
+_AUGMENTED = frozenset(
+    (each.opcode, each.arg)
+    for sign in "|&-^+"
+    for each in dis.get_instructions(compile(f"a {sign}= b", "augmented", "exec"))
+    if each.opname == "BINARY_OP"
+)
+
+
+def is_augmented() -> bool:
+    """Returns whether the operator that calls the caller, a reflected method, is an augmented one, such as ``|=``.
+
+    With a builtin set or list on the left, Python calls the same ``__ror__`` for ``a | b`` and ``a |= b``, and would
+    rebind ``a``. If ``a`` came from a state, that state would stay as it was. Only the calling instruction tells them
+    apart; a call from C, such as ``operator.ior``, returns its result anyway.
+    """
+    frame = sys._getframe(1).f_back
+    if frame is None:
+        return False
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return (code[at], code[at + 1]) in _AUGMENTED
 
 
 class Collection(Unpicklable, Generic[K]):
@@ -204,6 +228,9 @@ class Collection(Unpicklable, Generic[K]):
             self._load_all()
             order = self._order = self._spec.ordered(self._items)
         return order
+
+    #: acts as ``_ordered``, for callers that read no entry
+    _live_order = _ordered
 
     def _walk(self, order: list[K], keys: Iterable[K]) -> Iterator[K]:
         """Yields ``keys`` while ``order`` is still the order of this collection. Raises RuntimeError if it has

@@ -510,7 +510,7 @@ def builder(cls: Any) -> Callable[[dict[str, Any]], Any]:
     before.
     """
     if _is_pydantic(cls):
-        return lambda values: cls.model_construct(**values)
+        return partial(_built_model, cls)
     if _is_msgspec(cls):
         return lambda values: cls(**values)
 
@@ -521,6 +521,26 @@ def builder(cls: Any) -> Callable[[dict[str, Any]], Any]:
         return value
 
     return build
+
+
+def _built_model(cls: Any, values: dict[str, Any]) -> Any:
+    # not by model_construct, which looks values up by alias and runs model_post_init, so that a read would be a change
+    value = cls.__new__(cls)
+    fields: dict[str, Any] = {}
+    for name, field in cls.__pydantic_fields__.items():
+        missing = name not in values
+        fields[name] = field.get_default(call_default_factory=True, validated_data=fields) if missing else values[name]
+    object.__setattr__(value, "__dict__", fields)
+    object.__setattr__(value, "__pydantic_fields_set__", set(values))
+    if not cls.__pydantic_root_model__:
+        object.__setattr__(value, "__pydantic_extra__", None)
+        object.__setattr__(value, "__pydantic_private__", None)
+        if cls.__private_attributes__:
+            # the public ModelPrivateAttr.get_default takes other arguments in each version of pydantic
+            from pydantic._internal._model_construction import init_private_attributes
+
+            init_private_attributes(value, None)
+    return value
 
 
 def bare(type_: Any) -> Any:

@@ -171,7 +171,7 @@ class Expiring(Collection[K]):
 
     def _live_order(self) -> list[K]:
         self._age()
-        return super()._ordered()
+        return super()._live_order()
 
     def _ordered(self) -> list[K]:
         order = self._live_order()
@@ -201,7 +201,9 @@ class Expiring(Collection[K]):
         for key in times.touched:
             if key in items and key not in net and stored.get(key) != expiry:
                 value = items[key]
-                net[key] = self._packed[key] if value is PACKED else self._encoded(key, value)
+                # a reader may have named the entry by an equal key of another type
+                entry = self._spec.admit_present(key)
+                net[entry] = self._packed[key] if value is PACKED else self._encoded(key, value)
         times.rewritten = [key for key, payload in net.items() if payload is not None]
         return net
 

@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, DecodeError, SchemaMismatch, UnsupportedKeyType
+from stateflow.errors import DeclarationError, DecodeError, InvalidArgument, SchemaMismatch, UnsupportedKeyType
 from stateflow.state import encoding
 from stateflow.state.cache import Budget, Bundle, CachePool, Caches, Meter, evict_entries, evict_keys, is_held
 from stateflow.state.cells import (
@@ -506,6 +506,9 @@ class KeyedState:
         try:
             return row_part(encode_row_key(key), namespace)
         except TypeError as error:
+            if not isinstance(namespace, bytes):
+                remedy = f"make one: Namespace.named({str(namespace)!r})"  # type: ignore[unreachable]
+                raise InvalidArgument(f"{shown(namespace)} is not a namespace", remedy=remedy) from None
             raise UnsupportedKeyType(f"a key cannot be stored: {error}", key=shown(key)) from error
 
     # --- states addressed at run time -------------------------------------------------------------------

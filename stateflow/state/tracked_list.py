@@ -6,13 +6,13 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from copy import deepcopy
+from operator import add, iadd, is_not
 from operator import index as as_index
-from operator import is_not
 from reprlib import recursive_repr
 from typing import Any, SupportsIndex, TypeVar
 
 from stateflow.changes import Mutations
-from stateflow.state.collection import Collection
+from stateflow.state.collection import Collection, is_augmented
 from stateflow.state.encoding import order_int, unorder_int
 from stateflow.state.tracked import MISSING, PACKED
 
@@ -248,11 +248,15 @@ class TrackedList(Collection[int], MutableSequence[T]):
             self._assign(place, value)
             return
         low, high, step = index.indices(size)
+        # making the values may change this list
         if step == 1:
-            self._splice(low, max(low, high), _list_of(value, "can only assign an iterable"))
+            values = _list_of(value, "can only assign an iterable")
+            size = self._size()
+            self._splice(min(low, size), min(max(low, high), size), values)
             return
         values = _list_of(value, "must assign iterable to extended slice")
-        indexes = range(low, high, step)
+        size = self._size()
+        indexes = range(*index.indices(size))
         if len(values) != len(indexes):
             raise ValueError(
                 f"attempt to assign sequence of size {len(values)} to extended slice of size {len(indexes)}"
@@ -382,8 +386,9 @@ class TrackedList(Collection[int], MutableSequence[T]):
         return NotImplemented if plain is None else self._all() + plain
 
     def __radd__(self, other: Any) -> list[Any]:
-        plain = _plain(other)
-        return NotImplemented if plain is None else plain + self._all()
+        if not isinstance(other, list):
+            return NotImplemented
+        return (iadd if is_augmented() else add)(other, self._all())  # type: ignore[no-any-return, no-untyped-call]
 
     def __iadd__(self, values: Iterable[T]) -> TrackedList[T]:  # type: ignore[misc]
         self.extend(values)

@@ -6,11 +6,12 @@ from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Mu
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import deepcopy
+from operator import and_, iand, ior, isub, ixor, or_, sub, xor
 from reprlib import recursive_repr
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from stateflow.state.collection import Collection
+from stateflow.state.collection import Collection, is_augmented
 from stateflow.state.tracked import PACKED
 
 K = TypeVar("K")
@@ -111,7 +112,7 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
     def popitem(self) -> tuple[K, V]:
         """Removes and returns the last entry in encoded-key order."""
-        order = self._ordered()
+        order = self._live_order()
         if not order:
             raise KeyError("popitem(): dictionary is empty")
         key = order[-1]
@@ -327,7 +328,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     def pop(self) -> T:
         """Removes and returns the last member in encoded order."""
-        order = self._ordered()
+        order = self._live_order()
         if not order:
             raise KeyError("pop from an empty set")
         member = order[-1]
@@ -385,30 +386,36 @@ class TrackedSet(Collection[T], MutableSet[T]):
     def __or__(self, other: Any) -> set[Any]:
         return self.union(other) if isinstance(other, AbstractSet) else NotImplemented
 
-    # a builtin set on the left decides the type: a frozenset makes one
+    # a builtin set on the left decides the type: a frozenset makes one; a set before |= is changed itself
 
     def __ror__(self, other: Any) -> Any:
-        return other | self.copy() if isinstance(other, set | frozenset) else self.__or__(other)
+        if isinstance(other, set | frozenset):
+            return (ior if is_augmented() else or_)(other, self.copy())  # type: ignore[no-untyped-call]
+        return self.__or__(other)
 
     def __and__(self, other: Any) -> set[T]:
         return self.intersection(other) if isinstance(other, AbstractSet) else NotImplemented
 
     def __rand__(self, other: Any) -> Any:
-        return other & self.copy() if isinstance(other, set | frozenset) else self.__and__(other)
+        if isinstance(other, set | frozenset):
+            return (iand if is_augmented() else and_)(other, self.copy())  # type: ignore[no-untyped-call]
+        return self.__and__(other)
 
     def __sub__(self, other: Any) -> set[T]:
         return self.difference(other) if isinstance(other, AbstractSet) else NotImplemented
 
     def __rsub__(self, other: Any) -> Any:
         if isinstance(other, set | frozenset):
-            return other - self.copy()
+            return (isub if is_augmented() else sub)(other, self.copy())  # type: ignore[no-untyped-call]
         return set(other).difference(self) if isinstance(other, AbstractSet) else NotImplemented
 
     def __xor__(self, other: Any) -> set[Any]:
         return self.symmetric_difference(other) if isinstance(other, AbstractSet) else NotImplemented
 
     def __rxor__(self, other: Any) -> Any:
-        return other ^ self.copy() if isinstance(other, set | frozenset) else self.__xor__(other)
+        if isinstance(other, set | frozenset):
+            return (ixor if is_augmented() else xor)(other, self.copy())  # type: ignore[no-untyped-call]
+        return self.__xor__(other)
 
     # --- changing this one ------------------------------------------------------------------------------
 

@@ -202,6 +202,22 @@ def test_a_timer_set_again_to_the_time_at_which_it_just_fired_is_due_at_once() -
         assert names(harness.advance_watermark(201)) == ["event"]
 
 
+def test_a_failed_batch_that_is_forgotten_later_does_not_disturb_the_running_one() -> None:
+    timers = Timers(MemoryStore())
+    timers.set("a", "x", 1, "event")
+    failed = timers.due(Domain.EVENT, 5)  # kept alive by the error's traceback
+    assert next(failed).name == "x"
+    timers.rollback()
+    timers.set("a", "x", 1, "event")
+    fired = []
+    for timer in timers.due(Domain.EVENT, 5):
+        fired.append(timer.name)
+        if timer.name == "x":
+            failed.close()  # type: ignore[attr-defined]
+            timers.set("a", "z", 3, "event")
+    assert fired == ["x", "z"]
+
+
 # -- watermarks over sources ----------------------------------------------------------------------------------
 
 

@@ -348,7 +348,9 @@ class Left(Operator):
                 window = next(self.kept)
                 self.kept.close()
                 yield ctx.key, window.state(COUNT).value
-        if type(self).how in ("next", "close"):
+            case "unasked":
+                self.hourly.ended(timer, ctx)
+        if type(self).how in ("next", "close", "none", "unasked"):
             return
         for window in self.hourly.ended(timer, ctx):
             n = window.state(COUNT).value
@@ -383,6 +385,21 @@ def test_a_loop_that_is_left_keeps_nothing_of_the_window(
         monkeypatch.setattr(Left, "how", how)
         assert h.advance_watermark(T0 + 2 * MINUTE) == [{"k": "a", "n": 1}, {"k": "b", "n": 1}]
         assert cells(h) == []
+
+
+@pytest.mark.parametrize("how", ["none", "unasked"])
+@pytest.mark.parametrize("cls", [Left, LeftSessions])
+def test_a_window_that_on_timer_leaves_alone_ends_with_its_timer(
+    cls: type[Left], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with OperatorHarness(cls, partitions=1) as h:
+        h.send([{"k": "a", "at": T0}, {"k": "b", "at": T0}])
+        monkeypatch.setattr(Left, "how", how)
+        assert h.advance_watermark(T0 + MINUTE) == []
+        assert [entry for entry, _ in h._stores[0].scan(CELL)] == []
+        monkeypatch.setattr(Left, "how", "break")
+        h.send([{"k": "a", "at": T0 + MINUTE}])
+        assert h.advance_watermark(T0 + 3 * MINUTE) == [{"k": "a", "n": 1}]
 
 
 class Keeping(Left):

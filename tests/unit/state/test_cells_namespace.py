@@ -250,6 +250,15 @@ def test_what_cannot_name_a_namespace(name: Any) -> None:
         Namespace.window(0, 1, of=name)
 
 
+@pytest.mark.parametrize("namespace", ["mon", 7, [b"mon"]])
+def test_what_is_no_namespace_is_refused(namespace: Any) -> None:
+    bench = Bench(Op)
+    with pytest.raises(InvalidArgument, match=r"not a namespace: make one: Namespace.named"):
+        bench.keyed.at("k", namespace, COUNT)
+    with pytest.raises(InvalidArgument, match="not a namespace"):
+        bench.keyed.clear_namespace("k", namespace)
+
+
 def test_what_is_no_tag_is_refused() -> None:
     bench = Bench(Op)
     for wrong in (state.counter(), bench.op.n, "count"):

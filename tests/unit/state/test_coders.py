@@ -118,6 +118,15 @@ def test_values_that_do_not_fit_are_refused(coder: Any, value: Any) -> None:
         coder.encode(value)
 
 
+def test_an_array_is_no_int_and_a_missing_time_no_time() -> None:
+    numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
+    assert coders.Int64().encode(numpy.array(5)) == coders.Int64().encode(5)
+    for coder, value in [(coders.Int64(), numpy.array([5])), (coders.Timestamp(), pandas.NaT)]:
+        for encode in (coder.encode, coder.encode_key):
+            with pytest.raises(EncodeError, match=f"a value of type {type(value).__name__} does not fit"):
+                encode(value)
+
+
 @pytest.mark.parametrize("coder", [coders.Int64(), coders.Utf8()])
 def test_a_number_of_thousands_of_digits_is_refused(coder: Any) -> None:
     """Python refuses to write such a number, also for an error."""

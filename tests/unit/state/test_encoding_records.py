@@ -102,6 +102,52 @@ def test_records_are_changed_in_place() -> None:
     assert (bench.op.trip.value.legs, bench.op.people["a"].age) == ([Leg("IAH")], 8)
 
 
+class Aliased(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    """A model in which every way to rebuild it by its constructor would give other values."""
+
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+    name: str = pydantic.Field(alias="title")
+    title: str = pydantic.Field(default="none", alias="heading")
+    city: str = pydantic.Field(validation_alias=pydantic.AliasPath("address", "city"))
+    address: dict[str, str]
+    reads: int = 0
+    _notes: list[str] = pydantic.PrivateAttr(default_factory=lambda: ["new"])
+
+    def model_post_init(self, _: Any) -> None:
+        self.reads += 1
+
+
+class Longer(Aliased):
+    size: int = pydantic.Field(default_factory=lambda data: len(data["name"]))
+    tags: list[str] = pydantic.Field(default_factory=list)
+
+
+class Rooted(pydantic.RootModel[list[int]]):  # type: ignore[misc, name-defined]
+    pass
+
+
+def test_a_model_is_read_as_it_was_stored() -> None:
+    class Op:
+        model = state.value(Aliased)
+
+    stored = Aliased(title="Dr", heading="Intro", address={"city": "Rome"})
+    stored.city = "Paris"
+    stored._notes.append("old")
+    bench = Bench(Op)
+    bench.op.model.value = stored
+    for _ in range(2):
+        bench = bench.reopened()
+        back = bench.op.model.value
+        assert (back.model_dump(), back._notes) == (stored.model_dump(), ["new"])
+        assert not bench.commit()
+    with pytest.raises(AttributeError):
+        back.other  # noqa: B018
+    wider = coder_for(Longer).decode(coder_for(Aliased).encode(stored))
+    assert (wider.size, wider.tags, wider.reads) == (2, [], 1)
+    assert wider.model_fields_set == set(Aliased.model_fields)
+    assert coder_for(Rooted).decode(coder_for(Rooted).encode(Rooted([1]))) == Rooted([1])
+
+
 @pytest.mark.parametrize("type_", [Loose, list[Loose], dataclasses.make_dataclass("Bad", [("x", complex)])])
 def test_records_that_cannot_be_stored(type_: Any) -> None:
     for _ in range(2):  # a refused class is not remembered as a good one

@@ -14,7 +14,7 @@ import pytest
 from stateflow import state
 from stateflow.changes import Mutations
 from stateflow.errors import DecodeError, EncodeError
-from stateflow.state import KeyedState, TrackedMap, TrackedSet, TrackedValue, declarations_of
+from stateflow.state import KeyedState, TrackedList, TrackedMap, TrackedSet, TrackedValue, declarations_of
 from tests.unit.state.dict_store import DictStore
 
 
@@ -24,6 +24,7 @@ class Op:
     m = state.map(str, int)
     f = state.map(float, float)
     lists = state.map(str, list)
+    sets = state.map(str, set)
     at = state.map(datetime, int)
     s = state.set(str)
     days = state.set(datetime)
@@ -453,6 +454,30 @@ def test_a_builtin_on_the_left_decides_the_type() -> None:
             assert (type(found), found) == (kind, expected)
             assert type(members | some) is set
     assert {1: 2}.keys() - TrackedSet([1]) == set()
+
+
+@pytest.mark.parametrize(
+    ("sign", "set_made", "list_made"),
+    [("|", {1, 2, 3}, None), ("&", {2}, None), ("-", {1}, None), ("^", {1, 3}, None), ("+", None, [1, 2, 2, 3])],
+)
+def test_a_builtin_before_an_augmented_operator_is_changed_itself(sign: str, set_made: Any, list_made: Any) -> None:
+    left, right = ({1, 2}, TrackedSet([2, 3])) if set_made is not None else ([1, 2], TrackedList([2, 3]))
+    made, scope = set_made or list_made, {"left": left, "right": right, "frozen": frozenset({1, 2})}
+    exec(f"made = left {sign} right; kept = list(left); left {sign}= right", scope)
+    assert (scope["made"], scope["kept"], scope["left"]) == (made, [1, 2], made)
+    assert scope["left"] is left
+    assert list(right) == [2, 3]
+    if set_made is not None:
+        exec(f"before = frozen; frozen {sign}= right", scope)
+        assert (scope["frozen"], scope["before"]) == (frozenset(made), frozenset({1, 2}))
+
+
+def test_a_set_in_a_map_is_extended_by_a_tracked_set() -> None:
+    bench = Bench()
+    bench.op.s.update("xy")
+    members = bench.op.sets.setdefault("g", set())
+    members |= bench.op.s
+    assert bench.reopened().op.sets["g"] == {"x", "y"}
 
 
 def test_bound_objects_tell_their_changes(filled: Bench) -> None:

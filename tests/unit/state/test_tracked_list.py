@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -142,6 +143,36 @@ def test_standalone() -> None:
     inner = TrackedList([[1]])
     inner[0].append(2)
     assert inner.changes() == {"put": {0: [1, 2]}, "deleted": []}
+
+
+@pytest.mark.parametrize("where", [slice(2, 5), slice(1, 2), slice(0, 2), slice(4, 5)])
+@pytest.mark.parametrize("change", ["pop", "clear", "append"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_slice_is_assigned_what_changes_the_list_as_it_is_made(where: slice, change: str, stored: bool) -> None:
+    results = []
+    for make in (list, TrackedList):
+        values: Any = make([0, 1, 2, 3, 4])
+        if stored and make is TrackedList:
+            bench = Bench(Op)
+            bench.op.log += values
+            values = bench.reopened().op.log
+
+        def changing(values: Any = values) -> Iterator[int]:
+            for number in (10, 20):
+                getattr(values, change)(*[number] * (change == "append"))
+                yield number
+
+        values[where] = changing()
+        results.append(list(values))
+    assert results[1] == results[0]
+
+
+def test_an_extended_slice_is_that_of_the_list_when_the_values_are_made() -> None:
+    values = TrackedList([0, 1, 2, 3, 4])
+    with pytest.raises(ValueError, match="sequence of size 2 to extended slice of size 1"):
+        values[0:4:3] = (values.pop() for _ in range(2))
+    values[::2] = (values.append(9) or 5 for _ in range(3))  # type: ignore[func-returns-value]
+    assert values == [5, 1, 5, 9, 5, 9]
 
 
 def test_errors_name_the_element(filled: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ class Op:
     m = state.map(str, int, ttl=10)
     kept_m = state.map(str, int, ttl=10, ttl_refresh="read_write")
     s = state.set(str, ttl=10)
+    kept_s = state.set(str, ttl=10, ttl_refresh="read_write")
+    numbers = state.map(int, int, ttl=10, ttl_refresh="read_write")
+    pairs = state.set(tuple[int, str], ttl=10, ttl_refresh="read_write")
     log = state.list(int, ttl=10)
     event = state.value(int, ttl=10, ttl_domain="event")
     always = state.value(int)
@@ -90,6 +94,35 @@ def test_reads_that_count_are_written_once_a_tenth_of_the_ttl_has_passed() -> No
     assert expiries(bench, "kept_m") == [11 * SECOND + 1, 10 * SECOND]
     assert list(bench.at(5 * SECOND).kept_m) == ["a", "b"]
     assert len(bench.commit().puts) == 2
+
+
+def test_a_read_by_an_equal_key_of_another_type_renews_the_entry() -> None:
+    bench = Bench(Op)
+    bench.op.numbers[1] = bench.op.numbers[2] = 10
+    bench.op.pairs.add((1, "a"))
+    op = bench.at(5 * SECOND)
+    assert (op.numbers[1.0], op.numbers.get(Decimal(2)), (True, "a") in op.pairs) == (10, 10, True)
+    assert len(bench.commit().puts) == 3
+    assert expiries(bench, "numbers") == [15 * SECOND] * 2
+    assert expiries(bench, "pairs") == [15 * SECOND]
+    op = bench.at(12 * SECOND)
+    assert (op.numbers[True], op.numbers[2]) == (10, 10)
+    op.numbers[1.0] = 10
+    op.pairs.add((1.0, "a"))
+    bench.commit()
+    assert (bench.reopened(20 * SECOND).op.numbers, bench.op.pairs) == ({1: 10, 2: 10}, {(1, "a")})
+
+
+def test_taking_the_last_entry_renews_no_other() -> None:
+    bench = Bench(Op)
+    bench.op.kept_m.update(a=1, b=2)
+    bench.op.kept_s.update("ab")
+    op = bench.at(5 * SECOND)
+    assert (op.kept_m.popitem(), op.kept_s.pop()) == (("b", 2), "b")
+    bench.commit()
+    assert expiries(bench, "kept_m") == expiries(bench, "kept_s") == [10 * SECOND]
+    op = bench.at(10 * SECOND)
+    assert (op.kept_m, op.kept_s) == ({}, set())
 
 
 def test_event_time_starts_with_the_first_watermark() -> None:
