@@ -135,7 +135,6 @@ class OperatorInstance:
         self.takes_batches = issubclass(cls, BatchOperator)
         self._partition, self._timers = partition, timers
         self._event_time, self._key = cls.event_time, key_columns(cls)
-        self._windows = windows_of(cls).values()
         side = side_schemas(cls)
         self._writer = OutputWriter(output_schema(cls), partition.operator)
         self._side_writers = {tag: OutputWriter(schema, partition.operator, tag) for tag, schema in side.items()}
@@ -307,7 +306,7 @@ class OperatorInstance:
     def _end_window(self, timer: Timer, ctx: Context) -> None:
         """Ends the window of a timer, if ``on_timer`` did not loop over ``ended``, and empties it."""
         if not ctx._ended:
-            for helper in self._windows:
+            for helper in windows_of(type(self.operator)).values():
                 for _ in helper.ended(timer, ctx):
                     pass
         ctx._clear_ended()
