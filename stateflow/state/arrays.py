@@ -42,11 +42,13 @@ class Typed:
     Attributes:
         give: converts a stored value to a value that Arrow accepts.
         take: converts a value that Arrow returns to a stored value, as plain data.
+        one_way: some part is given as JSON text, which ``take`` returns as text.
     """
 
     type: pa.DataType
     give: Convert
     take: Convert
+    one_way: bool = False
 
     def array(self, values: Iterable[Any]) -> pa.Array:
         """Returns values as an Arrow array. Raises EncodeError for values that do not fit (an int beyond 64 bits)."""
@@ -68,7 +70,7 @@ def _of_text(kind: type) -> Convert:
 
 
 _UTC = pa.timestamp("us", tz="UTC")
-_TEXT = Typed(pa.string(), as_json, _same)
+_TEXT = Typed(pa.string(), as_json, _same, one_way=True)
 _SCALARS = {
     "int": Typed(pa.int64(), _same, _same),
     "float": Typed(pa.float64(), _same, _same),
@@ -101,6 +103,7 @@ def typed(signature: Signature) -> Typed:
             pa.list_(item.type),
             lambda values: [item.give(value) for value in values],
             lambda given: given if isinstance(given, _NO_LIST) else make(map(item.take, given)),
+            item.one_way,
         )
     if kind == "dict" and (inner[0] == "None" or (inner[0][0] == "union" and "None" in inner[0])):
         return _TEXT  # Arrow has no null as key
@@ -119,6 +122,7 @@ def _nullable(inner: Typed) -> Typed:
         inner.type,
         lambda value: None if value is None else inner.give(value),
         lambda value: None if value is None else inner.take(value),
+        inner.one_way,
     )
 
 
@@ -136,6 +140,7 @@ def _map(keys: Typed, values: Typed) -> Typed:
         pa.map_(keys.type, values.type),
         lambda value: [(keys.give(key), values.give(item)) for key, item in value.items()],
         take,
+        keys.one_way or values.one_way,
     )
 
 
@@ -153,7 +158,8 @@ def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert
         items = [given.get(n) for n in names] if isinstance(given, Mapping) else given
         return join({n: field.take(item) for n, field, item in zip(names, fields, items, strict=True)})
 
-    return Typed(pa.struct([pa.field(n, field.type) for n, field in zip(names, fields, strict=True)]), give, take)
+    type_ = pa.struct([pa.field(n, field.type) for n, field in zip(names, fields, strict=True)])
+    return Typed(type_, give, take, any(field.one_way for field in fields))
 
 
 def _tuple(fields: dict[str, Any]) -> tuple[Any, ...]:

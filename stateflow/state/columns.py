@@ -126,9 +126,21 @@ class TrackedColumn:
         return entries
 
     def _values(self, array: Any, length: int) -> list[Any]:
+        self._check_is_column(self._value)
         return self._taken(self._coder, array, length, "values")
 
+    def _check_is_column(self, typed: Typed) -> None:
+        """Refuses a column of JSON text, because its text would be stored when it is put back."""
+        if typed.one_way:
+            raise DeclarationError(
+                "the declared type has no Arrow type of its own, or has such items",
+                remedy="use each(keys), the tracked object of each key, or declare one type for every item",
+                operator=self._operator,
+                state=self._name,
+            )
+
     def _array(self, typed: Typed, values: Iterable[Any]) -> pa.Array:
+        self._check_is_column(typed)
         try:
             return typed.array(values)
         except StateflowError as error:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import state
-from stateflow.errors import DecodeError, EncodeError
+from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state import ColumnStates, declarations_of
 from tests.unit.state.dict_store import DictStore
 
@@ -191,3 +191,44 @@ def test_records_and_ids_that_cannot_change_are_columns_too(name: str, given: An
     assert getattr(states.peek(1), name).value == stored
     states.invalidate()
     assert column.get_many(ints(1)).to_pylist() == [given]
+
+
+# --- values without one Arrow type ---------------------------------------------------------------------
+
+
+@dataclass
+class Loose:
+    x: int | str = 0
+
+
+class Untyped:
+    a_dict = state.value(dict)
+    a_list = state.value(list)
+    anything = state.value(Any)
+    either = state.value(int | str)
+    record = state.value(Loose)
+    inner = state.value(dict[str, list[Any]])
+    entries = state.map(str, Any)
+    last = state.reducing(Any, lambda _, new: new)
+
+
+@pytest.mark.parametrize("name", sorted(declarations_of(Untyped)))
+def test_what_would_be_json_is_read_and_written_key_by_key(name: str) -> None:
+    """The text of a column would be stored as text when it is put back."""
+    states = ColumnStates("op", declarations_of(Untyped), DictStore())
+    column: Any = states.tracked[name]
+    key, text = pa.array(["a"]), pa.array(["1"])
+    calls = {
+        "entries": [("get_many", text), ("put_many", text, text), ("items",)],
+        "last": [("get_many",), ("add_many", text)],
+    }
+    for method, *arguments in calls.get(name, [("get_many",), ("put_many", text)]):
+        with pytest.raises(DeclarationError, match=rf"no Arrow type .* \(operator=op state={name}\): use each"):
+            getattr(column, method)(key, *arguments)
+    assert not states.collect()
+    (tracked,) = column.each(key)
+    if name == "entries":
+        tracked["a"] = 5
+        assert column.contains_many(key, pa.array(["a"])).to_pylist() == [True]
+        column.remove_many(key, pa.array(["a"]))
+        assert column.sizes(key).to_pylist() == [0]
