@@ -22,6 +22,7 @@ from stateflow.operator.rows import DecodedRows
 from stateflow.operator.timers import Domain, TimerColumns, Timers, to_datetime
 from stateflow.operator.watchdog import Interrupted, frames_of
 from stateflow.state import ColumnStates, KeyedState
+from stateflow.state.keys import kinds_of
 from stateflow.types import PartitionId
 
 TEXT_MAX = 1_000
@@ -275,6 +276,8 @@ class OperatorInstance:
         """Fires the timers of a domain that are due at ``until_us``."""
         if isinstance(self.operator, BatchOperator):
             while due := list(self._timers.due(domain, until_us)):
+                # a partition that has had no rows since it was opened knows its keys from its timers
+                self._timers.keys.kinds = self._timers.keys.kinds or kinds_of(due[0].key)
                 self._produce(self.operator.on_timers, TimerColumns.of(due, self._key), lambda: due[0])
             return
         for timer in self._timers.due(domain, until_us):

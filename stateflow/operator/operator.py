@@ -132,8 +132,8 @@ class Context:
             at: one time for all keys, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
                 with a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument for an unknown domain, an invalid time, and an operator without ``on_timers``; NullKey;
-        EncodeError for keys that are not of the key columns.
+        Raises InvalidArgument for an unknown domain, an invalid time, a key of another partition, and an operator
+        without ``on_timers``; NullKey; EncodeError for keys that are not of the key columns and their types.
         """
         named = check_timer_name(name)
         self._check_heard()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -24,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowError
+from stateflow.errors import DeclarationError, EncodeError, StateflowError
 from stateflow.state import coders
 from stateflow.state.cells import HEADER, encode_row_key, row_part
 from stateflow.state.coders import Coder
 from stateflow.state.declare import signature_of_coder
 from stateflow.state.encoding import as_json, exact_float
+from stateflow.state.keys import KeyColumns
 from stateflow.state.shapes import Signature
 
 Convert = Callable[[Any], Any]
@@ -546,44 +547,11 @@ class _IntIndex:
         self._sorted, self._waiting = self._sorted.joined(self._waiting).moved(places), _NO_KEYS
 
 
-def plain_keys(keys: pa.Array, names: Sequence[str] = (), operator: str | None = None) -> list[Any]:
-    """Returns keys in the form that a row operator uses, which for several key columns is a tuple.
-
-    Args:
-        names: names of the key columns; empty: those of the fields, in their order.
-
-    Raises NullKey, and EncodeError for keys that are not of these columns.
-    """
-    if keys.null_count:
-        raise NullKey("a key is null", remedy="filter out such rows before the operator", operator=operator)
-    is_struct = pa.types.is_struct(keys.type)
-    fields = [field.name for field in keys.type] if is_struct else []
-    if names and sorted(fields) != (sorted(names) if len(names) > 1 else []):
-        wanted = f"a struct of the key columns {', '.join(names)}" if len(names) > 1 else f"the key column {names[0]}"
-        raise EncodeError(
-            f"keys of Arrow type {keys.type} are not {wanted}",
-            remedy="pass the column" if len(names) == 1 else "pass a struct array whose fields have these names",
-            operator=operator,
-        )
-    if not is_struct:
-        plain: list[Any] = keys.to_pylist()
-        return plain
-    columns = keys.flatten()
-    return list(zip(*(columns[fields.index(name)].to_pylist() for name in names or fields), strict=True))
-
-
 class KeyIndex:
-    """The index of each key, which the columns of one partition share.
+    """The index of each key, which the columns of one partition share."""
 
-    Args:
-        names: names of the key columns, see :func:`plain_keys`.
-    """
-
-    def __init__(
-        self, operator: str, belongs: Callable[[Hashable], None] | None = None, names: Sequence[str] = ()
-    ) -> None:
-        self._operator, self._names = operator, names
-        self._belongs = belongs
+    def __init__(self, keys: KeyColumns) -> None:
+        self._keys = keys
         self._known: dict[type, dict[Any, int]] = {}
         self._ints = _IntIndex()
         self._last: tuple[pa.Array, Array] | None = None
@@ -594,17 +562,18 @@ class KeyIndex:
 
     def of(self, keys: pa.Array) -> Array:
         """Returns the index of each key; an unknown key gets a new one. Raises NullKey, and EncodeError for NaN and
-        keys that are not of the key columns."""
+        keys that are not of the key columns and their types."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
-        if pa.types.is_integer(keys.type) and not keys.null_count and len(self._names) < 2:
+        if pa.types.is_integer(keys.type):
+            self._keys.check(keys)
             indices = self._of_ints(_as_int64(keys))
         else:
-            indices = self._of_objects(plain_keys(keys, self._names, self._operator))
+            indices = self._of_objects(self._keys.plain(keys))
         if len(self.rows) > len(self._touched):
             self._touched = grown(self._touched, len(self.rows))
         self._touched[indices] = self._batch
-        self._last = keys, indices
+        self._last, self._keys.belonging = (keys, indices), keys
         return indices
 
     def _of_ints(self, keys: Array) -> Array:
@@ -614,9 +583,9 @@ class KeyIndex:
             new, numbers = np.unique(keys[rest], return_inverse=True)
             first = len(self.rows)
             added: list[int] = new.tolist()
-            if self._belongs is not None:
+            if (belongs := self._keys.belongs) is not None:
                 for key in added:
-                    self._belongs(key)
+                    belongs(key)
             self.rows += [row_part(encode_row_key(key)) for key in added]
             self._ints.add(new, np.arange(first, len(self.rows)))
             indices[rest] = first + numbers
@@ -637,15 +606,15 @@ class KeyIndex:
         index = known.get(place)
         if index is None:
             row = row_part(encode_row_key(key))
-            if self._belongs is not None:
-                self._belongs(key)
+            if self._keys.belongs is not None:
+                self._keys.belongs(key)
             self.rows.append(row)
             index = known[place] = len(self.rows) - 1
         return index
 
     def end_batch(self) -> None:
         self._batch += 1
-        self._last = None
+        self._last = self._keys.belonging = None
 
     def drop_oldest(self, keep: int) -> Array:
         """Drops all keys except the ``keep`` most recently used ones. Returns the old indices of the kept keys; their
@@ -667,7 +636,7 @@ class KeyIndex:
         self._known.clear()
         self._ints = _IntIndex()
         self.rows = []
-        self._last = None
+        self._last = self._keys.belonging = None
 
 
 def _as_int64(keys: pa.Array) -> Array:

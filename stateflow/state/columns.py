@@ -11,7 +11,7 @@ with the same stored state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,6 @@ from stateflow.state.arrays import (
     grown,
     is_converted,
     layout_of,
-    plain_keys,
     taken,
     typed_of,
 )
@@ -39,6 +38,7 @@ from stateflow.state.cells import CELL, CellReader, decode_row_key, split_addres
 from stateflow.state.coders import Coder
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
+from stateflow.state.keys import KeyColumns
 
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})
@@ -61,24 +61,21 @@ class KeyObjects:
     """Looks up the tracked objects of keys.
 
     The keys of an array are looked up only once if the same array object is passed to several calls of a batch.
-
-    Args:
-        names: names of the key columns, see :func:`.plain_keys`.
     """
 
-    def __init__(self, operator: str, state: KeyedState, names: Sequence[str] = ()) -> None:
-        self._operator, self._state, self._names = operator, state, names
+    def __init__(self, state: KeyedState, keys: KeyColumns) -> None:
+        self._state, self._keys = state, keys
         self._last: tuple[pa.Array, list[dict[str, Any]]] | None = None
 
     def of(self, keys: Any) -> list[dict[str, Any]]:
         """Returns the tracked objects of each key, by attribute. Raises NullKey, and EncodeError for NaN and keys that
-        are not of the key columns."""
+        are not of the key columns and their types."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
-        plain = plain_keys(whole(keys), self._names, self._operator)
+        plain = self._keys.plain(whole(keys))
         found, bundle_of = self._state.bundles(plain), self._state.bundle_of
         bundles = [bundle_of(key) if bundle is None else bundle for key, bundle in zip(plain, found, strict=True)]
-        self._last = keys, bundles
+        self._last, self._keys.belonging = (keys, bundles), keys
         return bundles
 
     def end_batch(self) -> None:
@@ -489,8 +486,7 @@ class ColumnStates:
     """The states of a batch operator; the counterpart of KeyedState, which holds those of a row operator.
 
     Args:
-        key: names of the key columns. Keys of several columns are structs with these fields, in any order; empty: the
-            order of the fields is that of the columns.
+        keys: key columns of the partition; None: keys are taken as they come.
 
     Example: ``states = ColumnStates("Total", declarations_of(Total), store)``
     """
@@ -504,11 +500,11 @@ class ColumnStates:
         cached_keys: int = 262_144,
         cache: CachePool | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
-        belongs: Callable[[Hashable], None] | None = None,
-        key: Sequence[str] = (),
+        keys: KeyColumns | None = None,
     ) -> None:
         self.max_value_bytes = max_value_bytes
-        self._index = KeyIndex(operator, belongs, key)
+        keys = KeyColumns(operator) if keys is None else keys
+        self._index = KeyIndex(keys)
         plain = {name: each for name, each in declarations.items() if is_plain(each)}
         others = {name: each for name, each in declarations.items() if name not in plain}
         self.columns = {
@@ -522,9 +518,9 @@ class ColumnStates:
             cached_keys=cached_keys,
             cache=cache if others else None,
             max_value_bytes=max_value_bytes,
-            belongs=belongs,
+            belongs=keys.belongs,
         )
-        self._objects = KeyObjects(operator, self._tracked, key)
+        self._objects = KeyObjects(self._tracked, keys)
         self.tracked = tracked_columns(operator, others, self._objects)
         self._keyed = KeyedState(operator, declarations, reader, max_value_bytes=max_value_bytes)
         self._cached_keys = cached_keys

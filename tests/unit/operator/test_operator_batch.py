@@ -471,7 +471,7 @@ def test_keys_of_several_columns_go_by_name(into: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("into", ["n", "seen", "timers"])
-@pytest.mark.parametrize("names", [("a",), ("x", "y"), ("a", "c"), ("a", "b", "c"), ("a", "a")])
+@pytest.mark.parametrize("names", [("a",), ("x", "y"), ("a", "c"), ("a", "b", "c"), ("a", "a"), ("a", "b", "a")])
 def test_keys_that_are_not_of_the_key_columns_are_refused(
     names: tuple[str, ...], into: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,3 +535,28 @@ def test_times_that_are_none(at: Any, says: str) -> None:
 
     with OperatorHarness(Misuse, partitions=1) as harness, pytest.raises(InvalidArgument, match=says):
         harness.send(went(("a", "x"), ("b", "y")))
+
+
+class Halves(BatchOperator):
+    """Passes the keys that pandas makes of a column with missing values."""
+
+    key, output = "k", "k long"
+    n = state.value(int, default=0)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        ctx.set_timers(batch["k"], 5)
+        if "wrong" in batch.schema.names:
+            self.n.put_many(batch["wrong"], batch["k"])
+
+    def on_timers(self, timers: TimerColumns, ctx: Context) -> None:
+        self.n.put_many(timers.keys.cast(pa.float64()), timers.keys)
+
+
+def test_keys_of_another_type_do_not_split_the_state() -> None:
+    with OperatorHarness(Halves, partitions=1) as harness:
+        with pytest.raises(EncodeError, match="keys of type float were passed, but the key column 'k' is of type int"):
+            harness.send([{"k": 3, "wrong": 3.0}])
+        harness.send([{"k": 3}])
+        reopened = OperatorHarness.restore(Halves, harness.checkpoint())
+        with reopened, pytest.raises(EncodeError, match="keys of type float were passed"):
+            reopened.advance_watermark(5)
