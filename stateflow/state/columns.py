@@ -1,7 +1,7 @@
 """Column-wise states, for operators that process whole record batches.
 
 Values that neither change in place nor expire are in arrays (:class:`ValueColumn`), at the index of their key (see
-:mod:`~stateflow.state.arrays`). All other states, such as maps, sets, counters, records and states with a ttl, are
+:mod:`~stateflow.state.keys`). All other states, such as maps, sets, counters, records and states with a ttl, are
 the tracked objects of a row operator, used for many keys with one call (:class:`TrackedColumn`). The tracked objects
 decide what is stored, what expires and what is rolled back.
 
@@ -23,7 +23,6 @@ from stateflow.errors import DeclarationError, EncodeError, StateflowError
 from stateflow.state import coders
 from stateflow.state.arrays import (
     Array,
-    KeyIndex,
     Layout,
     Typed,
     distinct,
@@ -38,7 +37,7 @@ from stateflow.state.cells import CELL, CellReader, decode_row_key, split_addres
 from stateflow.state.coders import Coder
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
-from stateflow.state.keys import KeyColumns
+from stateflow.state.keys import KeyColumns, KeyIndex
 
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})
@@ -351,14 +350,21 @@ class ValueColumn:
 
         A tuple is returned as a struct with the fields ``_0``, ``_1``, …
         """
-        indices = self._loaded(whole(keys))
+        try:
+            return self._layout.to_arrow(*self._read(self._loaded(whole(keys))))
+        except EncodeError as error:
+            error.located(operator=self._operator, state=self._name)
+            raise
+
+    def _read(self, indices: Array) -> tuple[list[Array], Array]:
+        """Returns the values of keys, or the default, and whether each is null."""
         values = [array[indices] for array in self._values]
         absent = self._known[indices] == _ABSENT
         if self._default is None:
-            return self._layout.to_arrow(values, absent)
+            return values, absent
         for array, default in zip(values, self._default, strict=True):
             array[absent] = default
-        return self._layout.to_arrow(values, np.zeros(len(indices), np.bool_))
+        return values, np.zeros(len(indices), np.bool_)
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Stores a value for each key. Null clears the key's state. The last value of a repeated key counts.
@@ -375,6 +381,8 @@ class ValueColumn:
         if values.null_count:
             null = values.is_null().to_numpy(zero_copy_only=False)
         arrays = self._arrays(values, null)
+        if self._layout.rescales:
+            arrays = self._layout.rescaled(arrays, *self._read(indices))
         touched = distinct(indices, len(self._index.rows))
         fresh = touched[~self._dirty[touched]]
         self._before.append((fresh, self._known[fresh], [array[fresh] for array in self._values]))

@@ -17,9 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from stateflow import state
 from stateflow.errors import EncodeError, NullKey
 from stateflow.state import CachePool, ColumnStates, KeyedState, declarations_of
-from stateflow.state.arrays import KeyIndex
 from stateflow.state.cells import encode_row_key, row_part
-from stateflow.state.keys import KeyColumns
+from stateflow.state.keys import KeyColumns, KeyIndex
 from stateflow.storage import MemoryStore
 from tests.sizes import sized
 
