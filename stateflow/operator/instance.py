@@ -145,7 +145,6 @@ class OperatorInstance:
         #: whether the operator overrides ``on_watermark``
         self.hears_watermarks = cls.on_watermark is not Operator.on_watermark
         self.operator = self._made(cls)
-        self.attach()
 
     def _made(self, cls: type[Operator]) -> Operator:
         try:
@@ -165,6 +164,9 @@ class OperatorInstance:
             self.state.attach(self.operator)
 
     def open(self) -> None:
+        """Opens the operator. Its states are attached afterwards, because what ``open`` wrote would be undone with the
+        first batch if that fails."""
+        self._ctx._in_batches = False
         try:
             self.operator.open(self._ctx)
         except StateflowError as error:
@@ -174,6 +176,8 @@ class OperatorInstance:
             if not is_ours(error):
                 raise
             raise self._failed("open", error, "fix the operator; no batch was applied", cause="open") from error
+        self._ctx._in_batches = True
+        self.attach()
 
     def count(self) -> None:
         """Publishes the operator's counts of the batch, after the batch was applied."""
@@ -342,6 +346,9 @@ class OperatorInstance:
         """
         operator, ctx, name = self.operator, self._ctx, self._partition
         self.operator = Operator()
+        ctx._in_batches = False
+        if isinstance(self.state, ColumnStates):
+            self.state.detach(operator)
 
         def close() -> None:
             nonlocal operator

@@ -542,6 +542,11 @@ class ColumnStates:
         """Sets ``target.<state name>`` to the columns."""
         target.__dict__.update(self.columns | self.tracked)
 
+    def detach(self, target: object) -> None:
+        """Undoes :meth:`attach`."""
+        for name in self.columns | self.tracked:
+            target.__dict__.pop(name, None)
+
     def set_time(self, processing_us: int, event_us: int | None = None) -> None:
         """See :meth:`KeyedState.set_time`."""
         self._tracked.set_time(processing_us, event_us)

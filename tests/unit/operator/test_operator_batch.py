@@ -12,7 +12,15 @@ import pyarrow.compute as pc
 import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
-from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, NullKey, OperatorFailed, OutputMismatch
+from stateflow.errors import (
+    DeclarationError,
+    EncodeError,
+    InvalidArgument,
+    NullKey,
+    OperatorFailed,
+    OutputMismatch,
+    UnknownState,
+)
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import describe, output_schema
 from stateflow.operator.timers import TimerColumns
@@ -560,3 +568,46 @@ def test_keys_of_another_type_do_not_split_the_state() -> None:
         reopened = OperatorHarness.restore(Halves, harness.checkpoint())
         with reopened, pytest.raises(EncodeError, match="keys of type float were passed"):
             reopened.advance_watermark(5)
+
+
+KEY = pa.array(["a"])
+APART: dict[str, Any] = {
+    "values": lambda op, ctx: op.n.put_many(KEY, pa.array([100])),
+    "objects": lambda op, ctx: op.seen.add_many(KEY, pa.array([100])),
+    "timers": lambda op, ctx: ctx.set_timers(KEY, 5),
+    "deleted": lambda op, ctx: ctx.delete_timers(KEY),
+}
+
+
+@pytest.mark.parametrize("when", ["open", "close"])
+@pytest.mark.parametrize("call", APART)
+def test_nothing_is_read_or_written_outside_of_a_batch(when: str, call: str) -> None:
+    """What ``open`` wrote was gone if the first batch failed."""
+    refused: list[Exception] = []
+
+    class Apart(BatchOperator):
+        key, output = "k", "k string, n long"
+        n: Any = state.value(int, default=7)
+        seen: Any = state.set(int)
+
+        def open(self, ctx: Context) -> None:
+            self.attempt("open", ctx)
+
+        def close(self, ctx: Context) -> None:
+            self.attempt("close", ctx)
+
+        def attempt(self, now: str, ctx: Context) -> None:
+            if now == when:
+                with pytest.raises((UnknownState, InvalidArgument)) as caught:
+                    APART[call](self, ctx)
+                refused.append(caught.value)
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.Table:
+            APART["deleted"](self, ctx)
+            return pa.table({"k": batch["k"], "n": self.n.get_many(batch["k"])})
+
+        def on_timers(self, timers: TimerColumns, ctx: Context) -> None: ...
+
+    with OperatorHarness(Apart, partitions=1) as harness:
+        assert harness.send([{"k": "a"}]) == [{"k": "a", "n": 7}]
+    assert refused
