@@ -11,6 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Final
@@ -71,6 +72,15 @@ def _of_text(kind: type) -> Convert:
     return take
 
 
+def _aware(value: Any) -> Any:
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise EncodeError(
+            "a datetime without a time zone does not name an instant",
+            remedy="attach one: value.replace(tzinfo=timezone.utc), or declare it as Any, which is read as JSON",
+        )
+    return value
+
+
 _UTC = pa.timestamp("us", tz="UTC")
 _TEXT = Typed(pa.string(), as_json, _same, one_way=True)
 _SCALARS = {
@@ -81,7 +91,7 @@ _SCALARS = {
     "bytes": Typed(pa.binary(), _same, _same),
     "bytearray": Typed(pa.binary(), bytes, lambda given: bytearray(given) if isinstance(given, bytes) else given),
     "date": Typed(pa.date32(), _same, _same),
-    "datetime": Typed(_UTC, _same, _same),
+    "datetime": Typed(_UTC, _aware, _aware),
     "Decimal": Typed(pa.string(), str, _of_text(Decimal)),
     "UUID": Typed(pa.string(), str, _of_text(UUID)),
     "None": Typed(pa.null(), _same, _same),
@@ -112,10 +122,12 @@ def typed(signature: Signature) -> Typed:
     if kind == "dict":
         return _map(*map(typed, inner))
     if kind == "tuple":
-        return _struct([f"_{number}" for number in range(len(inner))], [typed(each) for each in inner], _same, _tuple)
+        names = [f"_{number}" for number in range(len(inner))]
+        return _struct(names, [typed(each) for each in inner], _same, _tuple, set(names))
     if kind == "record" and len(inner) == 2 and inner[1]:
-        names = list(inner[1])
-        return _struct(names, [typed(each) for each, _ in inner[1].values()], _fields_of(names), dict)
+        names, fields = list(inner[1]), [typed(each) for each, _ in inner[1].values()]
+        required = {name for name, (_, has_default) in inner[1].items() if not has_default}
+        return _struct(names, fields, _fields_of(names), dict, required)
     return _TEXT
 
 
@@ -146,7 +158,7 @@ def _map(keys: Typed, values: Typed) -> Typed:
     )
 
 
-def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert) -> Typed:
+def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert, required: set[str]) -> Typed:
     fields = [_nullable(field) for field in fields]
 
     def give(value: Any) -> dict[str, Any]:
@@ -155,10 +167,11 @@ def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert
     def take(given: Any) -> Any:
         if not isinstance(given, Mapping | list | tuple):
             return given  # an instance of a record
-        if isinstance(given, Mapping) and (given.keys() - names or (join is _tuple and len(given) < len(names))):
+        if not isinstance(given, Mapping):
+            given = dict(zip(names, given, strict=True))
+        elif given.keys() - names or required - given.keys():
             raise ValueError(f"a struct of the fields {', '.join(given)} instead of {', '.join(names)}")
-        items = [given.get(n) for n in names] if isinstance(given, Mapping) else given
-        return join({n: field.take(item) for n, field, item in zip(names, fields, items, strict=True)})
+        return join({n: field.take(given[n]) for n, field in zip(names, fields, strict=True) if n in given})
 
     type_ = pa.struct([pa.field(n, field.type) for n, field in zip(names, fields, strict=True)])
     return Typed(type_, give, take, any(field.one_way for field in fields))
@@ -191,12 +204,15 @@ def typed_of(coder: Coder[Any]) -> Typed:
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
     """Converts ``given``, an item of an Arrow column, to a value that the coder accepts.
 
-    An item that cannot be converted is returned unchanged; storing it then raises an error.
+    An item that cannot be converted is returned unchanged; storing it then raises an error. Raises EncodeError for a
+    datetime without a time zone, which would be stored within a list or record.
     """
     if given is None or coder is None:
         return given
     try:
         return coder.lifted(typed_of(coder).take(given))
+    except EncodeError:
+        raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, StateflowError):
         return given
 

@@ -11,7 +11,8 @@ with the same stored state.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,7 +112,10 @@ class TrackedColumn:
         except (OverflowError, ValueError) as error:  # a time that Python's lack
             what = f"{what} of Arrow type {array.type} do not fit: {error}"
             raise self._misfit(what, "cast the column, or filter out such rows") from error
-        return values if type(coder) in _PLAIN else [taken(coder, value) for value in values]
+        if type(coder) in _PLAIN:
+            return values
+        with self._located():
+            return [taken(coder, value) for value in values]
 
     def _entries(self, array: Any, length: int) -> list[Any]:
         """Returns the keys of maps, or the members of sets, as Python values. Raises EncodeError for null."""
@@ -137,8 +141,13 @@ class TrackedColumn:
 
     def _array(self, typed: Typed, values: Iterable[Any]) -> pa.Array:
         self._check_is_column(typed)
-        try:
+        with self._located():
             return typed.array(values)
+
+    @contextmanager
+    def _located(self) -> Iterator[None]:
+        try:
+            yield
         except StateflowError as error:
             error.located(operator=self._operator, state=self._name)
             raise

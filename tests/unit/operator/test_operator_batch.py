@@ -582,7 +582,7 @@ APART: dict[str, Any] = {
 @pytest.mark.parametrize("when", ["open", "close"])
 @pytest.mark.parametrize("call", APART)
 def test_nothing_is_read_or_written_outside_of_a_batch(when: str, call: str) -> None:
-    """What ``open`` wrote was gone if the first batch failed."""
+    """Writes of ``open`` were gone if the first batch failed."""
     refused: list[Exception] = []
 
     class Apart(BatchOperator):

@@ -324,3 +324,56 @@ def test_what_would_be_json_is_read_and_written_key_by_key(name: str) -> None:
         assert column.contains_many(key, pa.array(["a"])).to_pylist() == [True]
         column.remove_many(key, pa.array(["a"]))
         assert column.sizes(key).to_pylist() == [0]
+
+
+# --- items of records and containers -------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    gate: str
+    at: datetime | None = None
+    times: int = 5
+
+
+class Times:
+    maybe = state.value(datetime | None)
+    several = state.value(list[datetime])
+    seen = state.value(Seen)
+    by_gate = state.map(str, Seen)
+
+
+NAIVE = datetime(2020, 1, 1, 12)
+TIMES: list[tuple[str, Any, Any]] = [
+    ("maybe", NAIVE, NAIVE),
+    ("several", [NAIVE], [NAIVE]),
+    ("seen", Seen("B2", NAIVE), {"gate": "B2", "at": NAIVE}),
+    ("by_gate", Seen("B2", NAIVE), {"gate": "B2", "at": NAIVE}),
+]
+
+
+@pytest.mark.parametrize(("name", "stored", "given"), TIMES)
+def test_a_time_without_a_zone_is_not_taken_for_one_in_utc(name: str, stored: Any, given: Any) -> None:
+    states = ColumnStates("op", declarations_of(Times), DictStore())
+    column: Any = states.tracked[name]
+    keys, entries = ints(1), [pa.array(["x"])] if name == "by_gate" else []
+    with pytest.raises(EncodeError, match=rf"without a time zone .*operator=op state={name}"):
+        column.put_many(keys, *entries, pa.array([given]))
+    assert not states.collect()
+    (tracked,) = column.each(keys)
+    if name == "by_gate":
+        tracked["x"] = stored
+    else:
+        tracked.value = stored
+    with pytest.raises(EncodeError, match=rf"without a time zone .*operator=op state={name}"):
+        column.get_many(keys, *entries)
+
+
+def test_a_field_that_is_left_out_has_its_default() -> None:
+    states = ColumnStates("op", declarations_of(Times), DictStore())
+    column: Any = states.tracked["seen"]
+    column.put_many(ints(1), pa.array([{"gate": "B2"}]))
+    assert [tracked.value for tracked in column.each(ints(1))] == [Seen("B2", None, 5)]
+    with pytest.raises(EncodeError, match="state=seen"):
+        column.put_many(ints(1), pa.array([{"times": 7}]))
+        states.collect()
