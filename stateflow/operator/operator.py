@@ -140,7 +140,8 @@ class Context:
         self._check_in_batch()
         named = check_timer_name(name)
         self._check_heard()
-        self._timers.set_many(whole(keys), named, whole(at), domain)
+        times = whole(at) if isinstance(at, pa.Array | pa.ChunkedArray) else at
+        self._timers.set_many(whole(keys), named, times, domain)
 
     def delete_timers(self, keys: pa.Array, *, name: str = "", domain: str = "event") -> None:
         """Deletes the timer of that name of each of these keys; see :meth:`delete_timer`."""

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, EncodeError, StateflowError
+from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, StateflowError
 from stateflow.state import coders
 from stateflow.state.arrays import (
     Array,
@@ -48,9 +48,15 @@ _KEY_BYTES, _ITEM_BYTES = 250, 10
 
 
 def whole(array: Any) -> pa.Array:
-    """Returns one array of plain values, without chunks and without a dictionary."""
+    """Returns one array of plain values, without chunks and without a dictionary. Raises InvalidArgument for what is no
+    Arrow array."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
+    if not isinstance(array, pa.Array):
+        raise InvalidArgument(
+            f"{type(array).__name__} was passed instead of an Arrow array",
+            remedy="pass pa.array(…) of it; for one key or value, an array of one item",
+        )
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 

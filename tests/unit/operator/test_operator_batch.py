@@ -534,6 +534,7 @@ def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], says: s
         (pa.array([1, 2], pa.timestamp("us")), "needs a time zone"),
         (pa.array(["a", "b"]), "string is not a time type"),
         ("soon", "'soon' is not a time"),
+        (np.array([1, 2]), r"array\(\[1, 2\]\) is not a time"),
     ],
 )
 def test_times_that_are_none(at: Any, says: str) -> None:

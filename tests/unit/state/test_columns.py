@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 from stateflow import state
-from stateflow.errors import DeclarationError, DecodeError, EncodeError
+from stateflow.errors import DeclarationError, DecodeError, EncodeError, InvalidArgument
 from stateflow.state import ColumnStates, KeyedState, declarations_of
 from tests.unit.state.dict_store import DictStore
 
@@ -377,3 +377,29 @@ def test_a_field_that_is_left_out_has_its_default() -> None:
     with pytest.raises(EncodeError, match="state=seen"):
         column.put_many(ints(1), pa.array([{"times": 7}]))
         states.collect()
+
+
+# --- what is no Arrow array ----------------------------------------------------------------------------
+
+NO_ARRAYS: list[Any] = [np.array([1]), [1], (1,), 1, pa.scalar(1), pa.table({"k": [1]})]
+
+
+@pytest.mark.parametrize("given", NO_ARRAYS, ids=lambda each: type(each).__name__)
+def test_what_is_no_arrow_array_is_refused(given: Any) -> None:
+    class Both:
+        n = state.value(int)
+        m = state.map(int, int)
+
+    states = ColumnStates("op", declarations_of(Both), DictStore())
+    n: Any = states.columns["n"]
+    m: Any = states.tracked["m"]
+    one = ints(1)
+    for call in (
+        lambda: n.get_many(given),
+        lambda: n.put_many(one, given),
+        lambda: m.sizes(given),
+        lambda: m.get_many(one, given),
+        lambda: m.put_many(one, one, given),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"{type(given).__name__} was passed instead of an Arrow array"):
+            call()
