@@ -30,6 +30,7 @@ from stateflow.operator.rows import DecodedRows
 from stateflow.operator.timers import WINDOW, Domain, Timer, TimerColumns, Timers, to_datetime
 from stateflow.operator.watchdog import Interrupted, frames_of
 from stateflow.state import ColumnStates, KeyedState
+from stateflow.state.keys import kinds_of
 from stateflow.types import PartitionId
 
 TEXT_MAX = 1_000
@@ -152,7 +153,6 @@ class OperatorInstance:
         #: whether the operator overrides ``on_watermark``
         self.hears_watermarks = cls.on_watermark is not Operator.on_watermark
         self.operator = self._made(cls)
-        self.attach()
 
     def _made(self, cls: type[Operator]) -> Operator:
         try:
@@ -172,6 +172,9 @@ class OperatorInstance:
             self.state.attach(self.operator)
 
     def open(self) -> None:
+        """Opens the operator. Its states are attached afterwards, because what ``open`` wrote would be undone with the
+        first batch if that fails."""
+        self._ctx._in_batches = False
         try:
             self.operator.open(self._ctx)
         except StateflowError as error:
@@ -181,6 +184,8 @@ class OperatorInstance:
             if not is_ours(error):
                 raise
             raise self._failed("open", error, "fix the operator; no batch was applied", cause="open") from error
+        self._ctx._in_batches = True
+        self.attach()
 
     def count(self) -> None:
         """Publishes the operator's counts of the batch, after the batch was applied. An error is only logged, because
@@ -288,6 +293,8 @@ class OperatorInstance:
         """Fires the timers of a domain that are due at ``until_us``."""
         if isinstance(self.operator, BatchOperator):
             while due := list(self._timers.due(domain, until_us)):
+                # a partition that has had no rows since it was opened knows its keys from its timers
+                self._timers.keys.kinds = self._timers.keys.kinds or kinds_of(due[0].key)
                 self._produce(self.operator.on_timers, TimerColumns.of(due, self._key), lambda: due[0])
             return
         for timer in self._timers.due(domain, until_us):
@@ -360,6 +367,9 @@ class OperatorInstance:
         """
         operator, ctx, name = self.operator, self._ctx, self._partition
         self.operator = Operator()
+        ctx._in_batches = False
+        if isinstance(self.state, ColumnStates):
+            self.state.detach(operator)
 
         def close() -> None:
             nonlocal operator

@@ -66,7 +66,7 @@ class Context:
     """
 
     __slots__ = (
-        *("_ended", "_figures", "_freeze", "_metrics", "_side", "_states", "_timers", "_unheard"),
+        *("_ended", "_figures", "_freeze", "_in_batches", "_metrics", "_side", "_states", "_timers", "_unheard"),
         *("key", "logger", "partition", "timestamp", "watermark"),
     )
 
@@ -90,6 +90,7 @@ class Context:
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
         self._ended: dict[Namespace, bool] = {}  # windows that the current timer ended → whether they have states
+        self._in_batches = True  # False: in ``open`` and ``close``
         self._unheard = ""  # name of the timer method that the operator lacks; empty: it has the method
 
     @property
@@ -132,21 +133,31 @@ class Context:
             at: one time for all keys, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
                 with a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument for an unknown domain, an invalid time, and an operator without ``on_timers``; NullKey;
-        EncodeError for keys that are not of the key columns.
+        Raises InvalidArgument for an unknown domain, an invalid time, a key of another partition, and an operator
+        without ``on_timers``, and in ``open`` and ``close``; NullKey; EncodeError for keys that are not of the key
+        columns and their types.
         """
+        self._check_in_batch()
         named = check_timer_name(name)
         self._check_heard()
-        self._timers.set_many(whole(keys), named, whole(at), domain)
+        times = whole(at) if isinstance(at, pa.Array | pa.ChunkedArray) else at
+        self._timers.set_many(whole(keys), named, times, domain)
 
     def delete_timers(self, keys: pa.Array, *, name: str = "", domain: str = "event") -> None:
         """Deletes the timer of that name of each of these keys; see :meth:`delete_timer`."""
+        self._check_in_batch()
         self._timers.delete_many(whole(keys), check_timer_name(name), domain)
 
     def _set_timer(self, at_us: int, name: str) -> None:
         """Sets a window helper's timer, in event time."""
         self._check_heard()
         self._timers.set(self._current(), name, at_us, "event")
+
+    def _check_in_batch(self) -> None:
+        if not self._in_batches:
+            raise InvalidArgument(
+                "timers are set and deleted outside of a batch", remedy="call this in process_batch() or on_timers()"
+            )
 
     def _check_heard(self) -> None:
         """Checks that the operator has a method for timers. Without one, every batch would fail when the timer is

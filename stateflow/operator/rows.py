@@ -14,18 +14,17 @@ from bisect import bisect_right
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as t
 
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, SchemaMismatch
 from stateflow.operator.arrow import holds_map, in_micros, in_python_zones, read_schema, time_of
 from stateflow.state.cells import CELL, decode_row_key, split_address
+from stateflow.state.keys import KeyColumns, kind_of, kinds_of
 from stateflow.storage import PartitionStore
 
 #: number of rows of neighbouring parts that are decoded to Python at a time; a larger part is decoded alone, as a whole
@@ -33,58 +32,22 @@ WINDOW_ROWS = 2048
 
 # -- Types of keys ---------------------------------------------------------------------------------------------------
 
-_KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
-    (t.is_integer, "int"),
-    (t.is_floating, "float"),
-    (t.is_boolean, "bool"),
-    (t.is_string, "str"),
-    (t.is_large_string, "str"),
-    (t.is_binary, "bytes"),
-    (t.is_large_binary, "bytes"),
-    (t.is_fixed_size_binary, "bytes"),
-    (t.is_date, "date"),
-    (lambda type_: t.is_timestamp(type_) and type_.tz is not None, "timestamp"),
-    (t.is_timestamp, "timestamp without time zone"),
-)
 
-
-def kind_of(type_: pa.DataType) -> str:
-    """Returns the kind of the keys in a column of this type; empty if the kind depends on the values."""
-    return next((kind for told, kind in _KINDS if told(type_)), "")
-
-
-def kinds_of(key: Any) -> tuple[str, ...]:
-    """Returns the kind of each column of a stored key."""
-    return tuple(map(_kind, key if isinstance(key, tuple) else (key,)))
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case datetime():
-            return "timestamp" if value.tzinfo is not None else "timestamp without time zone"
-        case date():
-            return "date"
-    return type(value).__name__
-
-
-def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStore, operator: str) -> None:
-    """Checks that a stored key, if there is one, has the types of the key columns. Raises SchemaMismatch.
-
-    Keys of two types are never equal, even if both are printed as 7.
-    """
+def check_keys(schema: pa.Schema, keys: KeyColumns, store: PartitionStore) -> None:
+    """Checks that a stored key, if there is one, has the types of the key columns, and stores their kinds in ``keys``.
+    Raises SchemaMismatch."""
+    kinds = [kind_of(schema.field(column).type) for column in keys.names]
     address = next((address for address, _ in store.scan(CELL)), None)
-    if address is None:
-        return
-    stored = kinds_of(decode_row_key(split_address(address)[0]))
-    come = tuple(kind_of(schema.field(column).type) for column in columns)
-    for column, was, now in zip(columns, stored, come, strict=False):
+    stored = () if address is None else kinds_of(decode_row_key(split_address(address)[0]))
+    for column, was, now in zip(keys.names, stored, kinds, strict=False):
         if now and was != now:
             raise SchemaMismatch(
                 f"the key column {column!r} is of type {now}, but stored keys are of type {was}",
                 remedy="cast the column to the stored type; initial state, too, needs keys of the rows' type",
-                operator=operator,
+                operator=keys.operator,
                 column=column,  # clients tell by it that the rows are at fault, not the stored states
             )
+    keys.kinds = kinds
 
 
 # -- Values that Python cannot represent -----------------------------------------------------------------------------

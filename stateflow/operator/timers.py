@@ -46,9 +46,9 @@ from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.state import Declaration, Namespace
 from stateflow.state import map as state_map
-from stateflow.state.arrays import plain_keys
 from stateflow.state.cells import decode_row_key, encode_row_key, read_varint, varint
 from stateflow.state.encoding import micros_of
+from stateflow.state.keys import KeyColumns
 from stateflow.storage import PartitionStore
 
 if TYPE_CHECKING:
@@ -180,11 +180,11 @@ class Timers:
     """The timers of a partition, as they are stored, with the pending changes of a batch. Not thread-safe.
 
     Args:
-        names: names of the key columns, see :func:`.plain_keys`.
+        keys: key columns of the partition; None: keys are taken as they come.
     """
 
-    def __init__(self, store: PartitionStore, names: Sequence[str] = ()) -> None:
-        self._store, self._names = store, names
+    def __init__(self, store: PartitionStore, keys: KeyColumns | None = None) -> None:
+        self._store, self.keys = store, KeyColumns() if keys is None else keys
         self._pending: dict[_Identity, int | None] = {}  # µs, or None: deleted or fired
         self._soon: list[tuple[int, bytes, str]] = []  # heap of timers still to fire while due() runs
         self._until: tuple[Domain, int] | None = None
@@ -212,17 +212,17 @@ class Timers:
             at: one time for all keys, or an Arrow array with a time for each key, of timestamps with a time zone or of
                 microseconds since 1970.
 
-        Raises InvalidArgument for an unknown domain or an invalid time, NullKey, and EncodeError for keys that are not
-        of the key columns.
+        Raises InvalidArgument for an unknown domain, an invalid time or a key of another partition, NullKey, and
+        EncodeError for keys that are not of the key columns and their types.
         """
-        plain = plain_keys(keys, self._names)
+        plain = self.keys.plain_here(keys)
         times = _times(at, len(plain)) if isinstance(at, pa.Array | pa.ChunkedArray) else [at] * len(plain)
         for key, moment in zip(plain, times, strict=True):
             self.set(key, name, moment, domain)
 
     def delete_many(self, keys: pa.Array, name: str, domain: str) -> None:
         """Deletes the timer of that name of each key, see :meth:`delete`."""
-        for key in plain_keys(keys, self._names):
+        for key in self.keys.plain(keys):
             self.delete(key, name, domain)
 
     def delete(self, key: Hashable, name: str, domain: str) -> None:

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from stateflow.errors import InvalidArgument, SchemaMismatch, UnknownState
 from stateflow.operator.operator import Operator, key_columns
-from stateflow.operator.rows import kinds_of
 from stateflow.operator.timers import SESSIONS
 from stateflow.partition.layout import read_sequence
 from stateflow.state import (
@@ -38,6 +37,7 @@ from stateflow.state.arrays import typed
 from stateflow.state.cells import CELL, row_part
 from stateflow.state.declare import signature_of_coder
 from stateflow.state.evolution import declared_as
+from stateflow.state.keys import kinds_of
 from stateflow.storage import PartitionStore
 
 SCAN_ROWS = 10_000

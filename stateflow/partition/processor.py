@@ -50,6 +50,7 @@ from stateflow.state import (
 from stateflow.state.cells import TAGS
 from stateflow.state.evolution import Evolved
 from stateflow.state.keyed import described
+from stateflow.state.keys import KeyColumns
 from stateflow.storage import PartitionStore
 from stateflow.storage.commit_log import CommitLog
 from stateflow.types import PartitionId
@@ -298,7 +299,13 @@ class PartitionProcessor:
         self._store = store
         #: names of the key columns
         self.key = key_columns(operator)
-        kind = partial(ColumnStates, key=self.key) if issubclass(operator, BatchOperator) else KeyedState
+        belongs = None if partitions is None else partial(check_belongs, partition.partition, partitions)
+        self._keys = KeyColumns(partition.operator, self.key, belongs)
+        kind = (
+            partial(ColumnStates, keys=self._keys)
+            if issubclass(operator, BatchOperator)
+            else partial(KeyedState, belongs=belongs)
+        )
         self.state: KeyedState | ColumnStates = kind(
             partition.operator,
             declarations_of(operator),
@@ -306,7 +313,6 @@ class PartitionProcessor:
             cached_keys=cached_keys,
             cache=cache,
             max_value_bytes=max_value_bytes,
-            belongs=None if partitions is None else partial(check_belongs, partition.partition, partitions),
         )
         self._reader: RowReader | None = None  # last reader whose key types were checked against the stored keys
         self._sources = Sources(partition, store, retention)
@@ -315,7 +321,7 @@ class PartitionProcessor:
         self.latest_us = 0
         #: time that the operator took for the last batch
         self.operator_us = 0
-        self._timers = Timers(store, self.key)
+        self._timers = Timers(store, self._keys)
         self._watermark_us = read_watermark(store)
         self._instance = OperatorInstance(
             operator, partition, self.state, self._timers, self._watermark_us, figures or OwnFigures()
@@ -567,7 +573,7 @@ class PartitionProcessor:
     def _checked(self, rows: DecodedRows) -> DecodedRows:
         """Checks once per reader that the key columns have the types of the stored keys. Raises SchemaMismatch."""
         if rows.reader is not self._reader:
-            check_keys(rows.reader.schema, self.key, self._store, self.partition.operator)
+            check_keys(rows.reader.schema, self._keys, self._store)
             self._reader = rows.reader
         return rows
 

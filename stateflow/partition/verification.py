@@ -62,6 +62,7 @@ from stateflow.state import (
 )
 from stateflow.state.cells import CELL, COUNT, EXPIRES, FORMAT_VERSION, read_varint
 from stateflow.state.evolution import Evolved
+from stateflow.state.keys import KeyColumns
 from stateflow.storage import PartitionStore
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId
@@ -362,10 +363,10 @@ def try_out(
 def _instance(
     cls: type[Operator], partition: PartitionId, store: PartitionStore, watermark_us: int | None, max_value_bytes: int
 ) -> Iterator[OperatorInstance]:
-    key = key_columns(cls)
-    kind = partial(ColumnStates, key=key) if issubclass(cls, BatchOperator) else KeyedState
+    keys = KeyColumns(partition.operator, key_columns(cls))
+    kind = partial(ColumnStates, keys=keys) if issubclass(cls, BatchOperator) else KeyedState
     states = kind(partition.operator, declarations_of(cls), store, max_value_bytes=max_value_bytes)
-    instance = OperatorInstance(cls, partition, states, Timers(store, key), watermark_us, OwnFigures())
+    instance = OperatorInstance(cls, partition, states, Timers(store, keys), watermark_us, OwnFigures())
     try:
         instance.open()
         yield instance

@@ -1,20 +1,17 @@
-"""Converts stored values to Arrow columns and numpy arrays and back, and gives keys their indices in these arrays.
+"""Converts stored values to Arrow columns and numpy arrays and back.
 
 A :class:`Layout` puts the values of one coder into numpy arrays, so that many are encoded and compared at a time. int,
 float and bool values use one array, a fixed tuple of ints and floats uses one for each item, and values without a fixed
 width use one array of Python objects.
-
-A :class:`KeyIndex` gives each key an index into the arrays of a partition's column states. Indices are 0, 1, …; they
-are renumbered when the least recently used keys are dropped.
 """
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import datetime
 from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Final
@@ -24,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowError
+from stateflow.errors import DeclarationError, EncodeError, StateflowError
 from stateflow.state import coders
-from stateflow.state.cells import HEADER, encode_row_key, row_part
+from stateflow.state.cells import HEADER
 from stateflow.state.coders import Coder
 from stateflow.state.declare import signature_of_coder
 from stateflow.state.encoding import as_json, exact_float
@@ -42,11 +39,13 @@ class Typed:
     Attributes:
         give: converts a stored value to a value that Arrow accepts.
         take: converts a value that Arrow returns to a stored value, as plain data.
+        one_way: some part is given as JSON text, which ``take`` returns as text.
     """
 
     type: pa.DataType
     give: Convert
     take: Convert
+    one_way: bool = False
 
     def array(self, values: Iterable[Any]) -> pa.Array:
         """Returns values as an Arrow array. Raises EncodeError for values that do not fit (an int beyond 64 bits)."""
@@ -64,11 +63,26 @@ def _same(value: Any) -> Any:
 
 
 def _of_text(kind: type) -> Convert:
-    return lambda value: kind(value) if isinstance(value, str) else value
+    def take(value: Any) -> Any:
+        try:
+            return kind(value) if isinstance(value, str) else value
+        except (ValueError, ArithmeticError):
+            return value  # its coder refuses the text
+
+    return take
+
+
+def _aware(value: Any) -> Any:
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise EncodeError(
+            "a datetime without a time zone does not name an instant",
+            remedy="attach one: value.replace(tzinfo=timezone.utc), or declare it as Any, which is read as JSON",
+        )
+    return value
 
 
 _UTC = pa.timestamp("us", tz="UTC")
-_TEXT = Typed(pa.string(), as_json, _same)
+_TEXT = Typed(pa.string(), as_json, _same, one_way=True)
 _SCALARS = {
     "int": Typed(pa.int64(), _same, _same),
     "float": Typed(pa.float64(), _same, _same),
@@ -77,7 +91,7 @@ _SCALARS = {
     "bytes": Typed(pa.binary(), _same, _same),
     "bytearray": Typed(pa.binary(), bytes, lambda given: bytearray(given) if isinstance(given, bytes) else given),
     "date": Typed(pa.date32(), _same, _same),
-    "datetime": Typed(_UTC, _same, _same),
+    "datetime": Typed(_UTC, _aware, _aware),
     "Decimal": Typed(pa.string(), str, _of_text(Decimal)),
     "UUID": Typed(pa.string(), str, _of_text(UUID)),
     "None": Typed(pa.null(), _same, _same),
@@ -101,16 +115,19 @@ def typed(signature: Signature) -> Typed:
             pa.list_(item.type),
             lambda values: [item.give(value) for value in values],
             lambda given: given if isinstance(given, _NO_LIST) else make(map(item.take, given)),
+            item.one_way,
         )
     if kind == "dict" and (inner[0] == "None" or (inner[0][0] == "union" and "None" in inner[0])):
         return _TEXT  # Arrow has no null as key
     if kind == "dict":
         return _map(*map(typed, inner))
     if kind == "tuple":
-        return _struct([f"_{number}" for number in range(len(inner))], [typed(each) for each in inner], _same, _tuple)
+        names = [f"_{number}" for number in range(len(inner))]
+        return _struct(names, [typed(each) for each in inner], _same, _tuple, set(names))
     if kind == "record" and len(inner) == 2 and inner[1]:
-        names = list(inner[1])
-        return _struct(names, [typed(each) for each, _ in inner[1].values()], _fields_of(names), dict)
+        names, fields = list(inner[1]), [typed(each) for each, _ in inner[1].values()]
+        required = {name for name, (_, has_default) in inner[1].items() if not has_default}
+        return _struct(names, fields, _fields_of(names), dict, required)
     return _TEXT
 
 
@@ -119,6 +136,7 @@ def _nullable(inner: Typed) -> Typed:
         inner.type,
         lambda value: None if value is None else inner.give(value),
         lambda value: None if value is None else inner.take(value),
+        inner.one_way,
     )
 
 
@@ -136,10 +154,11 @@ def _map(keys: Typed, values: Typed) -> Typed:
         pa.map_(keys.type, values.type),
         lambda value: [(keys.give(key), values.give(item)) for key, item in value.items()],
         take,
+        keys.one_way or values.one_way,
     )
 
 
-def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert) -> Typed:
+def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert, required: set[str]) -> Typed:
     fields = [_nullable(field) for field in fields]
 
     def give(value: Any) -> dict[str, Any]:
@@ -148,12 +167,14 @@ def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert
     def take(given: Any) -> Any:
         if not isinstance(given, Mapping | list | tuple):
             return given  # an instance of a record
-        if isinstance(given, Mapping) and (given.keys() - names or (join is _tuple and len(given) < len(names))):
+        if not isinstance(given, Mapping):
+            given = dict(zip(names, given, strict=True))
+        elif given.keys() - names or required - given.keys():
             raise ValueError(f"a struct of the fields {', '.join(given)} instead of {', '.join(names)}")
-        items = [given.get(n) for n in names] if isinstance(given, Mapping) else given
-        return join({n: field.take(item) for n, field, item in zip(names, fields, items, strict=True)})
+        return join({n: field.take(given[n]) for n, field in zip(names, fields, strict=True) if n in given})
 
-    return Typed(pa.struct([pa.field(n, field.type) for n, field in zip(names, fields, strict=True)]), give, take)
+    type_ = pa.struct([pa.field(n, field.type) for n, field in zip(names, fields, strict=True)])
+    return Typed(type_, give, take, any(field.one_way for field in fields))
 
 
 def _tuple(fields: dict[str, Any]) -> tuple[Any, ...]:
@@ -183,12 +204,15 @@ def typed_of(coder: Coder[Any]) -> Typed:
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
     """Converts ``given``, an item of an Arrow column, to a value that the coder accepts.
 
-    An item that cannot be converted is returned unchanged; storing it then raises an error.
+    An item that cannot be converted is returned unchanged; storing it then raises an error. Raises EncodeError for a
+    datetime without a time zone, which would be stored within a list or record.
     """
     if given is None or coder is None:
         return given
     try:
         return coder.lifted(typed_of(coder).take(given))
+    except EncodeError:
+        raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, StateflowError):
         return given
 
@@ -203,18 +227,19 @@ _ARROW_TYPES: dict[type[Coder[Any]], pa.DataType] = {
     coders.Bytes: pa.binary(),
     coders.Timestamp: pa.timestamp("us", tz="UTC"),
     coders.Date: pa.date32(),
+    coders.UUID: pa.uuid(),
 }
-#: types of keys that are equal exactly when their stored forms are; keys of other types are looked up by that form
-_PLAIN: Final = frozenset({str, bytes, bool, date, float, Decimal})
+#: type of decimals in a column without a value; it becomes any other decimal type
+_NO_DECIMAL: Final = pa.decimal128(1, 0)
 
 # -- Layouts ---------------------------------------------------------------------------------------------------------
 
 
-def _arrow_type(coder: Coder[Any]) -> pa.DataType | None:
-    """Returns the Arrow type of a coder's values; None: Arrow infers it from the values."""
+def _arrow_type(coder: Coder[Any], decimals: pa.DataType | None = None) -> pa.DataType | None:
+    """Returns the Arrow type of a coder's values, with ``decimals`` for Decimals; None: Arrow infers it from them."""
     if not isinstance(coder, coders.Tuple):
-        return _ARROW_TYPES.get(type(coder))
-    types = [_arrow_type(item) for item in coder.items]
+        return decimals if isinstance(coder, coders.Decimal) else _ARROW_TYPES.get(type(coder))
+    types = [_arrow_type(item, decimals) for item in coder.items]
     if None in types:
         return None
     return pa.list_(types[0]) if coder.arity is None else pa.struct([(f"_{n}", each) for n, each in enumerate(types)])
@@ -224,6 +249,12 @@ class Layout(ABC):
     """The layout of the values of one coder in arrays. ``dtypes`` has one item for each array."""
 
     dtypes: tuple[Any, ...]
+    #: whether the digits of a value depend on the other values of its column
+    rescales = False
+
+    def rescaled(self, arrays: list[Array], stored: list[Array], null: Array) -> list[Array]:
+        """Returns ``arrays`` with the stored value in place of each one that equals it, if the layout rescales."""
+        return arrays
 
     @abstractmethod
     def of_arrow(self, values: pa.Array) -> list[Array]:
@@ -356,8 +387,11 @@ class _Structs(_Numbers):
 def _from_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
     """Returns a function that converts an item of ``to_pylist`` to a value of the coder.
 
-    The dict of a fixed tuple and the list of a tuple of any length become tuples; all other items stay unchanged.
+    The dict of a fixed tuple and the list of a tuple of any length become tuples, and the text of a Decimal or UUID
+    becomes one; all other items stay unchanged.
     """
+    if isinstance(coder, coders.Decimal | coders.UUID):
+        return _of_text(Decimal if isinstance(coder, coders.Decimal) else UUID)
     if not isinstance(coder, coders.Tuple):
         return _same
     items = list(map(_from_arrow, coder.items))
@@ -375,6 +409,8 @@ def _from_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
 
 
 def _to_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
+    if isinstance(coder, coders.UUID):
+        return lambda value: None if value is None else value.bytes
     if not isinstance(coder, coders.Tuple):
         return _same
     items = list(map(_to_arrow, coder.items))
@@ -395,7 +431,8 @@ class _Objects(Layout):
     def __init__(self, coder: Coder[Any], bytes_max: int) -> None:
         self._coder = coder
         self._bytes_max = bytes_max
-        self._type = _arrow_type(coder)
+        self._type, self._empty = _arrow_type(coder), _arrow_type(coder, _NO_DECIMAL)
+        self.rescales = self._type is None and self._empty is not None
         self._from_arrow, self._to_arrow = _from_arrow(coder), _to_arrow(coder)
 
     def of_arrow(self, values: pa.Array) -> list[Array]:
@@ -413,7 +450,22 @@ class _Objects(Layout):
     def to_arrow(self, arrays: list[Array], null: Array) -> pa.Array:
         values = arrays[0].copy()
         values[null] = None
-        return pa.array(list(map(self._to_arrow, values.tolist())), type=self._type)
+        try:
+            return pa.array(map(self._to_arrow, values), self._empty if null.all() else self._type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise EncodeError(
+                f"stored values do not fit one Arrow column: {str(error).splitlines()[0]}",
+                remedy="store finite decimals of at most 76 digits, or give the state a ttl, which makes them text",
+            ) from error
+
+    def rescaled(self, arrays: list[Array], stored: list[Array], null: Array) -> list[Array]:
+        for index in np.flatnonzero(~null):
+            try:
+                if stored[0][index] == arrays[0][index]:
+                    arrays[0][index] = stored[0][index]
+            except ArithmeticError:
+                pass  # a signaling NaN equals nothing
+        return arrays
 
     def of_value(self, value: Any) -> tuple[Any, ...]:
         return (value,)
@@ -444,9 +496,9 @@ class _Objects(Layout):
 
 def is_converted(coder: Coder[Any]) -> bool:
     """Returns whether Arrow makes no column of the values themselves, but of the values that :class:`Typed` gives."""
-    if isinstance(coder, coders.Tuple):
-        return any(isinstance(item, coders.UUID) or is_converted(item) for item in coder.items)
-    return isinstance(coder, coders.Struct)
+    if not isinstance(coder, coders.Tuple):
+        return isinstance(coder, coders.Struct)
+    return any(isinstance(item, coders.UUID) or is_converted(item) for item in coder.items)
 
 
 def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:
@@ -461,215 +513,10 @@ def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:
     return _Objects(coder, bytes_max)
 
 
-# -- Indices of keys -------------------------------------------------------------------------------------------------
+# -- Arrays of any kind ----------------------------------------------------------------------------------------------
 
-#: number of sorted keys for each key that waits to be sorted in. With fewer, all keys are copied more often; with more,
-#: each batch with new keys copies more waiting ones.
-SORTED_PER_WAITING = 64
 #: number of indices that are scanned in the time in which one is sorted
 SCANNED_PER_ROW = 64
-
-
-class _Sorted:
-    """Ascending int keys, with their indices. Immutable."""
-
-    __slots__ = ("_indices", "_keys")
-
-    def __init__(self, keys: Array, indices: Array) -> None:
-        self._keys, self._indices = keys, indices
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def find(self, ascending: Array) -> Array:
-        """Returns the index of each key, -1 for an unknown key. Call it only if this object has keys."""
-        place = np.searchsorted(self._keys, ascending)
-        place[place == len(self._keys)] = 0
-        return np.where(self._keys[place] == ascending, self._indices[place], -1)
-
-    def joined(self, other: _Sorted) -> _Sorted:
-        """Returns these keys together with those of ``other``. No key may be in both."""
-        if not len(self):
-            return other
-        where = np.searchsorted(self._keys, other._keys)
-        return _Sorted(np.insert(self._keys, where, other._keys), np.insert(self._indices, where, other._indices))
-
-    def moved(self, places: Array) -> _Sorted:
-        """Returns these keys, with the index ``places[n]`` in place of n. Keys with the new index -1 are left out."""
-        indices = places[self._indices]
-        return _Sorted(self._keys[indices >= 0], indices[indices >= 0])
-
-
-_NO_KEYS = _Sorted(np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-class _IntIndex:
-    """Finds the indices of int keys by binary search, at a third of the cost of a dict for many keys at once.
-
-    Adding keys to the sorted keys copies all of them. So new keys wait in a sorted array of their own until they are
-    many.
-    """
-
-    def __init__(self) -> None:
-        self._sorted = self._waiting = _NO_KEYS
-
-    def find(self, keys: Array) -> Array:
-        """Returns the index of each key, -1 for an unknown key."""
-        if not len(self._sorted):  # then none waits either
-            return np.full(len(keys), -1, np.int64)
-        order = np.argsort(keys)  # sorted keys take a third of the time, because they hit the processor's cache
-        ascending = keys[order]
-        indices = self._sorted.find(ascending)
-        if len(self._waiting):
-            rest = np.flatnonzero(indices < 0)
-            indices[rest] = self._waiting.find(ascending[rest])
-        found = np.empty(len(keys), np.int64)
-        found[order] = indices
-        return found
-
-    def add(self, keys: Array, indices: Array) -> None:
-        """Adds keys that are not known yet, in ascending order."""
-        waiting = self._waiting.joined(_Sorted(keys, indices))
-        if len(waiting) * SORTED_PER_WAITING > len(self._sorted):
-            self._sorted, self._waiting = self._sorted.joined(waiting), _NO_KEYS
-        else:
-            self._waiting = waiting
-
-    def moved(self, places: Array) -> None:
-        """Changes the index n of each key to ``places[n]``, and drops keys with the new index -1."""
-        self._sorted, self._waiting = self._sorted.joined(self._waiting).moved(places), _NO_KEYS
-
-
-def plain_keys(keys: pa.Array, names: Sequence[str] = (), operator: str | None = None) -> list[Any]:
-    """Returns keys in the form that a row operator uses, which for several key columns is a tuple.
-
-    Args:
-        names: names of the key columns; empty: those of the fields, in their order.
-
-    Raises NullKey, and EncodeError for keys that are not of these columns.
-    """
-    if keys.null_count:
-        raise NullKey("a key is null", remedy="filter out such rows before the operator", operator=operator)
-    is_struct = pa.types.is_struct(keys.type)
-    fields = [field.name for field in keys.type] if is_struct else []
-    if names and sorted(fields) != (sorted(names) if len(names) > 1 else []):
-        wanted = f"a struct of the key columns {', '.join(names)}" if len(names) > 1 else f"the key column {names[0]}"
-        raise EncodeError(
-            f"keys of Arrow type {keys.type} are not {wanted}",
-            remedy="pass the column" if len(names) == 1 else "pass a struct array whose fields have these names",
-            operator=operator,
-        )
-    if not is_struct:
-        plain: list[Any] = keys.to_pylist()
-        return plain
-    columns = keys.flatten()
-    return list(zip(*(columns[fields.index(name)].to_pylist() for name in names or fields), strict=True))
-
-
-class KeyIndex:
-    """The index of each key, which the columns of one partition share.
-
-    Args:
-        names: names of the key columns, see :func:`plain_keys`.
-    """
-
-    def __init__(
-        self, operator: str, belongs: Callable[[Hashable], None] | None = None, names: Sequence[str] = ()
-    ) -> None:
-        self._operator, self._names = operator, names
-        self._belongs = belongs
-        self._known: dict[type, dict[Any, int]] = {}
-        self._ints = _IntIndex()
-        self._last: tuple[pa.Array, Array] | None = None
-        self._batch = 0
-        self._touched = np.zeros(0, np.int64)
-        #: index of a key → middle part of the addresses of the key's cells
-        self.rows: list[bytes] = []
-
-    def of(self, keys: pa.Array) -> Array:
-        """Returns the index of each key; an unknown key gets a new one. Raises NullKey, and EncodeError for NaN and
-        keys that are not of the key columns."""
-        if self._last is not None and self._last[0] is keys:
-            return self._last[1]
-        if pa.types.is_integer(keys.type) and not keys.null_count and len(self._names) < 2:
-            indices = self._of_ints(_as_int64(keys))
-        else:
-            indices = self._of_objects(plain_keys(keys, self._names, self._operator))
-        if len(self.rows) > len(self._touched):
-            self._touched = grown(self._touched, len(self.rows))
-        self._touched[indices] = self._batch
-        self._last = keys, indices
-        return indices
-
-    def _of_ints(self, keys: Array) -> Array:
-        indices = self._ints.find(keys)
-        if len(indices) and indices.min() < 0:
-            rest = np.flatnonzero(indices < 0)
-            new, numbers = np.unique(keys[rest], return_inverse=True)
-            first = len(self.rows)
-            added: list[int] = new.tolist()
-            if self._belongs is not None:
-                for key in added:
-                    self._belongs(key)
-            self.rows += [row_part(encode_row_key(key)) for key in added]
-            self._ints.add(new, np.arange(first, len(self.rows)))
-            indices[rest] = first + numbers
-        return indices
-
-    def _of_objects(self, plain: list[Any]) -> Array:
-        kind = type(plain[0]) if plain else object
-        places = plain if kind in _PLAIN else [encode_row_key(key) for key in plain]
-        known = self._known.setdefault(kind if kind in _PLAIN else object, {})
-        found = list(map(known.get, places))
-        if None in found:
-            for number, index in enumerate(found):
-                if index is None:
-                    found[number] = self._add(known, places[number], plain[number])
-        return np.array(found, np.int64)
-
-    def _add(self, known: dict[Any, int], place: Any, key: Hashable) -> int:
-        index = known.get(place)
-        if index is None:
-            row = row_part(encode_row_key(key))
-            if self._belongs is not None:
-                self._belongs(key)
-            self.rows.append(row)
-            index = known[place] = len(self.rows) - 1
-        return index
-
-    def end_batch(self) -> None:
-        self._batch += 1
-        self._last = None
-
-    def drop_oldest(self, keep: int) -> Array:
-        """Drops all keys except the ``keep`` most recently used ones. Returns the old indices of the kept keys; their
-        new indices are 0, 1, …"""
-        count = len(self.rows)
-        kept = np.sort(np.argsort(-self._touched[:count], kind="stable")[:keep])
-        place = np.full(count, -1, np.int64)
-        place[kept] = np.arange(len(kept))
-        self._ints.moved(place)
-        moved = place.tolist()
-        for kind, known in self._known.items():
-            self._known[kind] = {key: moved[index] for key, index in known.items() if moved[index] >= 0}
-        self.rows = [self.rows[index] for index in kept.tolist()]
-        self._touched = self._touched[kept]
-        self._last = None
-        return kept
-
-    def clear(self) -> None:
-        self._known.clear()
-        self._ints = _IntIndex()
-        self.rows = []
-        self._last = None
-
-
-def _as_int64(keys: pa.Array) -> Array:
-    try:
-        found: Array = keys.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid as error:
-        raise EncodeError("an integer key is beyond 64 bits", remedy="convert it to text") from error
-    return found
 
 
 def grown(array: Array, length: int) -> Array:

@@ -1,7 +1,7 @@
 """Column-wise states, for operators that process whole record batches.
 
 Values that neither change in place nor expire are in arrays (:class:`ValueColumn`), at the index of their key (see
-:mod:`~stateflow.state.arrays`). All other states, such as maps, sets, counters, records and states with a ttl, are
+:mod:`~stateflow.state.keys`). All other states, such as maps, sets, counters, records and states with a ttl, are
 the tracked objects of a row operator, used for many keys with one call (:class:`TrackedColumn`). The tracked objects
 decide what is stored, what expires and what is rolled back.
 
@@ -11,7 +11,8 @@ with the same stored state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,18 +20,16 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, EncodeError, StateflowError
+from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, StateflowError
 from stateflow.state import coders
 from stateflow.state.arrays import (
     Array,
-    KeyIndex,
     Layout,
     Typed,
     distinct,
     grown,
     is_converted,
     layout_of,
-    plain_keys,
     taken,
     typed_of,
 )
@@ -39,6 +38,7 @@ from stateflow.state.cells import CELL, CellReader, decode_row_key, split_addres
 from stateflow.state.coders import Coder
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
+from stateflow.state.keys import KeyColumns, KeyIndex
 
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})
@@ -48,9 +48,15 @@ _KEY_BYTES, _ITEM_BYTES = 250, 10
 
 
 def whole(array: Any) -> pa.Array:
-    """Returns one array of plain values, without chunks and without a dictionary."""
+    """Returns one array of plain values, without chunks and without a dictionary. Raises InvalidArgument for what is no
+    Arrow array."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
+    if not isinstance(array, pa.Array):
+        raise InvalidArgument(
+            f"{type(array).__name__} was passed instead of an Arrow array",
+            remedy="pass pa.array(…) of it; for one key or value, an array of one item",
+        )
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 
@@ -61,24 +67,21 @@ class KeyObjects:
     """Looks up the tracked objects of keys.
 
     The keys of an array are looked up only once if the same array object is passed to several calls of a batch.
-
-    Args:
-        names: names of the key columns, see :func:`.plain_keys`.
     """
 
-    def __init__(self, operator: str, state: KeyedState, names: Sequence[str] = ()) -> None:
-        self._operator, self._state, self._names = operator, state, names
+    def __init__(self, state: KeyedState, keys: KeyColumns) -> None:
+        self._state, self._keys = state, keys
         self._last: tuple[pa.Array, list[dict[str, Any]]] | None = None
 
     def of(self, keys: Any) -> list[dict[str, Any]]:
         """Returns the tracked objects of each key, by attribute. Raises NullKey, and EncodeError for NaN and keys that
-        are not of the key columns."""
+        are not of the key columns and their types."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
-        plain = plain_keys(whole(keys), self._names, self._operator)
+        plain = self._keys.plain(whole(keys))
         found, bundle_of = self._state.bundles(plain), self._state.bundle_of
         bundles = [bundle_of(key) if bundle is None else bundle for key, bundle in zip(plain, found, strict=True)]
-        self._last = keys, bundles
+        self._last, self._keys.belonging = (keys, bundles), keys
         return bundles
 
     def end_batch(self) -> None:
@@ -115,7 +118,10 @@ class TrackedColumn:
         except (OverflowError, ValueError) as error:  # a time that Python's lack
             what = f"{what} of Arrow type {array.type} do not fit: {error}"
             raise self._misfit(what, "cast the column, or filter out such rows") from error
-        return values if type(coder) in _PLAIN else [taken(coder, value) for value in values]
+        if type(coder) in _PLAIN:
+            return values
+        with self._located():
+            return [taken(coder, value) for value in values]
 
     def _entries(self, array: Any, length: int) -> list[Any]:
         """Returns the keys of maps, or the members of sets, as Python values. Raises EncodeError for null."""
@@ -126,11 +132,28 @@ class TrackedColumn:
         return entries
 
     def _values(self, array: Any, length: int) -> list[Any]:
+        self._check_is_column(self._value)
         return self._taken(self._coder, array, length, "values")
 
+    def _check_is_column(self, typed: Typed) -> None:
+        """Refuses a column of JSON text, because its text would be stored when it is put back."""
+        if typed.one_way:
+            raise DeclarationError(
+                "the declared type has no Arrow type of its own, or has such items",
+                remedy="use each(keys), the tracked object of each key, or declare one type for every item",
+                operator=self._operator,
+                state=self._name,
+            )
+
     def _array(self, typed: Typed, values: Iterable[Any]) -> pa.Array:
-        try:
+        self._check_is_column(typed)
+        with self._located():
             return typed.array(values)
+
+    @contextmanager
+    def _located(self) -> Iterator[None]:
+        try:
+            yield
         except StateflowError as error:
             error.located(operator=self._operator, state=self._name)
             raise
@@ -342,14 +365,21 @@ class ValueColumn:
 
         A tuple is returned as a struct with the fields ``_0``, ``_1``, …
         """
-        indices = self._loaded(whole(keys))
+        try:
+            return self._layout.to_arrow(*self._read(self._loaded(whole(keys))))
+        except EncodeError as error:
+            error.located(operator=self._operator, state=self._name)
+            raise
+
+    def _read(self, indices: Array) -> tuple[list[Array], Array]:
+        """Returns the values of keys, or the default, and whether each is null."""
         values = [array[indices] for array in self._values]
         absent = self._known[indices] == _ABSENT
         if self._default is None:
-            return self._layout.to_arrow(values, absent)
+            return values, absent
         for array, default in zip(values, self._default, strict=True):
             array[absent] = default
-        return self._layout.to_arrow(values, np.zeros(len(indices), np.bool_))
+        return values, np.zeros(len(indices), np.bool_)
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Stores a value for each key. Null clears the key's state. The last value of a repeated key counts.
@@ -366,6 +396,8 @@ class ValueColumn:
         if values.null_count:
             null = values.is_null().to_numpy(zero_copy_only=False)
         arrays = self._arrays(values, null)
+        if self._layout.rescales:
+            arrays = self._layout.rescaled(arrays, *self._read(indices))
         touched = distinct(indices, len(self._index.rows))
         fresh = touched[~self._dirty[touched]]
         self._before.append((fresh, self._known[fresh], [array[fresh] for array in self._values]))
@@ -477,8 +509,7 @@ class ColumnStates:
     """The states of a batch operator; the counterpart of KeyedState, which holds those of a row operator.
 
     Args:
-        key: names of the key columns. Keys of several columns are structs with these fields, in any order; empty: the
-            order of the fields is that of the columns.
+        keys: key columns of the partition; None: keys are taken as they come.
 
     Example: ``states = ColumnStates("Total", declarations_of(Total), store)``
     """
@@ -492,11 +523,11 @@ class ColumnStates:
         cached_keys: int = 262_144,
         cache: CachePool | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
-        belongs: Callable[[Hashable], None] | None = None,
-        key: Sequence[str] = (),
+        keys: KeyColumns | None = None,
     ) -> None:
         self.max_value_bytes = max_value_bytes
-        self._index = KeyIndex(operator, belongs, key)
+        keys = KeyColumns(operator) if keys is None else keys
+        self._index = KeyIndex(keys)
         plain = {name: each for name, each in declarations.items() if is_plain(each)}
         others = {name: each for name, each in declarations.items() if name not in plain}
         self.columns = {
@@ -510,9 +541,9 @@ class ColumnStates:
             cached_keys=cached_keys,
             cache=cache if others else None,
             max_value_bytes=max_value_bytes,
-            belongs=belongs,
+            belongs=keys.belongs,
         )
-        self._objects = KeyObjects(operator, self._tracked, key)
+        self._objects = KeyObjects(self._tracked, keys)
         self.tracked = tracked_columns(operator, others, self._objects)
         self._keyed = KeyedState(operator, declarations, reader, max_value_bytes=max_value_bytes)
         self._cached_keys = cached_keys
@@ -525,6 +556,11 @@ class ColumnStates:
     def attach(self, target: object) -> None:
         """Sets ``target.<state name>`` to the columns."""
         target.__dict__.update(self.columns | self.tracked)
+
+    def detach(self, target: object) -> None:
+        """Undoes :meth:`attach`."""
+        for name in self.columns | self.tracked:
+            target.__dict__.pop(name, None)
 
     def set_time(self, processing_us: int, event_us: int | None = None) -> None:
         """See :meth:`KeyedState.set_time`."""

@@ -217,7 +217,7 @@ class Declaration:
             return self
         raise UnknownState(
             f"state {self.name!r} was read while no key is bound",
-            remedy="use it in process() or on_timer(); in on_watermark(), open() and close() there is no current key",
+            remedy="use it in process(), process_batch() or on_timer(); on_watermark(), open() and close() have no key",
             operator=builtins.type(instance).__name__,
         )
 

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from stateflow import state
 from stateflow.errors import EncodeError, NullKey
 from stateflow.state import CachePool, ColumnStates, KeyedState, declarations_of
-from stateflow.state.arrays import KeyIndex
 from stateflow.state.cells import encode_row_key, row_part
+from stateflow.state.keys import KeyColumns, KeyIndex
 from stateflow.storage import MemoryStore
 from tests.sizes import sized
 
@@ -221,7 +221,7 @@ def test_each_int_key_has_one_index(known: int, batches: list[tuple[list[int], i
         known: number of keys in the first batch.
         batches: keys, and how many are kept when the oldest are dropped afterwards.
     """
-    index = KeyIndex("op")
+    index = KeyIndex(KeyColumns("op"))
     for keys, keep in [(list(range(0, 2 * known, 2)), None), *batches]:
         indices = index.of(pa.array(keys, pa.int64())).tolist()
         assert [index.rows[each] for each in indices] == [row_part(encode_row_key(key)) for key in keys]

@@ -12,7 +12,15 @@ import pyarrow.compute as pc
 import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
-from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, NullKey, OperatorFailed, OutputMismatch
+from stateflow.errors import (
+    DeclarationError,
+    EncodeError,
+    InvalidArgument,
+    NullKey,
+    OperatorFailed,
+    OutputMismatch,
+    UnknownState,
+)
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import describe, output_schema
 from stateflow.operator.timers import TimerColumns
@@ -471,7 +479,7 @@ def test_keys_of_several_columns_go_by_name(into: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("into", ["n", "seen", "timers"])
-@pytest.mark.parametrize("names", [("a",), ("x", "y"), ("a", "c"), ("a", "b", "c"), ("a", "a")])
+@pytest.mark.parametrize("names", [("a",), ("x", "y"), ("a", "c"), ("a", "b", "c"), ("a", "a"), ("a", "b", "a")])
 def test_keys_that_are_not_of_the_key_columns_are_refused(
     names: tuple[str, ...], into: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,6 +534,7 @@ def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], says: s
         (pa.array([1, 2], pa.timestamp("us")), "needs a time zone"),
         (pa.array(["a", "b"]), "string is not a time type"),
         ("soon", "'soon' is not a time"),
+        (np.array([1, 2]), r"array\(\[1, 2\]\) is not a time"),
     ],
 )
 def test_times_that_are_none(at: Any, says: str) -> None:
@@ -535,3 +544,71 @@ def test_times_that_are_none(at: Any, says: str) -> None:
 
     with OperatorHarness(Misuse, partitions=1) as harness, pytest.raises(InvalidArgument, match=says):
         harness.send(went(("a", "x"), ("b", "y")))
+
+
+class Halves(BatchOperator):
+    """Passes the keys that pandas makes of a column with missing values."""
+
+    key, output = "k", "k long"
+    n = state.value(int, default=0)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        ctx.set_timers(batch["k"], 5)
+        if "wrong" in batch.schema.names:
+            self.n.put_many(batch["wrong"], batch["k"])
+
+    def on_timers(self, timers: TimerColumns, ctx: Context) -> None:
+        self.n.put_many(timers.keys.cast(pa.float64()), timers.keys)
+
+
+def test_keys_of_another_type_do_not_split_the_state() -> None:
+    with OperatorHarness(Halves, partitions=1) as harness:
+        with pytest.raises(EncodeError, match="keys of type float were passed, but the key column 'k' is of type int"):
+            harness.send([{"k": 3, "wrong": 3.0}])
+        harness.send([{"k": 3}])
+        reopened = OperatorHarness.restore(Halves, harness.checkpoint())
+        with reopened, pytest.raises(EncodeError, match="keys of type float were passed"):
+            reopened.advance_watermark(5)
+
+
+KEY = pa.array(["a"])
+APART: dict[str, Any] = {
+    "values": lambda op, ctx: op.n.put_many(KEY, pa.array([100])),
+    "objects": lambda op, ctx: op.seen.add_many(KEY, pa.array([100])),
+    "timers": lambda op, ctx: ctx.set_timers(KEY, 5),
+    "deleted": lambda op, ctx: ctx.delete_timers(KEY),
+}
+
+
+@pytest.mark.parametrize("when", ["open", "close"])
+@pytest.mark.parametrize("call", APART)
+def test_nothing_is_read_or_written_outside_of_a_batch(when: str, call: str) -> None:
+    """Writes of ``open`` were gone if the first batch failed."""
+    refused: list[Exception] = []
+
+    class Apart(BatchOperator):
+        key, output = "k", "k string, n long"
+        n: Any = state.value(int, default=7)
+        seen: Any = state.set(int)
+
+        def open(self, ctx: Context) -> None:
+            self.attempt("open", ctx)
+
+        def close(self, ctx: Context) -> None:
+            self.attempt("close", ctx)
+
+        def attempt(self, now: str, ctx: Context) -> None:
+            if now == when:
+                with pytest.raises((UnknownState, InvalidArgument)) as caught:
+                    APART[call](self, ctx)
+                refused.append(caught.value)
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.Table:
+            APART["deleted"](self, ctx)
+            return pa.table({"k": batch["k"], "n": self.n.get_many(batch["k"])})
+
+        def on_timers(self, timers: TimerColumns, ctx: Context) -> None: ...
+
+    with OperatorHarness(Apart, partitions=1) as harness:
+        assert harness.send([{"k": "a"}]) == [{"k": "a", "n": 7}]
+    assert refused
