@@ -257,6 +257,22 @@ def _date(value: Any) -> date:
     return value
 
 
+def _moment(value: Any) -> datetime:
+    if not isinstance(value, datetime):
+        raise misfit(value, "datetime")
+    try:
+        naive = value.utcoffset() is None
+    except ValueError:  # pandas' NaT is an instance of datetime
+        raise misfit(value, "datetime") from None
+    if naive:
+        raise EncodeError(
+            "a datetime without a time zone does not name an instant",
+            remedy="attach one: value.replace(tzinfo=timezone.utc)",
+            value=shown(value),
+        )
+    return value
+
+
 def _number(exact: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
     def admit(value: Any) -> Any:
         try:
@@ -299,7 +315,8 @@ _LEAVES: Final[dict[Any, Shape]] = {
     bytes: _leaf(bytes, _bytes),
     date: _leaf(date, _date),
     bool: _leaf(bool, _bool),
-    **{cls: _leaf(cls, _instance(cls)) for cls in (datetime, uuid.UUID, bytearray)},
+    datetime: Shape("", _moment),  # its class alone does not tell whether one fits
+    **{cls: _leaf(cls, _instance(cls)) for cls in (uuid.UUID, bytearray)},
 }
 
 

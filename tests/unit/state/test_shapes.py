@@ -117,7 +117,8 @@ def test_what_does_not_fit_is_refused(type_: Any, value: Any) -> None:
         (list[bytes], [bytearray(b"a"), b"b"], [b"a", b"b"]),
         (dict[float, list[int]], {1: [2]}, {1.0: [2]}),
         (set[float], {1, 2.5}, {1.0, 2.5}),
-        (list[datetime], [datetime(2020, 1, 1)], [datetime(2020, 1, 1)]),
+        (list[datetime], [datetime(2020, 1, 1, tzinfo=UTC)], [datetime(2020, 1, 1, tzinfo=UTC)]),
+        (list[Any], [datetime(2020, 1, 1)], [datetime(2020, 1, 1)]),
         (list[UUID | date], [UUID(int=1), date(2020, 1, 1)], [UUID(int=1), date(2020, 1, 1)]),
         (list[tuple[float, str]], [(1, "a")], [(1.0, "a")]),
         (list[tuple[Any, ...]], [(1, "a"), ()], [(1, "a"), ()]),
@@ -162,6 +163,24 @@ def test_what_has_the_name_of_what_is_declared_is_told_apart() -> None:
     other = type("UUID", (), {})
     with pytest.raises(EncodeError, match=r"test_shapes\.UUID instead of UUID"):
         coder_for(list[UUID]).encode([other()])
+
+
+@pytest.mark.parametrize(
+    ("type_", "make"),
+    [
+        (list[datetime], lambda moment: [moment]),
+        (dict[str, datetime], lambda moment: {"a": moment}),
+        (tuple[int, datetime], lambda moment: (1, moment)),
+        (datetime | None, lambda moment: moment),
+        (dataclasses.make_dataclass("Stop", [("at", datetime)]), None),
+    ],
+)
+def test_a_datetime_without_a_zone_is_refused_at_every_level(type_: Any, make: Any) -> None:
+    coder = coder_for(type_)
+    make = make or type_
+    coder.encode(make(datetime(2020, 1, 1, tzinfo=UTC)))
+    with pytest.raises(EncodeError, match=r"a datetime without a time zone does not name an instant.*: attach one"):
+        coder.encode(make(datetime(2020, 1, 1)))
 
 
 def test_a_default_is_checked_and_an_error_says_where_and_what() -> None:
