@@ -218,14 +218,17 @@ class Rogue(Operator):
             case "spin":
                 while True:
                     pass
-            case "deaf":
-                until = time.monotonic() + 8
-                while time.monotonic() < until:
+            case _ if what.startswith("deaf "):
+                until = what.removeprefix("deaf ")
+                while not os.path.exists(until):  # noqa: PTH110 - as few frames as can be
                     try:
-                        while time.monotonic() < until:
+                        while not os.path.exists(until):  # noqa: PTH110
                             pass
                     except BaseException:  # noqa: BLE001 - deafness is its purpose
                         pass
+            case _ if what.startswith("waits "):
+                with open(what.removeprefix("waits "), "rb") as pipe:  # noqa: PTH123 - waits for a writer
+                    pipe.read()
             case "state":
                 while True:
                     self.n.value += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import threading
@@ -79,23 +80,27 @@ def test_whatever_an_operator_does_fails_its_batch_and_nothing_else(cluster: Loc
     assert n_of(cluster, f"key-{do}") == 1, "nothing of the batch that failed is there"
 
 
-@pytest.mark.parametrize(("do", "where"), [("sleep8", "time.sleep"), ("deaf", "in do")])
+@pytest.mark.parametrize(("do", "where"), [("waits", "with open("), ("deaf", "os.path.exists(until)")])
 def test_an_operator_that_cannot_be_interrupted_costs_its_partition_and_nothing_else(
-    cluster: LocalCluster, do: str, where: str
+    cluster: LocalCluster, tmp_path: Path, do: str, where: str
 ) -> None:
-    """One waits in the system; the other one catches whatever interrupts it."""
+    """One waits in the system; the other one catches whatever interrupts it. Both return when the test says so."""
+    returns = tmp_path / "returns"
+    if do == "waits":
+        os.mkfifo(returns)
     (stuck,), (other,) = keys_of(0), keys_of(1)
     before = n_of(cluster, stuck)
     beside, again = cluster.stream("Rogue", f"beside {do}"), cluster.stream("Rogue", f"again {do}")
     for stream in (beside, again):
         stream.send([rogue(other)])
     with pytest.raises(OperatorStuck, match="waits where it cannot be interrupted") as caught:
-        cluster.stream("Rogue", f"stuck {do}").send([rogue(stuck, do)])
+        cluster.stream("Rogue", f"stuck {do}").send([rogue(stuck, f"{do} {returns}")])
     assert where in caught.value.where["traceback"]
     beside.send([rogue(other)])
     cluster.stream("Tally", f"beside {do}").send([{"k": "a", "v": 1}])
     with pytest.raises(OperatorStuck):
         cluster.stream("Rogue", f"same {do}").send([rogue(stuck)])
+    returns.write_bytes(b"")
 
     def served() -> bool:
         try:
