@@ -88,6 +88,10 @@ class Replicas:
         self._users: Counter[str] = Counter()  # calls under way, by address
         self._closing: set[asyncio.Task[None]] = set()
 
+    async def reach(self, name: str) -> None:
+        """Waits for a connection to a replica, which a replica that has just died does not give. Raises Unavailable."""
+        await self._connected(name)
+
     # -- operators ----------------------------------------------------------------------------------------
 
     async def learn(self, name: str, spec: OperatorSpec) -> None:

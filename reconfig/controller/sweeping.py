@@ -556,9 +556,15 @@ class Checkpoints:
     async def _pass(self, todo: Mapping[str, Partitions], savepoint: str) -> list[tuple[str, Taken]]:
         """Asks each replica that answers for its share, one operator after another. Returns pairs of operator and
         result."""
+        replicas = self._context.replicas
 
         async def at(name: str, share: Partitions) -> list[tuple[str, Taken]]:
-            ask = self._context.replicas.checkpoint
+            try:
+                await replicas.reach(name)
+            except Unavailable as error:  # it has died, and its lease has not run out yet
+                log.warning("checkpoints wait for %s: %s", name, error)
+                return []
+            ask = replicas.checkpoint
             return [(operator, await ask(name, operator, numbers, savepoint)) for operator, numbers in share.items()]
 
         alive = self._context.members.alive

@@ -556,7 +556,10 @@ class CheckpointStore:
         self.check()
         listed = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
         wanted = [each for each in listed if partitions is None or each.partition.partition in partitions]
-        manifests = [self.catalog.read(each) for each in wanted or listed[:1]]  # any one knows how many there are
+        try:
+            manifests = [self.catalog.read(each) for each in wanted or listed[:1]]  # any one knows how many there are
+        except FileNotFoundError as error:  # the savepoint was deleted since it was listed
+            raise no_savepoint(name, self.url, operator) from error
         expected = {PartitionId(each.operator, number) for each in manifests for number in range(each.partitions)}
         missing = sorted(expected - {each.partition for each in listed})
         if not manifests or missing:
@@ -569,8 +572,7 @@ class CheckpointStore:
         The next collection removes its blobs.
         """
         self.check()
-        found = self.catalog.savepoints(name)
-        if not found:
+        if not (found := self.catalog.savepoints(name)):
             raise no_savepoint(name, self.url)
         for each in found:
             self.objects.delete(each.name)

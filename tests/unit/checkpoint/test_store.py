@@ -453,6 +453,24 @@ def test_an_object_that_a_client_creates_twice_is_its_own(tmp_path: Path) -> Non
     assert [path for folder in ("intents", "condemned", "tmp") for path in (tmp_path / "far" / folder).iterdir()] == []
 
 
+class Deleting(Wrapper):
+    """A store in which someone else deletes savepoints as soon as they are listed."""
+
+    def after(self, operation: str, name: str) -> None:
+        if operation == "list":
+            for each in self.inner.list("savepoints"):
+                self.inner.delete(each.name)
+
+
+def test_a_savepoint_that_is_deleted_while_it_is_read_is_missing(tmp_path: Path) -> None:
+    """The error was a bare FileNotFoundError."""
+    directory = small(tmp_path, a="state")
+    CheckpointStore(str(tmp_path / "cp")).save(manifest_of(directory, 1, 1), directory, savepoint="s")
+    store = CheckpointStore("far", backend=Deleting(LocalBackend(tmp_path / "cp")))
+    with pytest.raises(CheckpointMissing, match="no savepoint 's'"):
+        store.savepoint("s")
+
+
 class Late(Wrapper):
     """A store that gets a manifest in this folder only when :meth:`arrive` is called. Its writer got no answer."""
 

@@ -18,10 +18,16 @@ NO_STORE = InvalidArgument("this replica has no checkpoint store", remedy="start
 
 
 class Fleet:
-    """Replicas a and b. ``owned``: partitions that each replica has, which may differ from ``owners``."""
+    """Replicas a and b.
+
+    Attributes:
+        owned: partitions that each replica has, which may differ from ``owners``.
+        dead: replicas whose leases have run out.
+        killed: replicas that have died, and whose leases are valid.
+    """
 
     def __init__(self, owners: dict[str, tuple[str, ...]]) -> None:
-        self.owners, self.dead, self.fails = owners, set[str](), set[str]()
+        self.owners, self.dead, self.killed, self.fails = owners, set[str](), set[str](), set[str]()
         self.owned = {
             name: {
                 (operator, number)
@@ -37,8 +43,13 @@ class Fleet:
     def moves_on(self) -> None:
         """Changes the fleet between two passes."""
 
+    async def reach(self, name: str) -> None:
+        if name in self.killed:
+            raise Unavailable(f"no connection to {name}", remedy="check that it runs")
+
     async def checkpoint(self, name: str, operator: str, partitions: Collection[int], savepoint: str = "") -> Taken:
         self.asked.append((name, operator, sorted(partitions), savepoint))
+        await self.reach(name)
         if name in self.fails:
             raise NO_STORE
         numbers = tuple(
@@ -62,7 +73,7 @@ class Fleet:
                 cluster=SimpleNamespace(deployed=deployed, operator=lambda name: deployed[name]),
                 alive=lambda: {name: None for name in "ab" if name not in self.dead},
                 members=SimpleNamespace(alive=lambda name: name not in self.dead),
-                replicas=SimpleNamespace(checkpoint=self.checkpoint),
+                replicas=SimpleNamespace(checkpoint=self.checkpoint, reach=self.reach),
                 clock=SimpleNamespace(monotonic=lambda: 10.0 * self.passes),
                 acquainted=lambda: asyncio.sleep(0),
                 check_leads=lambda: None,
@@ -101,6 +112,22 @@ def test_partitions_of_a_silent_replica_are_named(operator: str) -> None:
         fleet.take(operator)
     assert "command again" in caught.value.remedy
     assert [each[:3] for each in fleet.asked] == [("a", "Op", [0, 1, 4])]
+
+
+@pytest.mark.parametrize("savepoint", ["", "before"])
+def test_a_replica_that_was_just_killed_is_waited_for(savepoint: str) -> None:
+    """The command failed at once while the dead replica's lease was valid."""
+    fleet = Fleet({"Op": ("a", "b")})
+    fleet.killed = {"b"}
+
+    def moves_on() -> None:
+        if fleet.passes == 2:
+            fleet.assign("Op", "a", "a")
+            fleet.owned["a"].add(("Op", 1))
+
+    fleet.moves_on = moves_on  # type: ignore[method-assign]
+    assert sorted(fleet.take("Op", [], savepoint).numbers) == [0, 1]
+    assert [each[:3] for each in fleet.asked] == [("a", "Op", [0]), ("a", "Op", [1])]
 
 
 def test_a_savepoint_that_is_not_whole_needs_another_name() -> None:
