@@ -39,10 +39,10 @@ def contents(cluster: LocalCluster, operator: str, state: str = "n") -> dict[str
 def test_loading_goes_on_where_it_stopped(running: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = running.cluster
     cluster.deploy(Tally, 8, name="Loaded")
-    monkeypatch.setattr(stream_module, "LOADED_ROWS", 7)
+    monkeypatch.setattr(stream_module, "LOADED_ROWS", 10)
 
     def interrupted() -> Iterator[dict[str, object]]:
-        yield from FIRST[:40]
+        yield from FIRST[:45]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -50,7 +50,7 @@ def test_loading_goes_on_where_it_stopped(running: LocalCluster, monkeypatch: py
     assert 0 < len(contents(running, "Loaded")) < 100
     assert cluster.load_state("Loaded", FIRST) == 100
     assert contents(running, "Loaded") == {row["k"]: row["n"] for row in FIRST}
-    for others in (FIRST[:40], [*FIRST[:-1], FIRST[-1] | {"n": 5}]):
+    for others in (FIRST[:40], FIRST[:45], [*FIRST[:-1], FIRST[-1] | {"n": 5}]):
         with pytest.raises(BatchChanged):
             cluster.load_state("Loaded", others)
     with pytest.raises(InvalidArgument, match="this is one row"):

@@ -49,6 +49,8 @@ class Sites:
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sites]:
     monkeypatch.setenv("STATEFLOW_CONTROLLER_SPAWN_DISK_BYTES", str(1 << 20))
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HEARTBEAT_INTERVAL_S", "0.2")
+    # on a busy machine a restart may take longer than the default lease, and is then taken over, as it should be
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "60")
     with LocalCluster(sites={"cloud": 1}, data_dir=tmp_path / "cluster", checkpoint_interval_s=0) as local:
         yield Sites(local)
 
