@@ -59,9 +59,9 @@ class StateManager:
     """Stages in a ledger. The keyword arguments of ``insert_state`` and ``update_state`` are the stage's columns;
     arguments without names are in the order of ``rules.POSITIONS``.
 
-    Times are datetimes with a zone or ISO text; a field that is None or left out stays as it is. ``error`` is not a
-    column: it describes a failure, and is kept in the record. Raises InvalidArgument for unknown columns and invalid
-    values, and the errors of the ledger.
+    Times are datetimes with a zone or ISO text; a field that is None or left out stays as it is. Empty text empties
+    ``first_record_pulled`` and ``last_record_pulled``. ``error`` is not a column: it describes a failure, and is kept
+    in the record. Raises InvalidArgument for unknown columns and invalid values, and the errors of the ledger.
     """
 
     def __init__(self, ledger: Ledger) -> None:

@@ -359,6 +359,8 @@ POSITIONS = (
     *("source_entity", "source_filter", "action", "state_id", "status", "correlation_id_in", "correlation_id_out"),
     *("sink_entity", "sink_filter", *TIMES, "record_count", "first_record_pulled", "last_record_pulled"),
 )
+#: columns that empty text empties: a repeated stage may pull no records where its failed attempt pulled some
+_EMPTIED = ("first_record_pulled", "last_record_pulled")
 #: columns that insert_state, update_state and get_current_state return
 ANSWER = (
     *("state_id", "job_id", "correlation_id_in", "correlation_id_out", "source_entity", "source_filter"),
@@ -384,7 +386,7 @@ def stage_fields(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[st
 
 def stage_changes(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the columns that these keyword arguments set, in their stored form. An argument that is None sets
-    nothing.
+    nothing; empty text empties the columns of ``_EMPTIED``.
 
     Raises InvalidArgument for an unknown name or an invalid value.
     """
@@ -411,8 +413,8 @@ def _stored(name: str, value: Any) -> Any:
             return kind(value).value
         except ValueError:
             raise InvalidArgument(f"{name} cannot be {shown(value)}", remedy=f"use {' | '.join(kind)}") from None
-    if isinstance(value, datetime) and name in ("first_record_pulled", "last_record_pulled"):
-        return value.isoformat()
+    if name in _EMPTIED and (value == "" or isinstance(value, datetime)):
+        return value.isoformat() if value else None
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise InvalidArgument(f"{name} cannot be {shown(value)}", remedy="use text")
     text = str(value)

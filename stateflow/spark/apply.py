@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,6 +52,7 @@ from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
 from stateflow.security.plain import task_token
 from stateflow.settings import ClientSettings
+from stateflow.settings.base import FRACTION_MAX
 from stateflow.spark.checks import (
     RESERVED_COLUMNS,
     check_columns,
@@ -359,6 +361,7 @@ def apply_operator(
 
     check_frame(df)
     check_class(operator)
+    _check_seconds(unavailable_timeout)
     tell_briefly()
     address = _own(df, operator, name, directory) if cluster is None else address_of(cluster)
     if cluster is not None and directory is not None:
@@ -587,6 +590,15 @@ def _micros(lateness: timedelta) -> int:
     if micros < 0:
         raise InvalidArgument(f"allowed_lateness cannot be {lateness!r}", remedy="use a timedelta of zero or more")
     return micros
+
+
+def _check_seconds(timeout: Any) -> None:
+    """Checks ``unavailable_timeout``, because only a task would find it wrong. Raises InvalidArgument."""
+    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if not is_number or not 0 <= timeout <= FRACTION_MAX:
+        raise InvalidArgument(
+            f"unavailable_timeout cannot be {timeout!r}", remedy=f"use seconds, from 0 to {FRACTION_MAX:.0f}"
+        )
 
 
 def _hashable(df: DataFrame, column: str, operator: str) -> Column:

@@ -29,7 +29,6 @@ import pyarrow as pa
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import (
     InvalidArgument,
-    NotOwner,
     OperatorNotImportable,
     SchemaMismatch,
     StateflowError,
@@ -382,7 +381,7 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
     """Checks that stored keys have the type of the key column. Raises SchemaMismatch, because keys of different types
     never match.
 
-    Only operators with one key column are checked, by the type of one stored key. Replicas that do not answer are
+    Only operators with one key column are checked, by the type of one stored key. Replicas that cannot answer now are
     skipped.
     """
     owners = controller.deployment(name).owners
@@ -617,8 +616,10 @@ def _stored_key(by_owner: dict[str, list[int]], operator: type[Operator], name: 
                 table = next((table for table in tables if table.num_rows), None)
             except UnknownState:  # the state is new in this class
                 break
-            except (NotOwner, Unavailable):  # a key of another replica will do
-                continue
+            except StateflowError as error:
+                if not error.retryable:
+                    raise
+                continue  # a key of another replica will do
             if table is not None:
                 found: pa.DataType = table.schema.field("key").type
                 return found

@@ -42,7 +42,7 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.durable import MALFORMED
 from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed, StateflowError, Unavailable, from_wire
 from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
-from stateflow.security.certificates import LONGEST, certificate_of, decoded_token, utc
+from stateflow.security.certificates import LONGEST, Certificate, certificate_of, decoded_token, utc
 from stateflow.security.plain import (
     NO_TOKEN_VARIABLES,
     OWN_CERT,
@@ -67,6 +67,9 @@ AGAIN_S = 1.0
 RENEW_S = timedelta(days=7).total_seconds()
 #: lifetime of a token for reads of state; when Spark plans a read, at least half of the lifetime is left
 READ_FOR = timedelta(days=1)
+#: time for which further uses of an operator get the token of the first one: ``foreachBatch`` may apply an operator to
+#: each micro-batch, and each token leaves a certificate with the authority and connections to the replicas
+TOKEN_SHARED_FOR = timedelta(hours=1)
 _AUTHORITY = "authority"
 _SPARK = "spark"  # name of the controller, and of tasks
 _SECRET, _NAME, _REQUEST, _CERT, _REFUSED = "secret", "name", "request", "cert", "refused"
@@ -266,6 +269,7 @@ class Credentials:
         #: file
         self.token_file = directory / "token"
         self._own = contextlib.ExitStack()
+        self._tokens: dict[str, tuple[str, Certificate]] = {}
         self._issue()
         secret = secrets.token_hex(32)
         register = Register(base, replicas, secret, self._certify)
@@ -288,12 +292,17 @@ class Credentials:
         self._issue()
         self._desk.use(self._controller)
 
-    def task_token(self, operator: str) -> str:
-        """Returns a token for the tasks that send one query's rows to an operator, valid for the longest possible time.
+    def task_token(self, operator: str, clock: Clock = SYSTEM_CLOCK) -> str:
+        """Returns a token for the tasks that send one query's rows to an operator, valid for the longest possible time,
+        less at most ``TOKEN_SHARED_FOR``.
 
         Raises InvalidArgument, BadCertificate.
         """
-        return self._authority.token(Identity.of(Role.DATA, _SPARK, (operator,)), LONGEST)[0]
+        known = self._tokens.get(operator)
+        if known is None or known[1].not_after - utc(clock) < LONGEST - TOKEN_SHARED_FOR:
+            known = self._authority.token(Identity.of(Role.DATA, _SPARK, (operator,)), LONGEST)
+            self._tokens[operator] = known
+        return known[0]
 
     @property
     def of_controller(self) -> Mapping[str, str]:

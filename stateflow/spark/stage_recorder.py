@@ -527,6 +527,8 @@ def run_stage(
             status=Status.IN_PROGRESS,
             sourcing_start_time=_now(),
             manifest_name=manifest,
+            first_record_pulled="",  # those of the former attempt, whose rows may not have been pushed
+            last_record_pulled="",
         )
     else:
         manager.insert_state(
@@ -540,9 +542,10 @@ def run_stage(
     try:
         frame = pull(manager.get_last_stage(source.entity) if source.entity else None)
         pulled = Pulled() if record is None else measured(frame, record)
-        if record is not None and pulled.last is not None:
+        if record is not None:
             column = frame[quoted(record)]
-            frame = frame.where(column.isNull() | (column <= _literal(pulled.last)))
+            unordered = column.isNull()
+            frame = frame.where(unordered if pulled.last is None else unordered | (column <= _literal(pulled.last)))
     except BaseException as error:
         _failed(manager, state_id, error, action=Action.POST_PULL, sourcing_end_time=_now())
         raise

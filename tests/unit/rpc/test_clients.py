@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,8 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient, ReplicaClient, _not_begun, on_behalf_of
 from stateflow.rpc.faults import FAULT_KEY, fault_of
 from stateflow.rpc.wire import NEWEST_KEY, TERM_KEY, USER_KEY
+from stateflow.security.authority import Authority
+from stateflow.security.plain import use_token
 from stateflow.security.roles import Identity, Role
 
 #: PySpark starts its JVM by fork and exec
@@ -100,7 +104,7 @@ def test_channels_of_replicas_that_are_gone_are_dropped(monkeypatch: pytest.Monk
     for port in range(3, 9):
         channel(port)
         assert channel(1) is used
-    assert [address for address, _ in clients._STUBS] == ["127.0.0.1:7", "127.0.0.1:8", "127.0.0.1:1"]
+    assert [address for address, *_ in clients._STUBS] == ["127.0.0.1:7", "127.0.0.1:8", "127.0.0.1:1"]
     gc.collect()
     assert gone() is None
 
@@ -112,11 +116,51 @@ def test_streams_of_replicas_that_are_gone_are_dropped_when_they_are_closed(monk
     busy._stream = SimpleNamespace(over=False)  # type: ignore[assignment]
     for address in ("b:1", "c:1", "d:1"):
         clients._link(address)
-    assert list(clients._LINKS) == ["a:1", "b:1", "c:1", "d:1"]
+    assert [address for address, _ in clients._LINKS] == ["a:1", "b:1", "c:1", "d:1"]
     busy._stream.over = True
     clients._link("d:1")
     clients._link("d:1")
-    assert list(clients._LINKS) == ["c:1", "d:1"]
+    assert [address for address, _ in clients._LINKS] == ["c:1", "d:1"]
+
+
+def reached(address: str = "127.0.0.1:1") -> tuple[Any, Any]:
+    """Returns the channel and the stream of this process to an address."""
+    return clients._stub(replica_pb2_grpc.ReplicaServiceStub, address), clients._link(address)
+
+
+def test_tokens_that_are_used_in_turn_keep_their_channels_and_streams(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A Spark worker runs tasks of several operators, each with a token of its own. Each change of the token left an
+    open stream behind, with its thread and connection."""
+    monkeypatch.setattr(clients, "_STUBS", {})
+    monkeypatch.setattr(clients, "_LINKS", {})
+    authority = Authority.init(tmp_path / "authority", "acme")
+    tokens = [
+        authority.token(Identity.of(Role.DATA, "spark", (name,)), timedelta(hours=1))[0] for name in ("One", "Two")
+    ]
+
+    def used(token: str) -> tuple[Any, Any]:
+        use_token(token)
+        return reached()
+
+    try:
+        one, two, *again = [used(token) for token in tokens * 3]
+    finally:
+        use_token("")
+    assert again == [one, two] * 2
+    assert (one[0] is two[0], one[1] is two[1]) == (False, False)
+
+
+def test_a_renewed_certificate_replaces_channel_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_STUBS", {})
+    monkeypatch.setattr(clients, "_LINKS", {})
+    numbers = iter([7, 7, 7, 7, 8, 8])
+    monkeypatch.setattr(clients, "own_certificate", lambda: next(numbers))
+    before, same, after = reached(), reached(), reached()
+    assert before == same
+    assert (before[0] is after[0], before[1] is after[1]) == (False, False)
+    assert (len(clients._STUBS), len(clients._LINKS)) == (1, 1)
 
 
 def test_a_call_that_has_begun_goes_on_when_its_channel_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
-"""The program's own cluster, as ``apply_operator`` starts it."""
+"""The program's own cluster, as ``apply_operator`` starts it, and arguments that it refuses before that."""
 
 from __future__ import annotations
 
 import atexit
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stateflow.errors import InvalidArgument
 from stateflow.spark import apply
+from tests.unit.operators import Count
 
 
 def test_queries_end_before_each_cluster_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -52,3 +55,16 @@ def test_queries_end_before_each_cluster_of_the_program(monkeypatch: pytest.Monk
         ended.append(call(*arguments))
     assert sorted(ended[:2]) == ["one", "two"], "queries of both sessions"
     assert [each for each in ended if each not in ("one", "two", None)] == ["B", "A"]
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.5, 2e9, math.inf, math.nan, None, "60", True])
+def test_a_time_limit_that_cannot_be_is_refused_before_the_first_task(
+    wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first task failed, with the name of an environment variable that nobody had set."""
+    monkeypatch.setattr(apply, "check_frame", lambda _: None)
+    monkeypatch.setattr(apply, "tell_briefly", lambda: None)
+    frame: Any = object()
+    with pytest.raises(InvalidArgument, match=r"unavailable_timeout cannot be .*: use seconds, from 0") as caught:
+        apply.apply_operator(frame, Count, cluster="127.0.0.1:1", unavailable_timeout=wrong)
+    assert "STATEFLOW" not in str(caught.value)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from stateflow.errors import DeclarationError, InvalidArgument, KeyColumnMissing, StateflowError
+from stateflow.errors import (
+    DeclarationError,
+    InvalidArgument,
+    KeyColumnMissing,
+    LeaseLost,
+    Moved,
+    NotAllowed,
+    NotOwner,
+    StateDamaged,
+    StateflowError,
+    Unavailable,
+)
 from stateflow.spark import apply_operator, checks, read_state
 from stateflow.spark.apply import _hashable, _time_column
 from stateflow.spark.checks import check_columns, check_order, check_real_time, site_column
@@ -322,3 +335,30 @@ def test_a_setting_is_compared_by_what_it_is_for(key: str, serves: tuple[str, ..
     for value in lacks:
         with pytest.raises(InvalidArgument, match=f"needs: {key}="):
             check_real_time(live("topic partition offset", **{key: value}), None)
+
+
+@pytest.mark.parametrize("kind", [NotOwner, Unavailable, Moved, LeaseLost, StateDamaged, NotAllowed])
+def test_the_type_of_stored_keys_is_read_from_another_replica_if_one_cannot_answer(
+    kind: type[StateflowError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query was refused at once because a partition was just changing its owner."""
+
+    class Replica:
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        def scan(self, *_: Any) -> Iterator[bytes]:
+            if self.address == "a:1":
+                raise kind("not now", remedy="wait")
+            sink = pa.BufferOutputStream()
+            table = pa.table({"key": ["k"]})
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            yield sink.getvalue().to_pybytes()
+
+    monkeypatch.setattr(checks, "ReplicaClient", Replica)
+    if kind.retryable:
+        assert checks._stored_key({"a:1": [0], "b:1": [1]}, Count, "Count") == pa.string()
+    else:
+        with pytest.raises(kind):
+            checks._stored_key({"a:1": [0], "b:1": [1]}, Count, "Count")

@@ -13,7 +13,7 @@ from stateflow.errors import InvalidArgument
 from stateflow.security.certificates import certificate_of, decoded_token, utc
 from stateflow.security.plain import own_issuer, own_token, task_token
 from stateflow.security.roles import Identity, Role
-from stateflow.spark.credentials import READ_FOR, Credentials, read_token
+from stateflow.spark.credentials import READ_FOR, TOKEN_SHARED_FOR, Credentials, read_token
 
 HALF_S = READ_FOR.total_seconds() / 2
 TALLY = Identity(Role.QUERY, "spark", ("Tally",))
@@ -44,6 +44,21 @@ def test_tasks_of_queries_may_less_than_the_driver(credentials: Credentials, mon
     credentials.end()
     assert own_issuer() is None
     assert task_token("Tally") == before
+
+
+def test_uses_of_an_operator_share_a_token_for_an_hour(credentials: Credentials) -> None:
+    """``foreachBatch`` may apply an operator to each micro-batch; each had a certificate and connections of its own."""
+    clock = ManualClock(SYSTEM_CLOCK.now_us())
+    first = credentials.task_token("Tally", clock)
+    before = issued(credentials)
+    clock.advance(TOKEN_SHARED_FOR.total_seconds() - 60)
+    assert credentials.task_token("Tally", clock) == first
+    assert issued(credentials) == before
+    assert identity_of(credentials.task_token("Other", clock)) == Identity(Role.DATA, "spark", ("Other",))
+    clock.advance(120)
+    second = credentials.task_token("Tally", clock)
+    assert second != first
+    assert identity_of(second) == identity_of(first)
 
 
 def test_a_read_has_a_token_for_half_of_its_time_at_least(credentials: Credentials) -> None:

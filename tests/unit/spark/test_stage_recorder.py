@@ -1,14 +1,18 @@
-"""Query events that come late, or while other queries or runs are under way."""
+"""Query events that come late, or while other queries or runs are under way, and stages whose source changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stateflow.ledger import Ledger, StateManager
 from stateflow.spark import stage_recorder
-from stateflow.spark.stage_recorder import _Recorder, batch_state_id, record_once
+from stateflow.spark.stage_recorder import End, Pulled, _Recorder, batch_state_id, record_once, run_stage
 
 
 class Manager:
@@ -110,3 +114,105 @@ def test_a_query_that_is_started_again_for_ever_is_listened_to_once() -> None:
     assert [len(each.listeners) for each in (one, other)] == [1, 1]
     record_once(one, Manager())  # type: ignore[arg-type]
     assert len(one.listeners) == 2
+
+
+# -- Stages of a batch pipeline --------------------------------------------------------------------------------------
+
+Row = int | None
+
+
+@dataclass
+class Condition:
+    holds: Callable[[Row], bool]
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition(lambda row: self.holds(row) or other.holds(row))
+
+    def isNull(self) -> Condition:
+        return Condition(lambda row: row is None)
+
+    def __le__(self, last: int) -> Condition:
+        return Condition(lambda row: row is not None and row <= last)
+
+
+class Frame:
+    """A frame with one column. Like Spark's, it reads its source anew each time, in which rows may have arrived."""
+
+    def __init__(self, source: list[Row], wanted: Condition | None = None) -> None:
+        self.source, self.wanted = source, wanted
+
+    def __getitem__(self, name: str) -> Condition:
+        return Condition(bool)
+
+    def where(self, wanted: Condition) -> Frame:
+        return Frame(self.source, wanted)
+
+    def rows(self) -> list[Row]:
+        return [row for row in self.source if self.wanted is None or self.wanted.holds(row)]
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[StateManager]:
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        yield StateManager(ledger)
+
+
+class Stage:
+    """A stage that pulls ``source``. ``late``: rows that arrive when the pulled rows have been measured."""
+
+    def __init__(self, manager: StateManager, patch: pytest.MonkeyPatch) -> None:
+        self.manager = manager
+        self.source: list[Row] = []
+        self.late: list[Row] = []
+        self.pushed: list[Row] = []
+        patch.setattr(stage_recorder, "measured", self._measured)
+
+    def _measured(self, frame: Frame, _: str) -> Pulled:
+        found = [row for row in frame.rows() if row is not None]
+        pulled = Pulled(min(found, default=None), max(found, default=None), len(frame.rows()))
+        self.source += self.late
+        return pulled
+
+    def run(self, push: Callable[[Any], int | None] | None = None) -> dict[str, Any]:
+        ends = {"source": End("raw", entity="raw"), "sink": End("clean")}
+        pull: Any = lambda _: Frame(self.source)  # noqa: E731
+        return run_stage(self.manager, "load", **ends, pull=pull, push=push or self._push, record="id")
+
+    def _push(self, frame: Any) -> int:
+        self.pushed = frame.rows()
+        return len(self.pushed)
+
+
+@pytest.mark.parametrize(
+    ("source", "pushed"), [([], [None]), ([None], [None, None]), ([1, 2], [1, 2, None]), ([None, 1], [None, 1, None])]
+)
+def test_rows_that_arrive_after_the_measurement_are_left_to_the_next_stage(
+    source: list[Row], pushed: list[Row], manager: StateManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows behind an empty measurement were pushed, and once more by the next stage."""
+    stage = Stage(manager, monkeypatch)
+    stage.source, stage.late = [*source], [8, None]
+    done = stage.run()
+    newest = max(filter(None, source), default=None)
+    assert stage.pushed == pushed
+    assert done["last_record_pulled"] == (newest and str(newest))
+
+
+def test_a_stage_that_is_repeated_keeps_no_records_of_its_failed_attempt(
+    manager: StateManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later pull would go on behind rows that were never pushed."""
+
+    def fails(_: Any) -> int:
+        raise RuntimeError("the sink is full")
+
+    stage = Stage(manager, monkeypatch)
+    stage.source = [1, 7]
+    with pytest.raises(RuntimeError, match="full"):
+        stage.run(fails)
+    (failed,) = manager.get_failures()
+    assert (failed["first_record_pulled"], failed["last_record_pulled"]) == ("1", "7")
+    stage.source = []
+    done = stage.run()
+    assert (done["first_record_pulled"], done["last_record_pulled"], done["record_count"]) == (None, None, 0)
+    assert manager.ledger.verify() == []
