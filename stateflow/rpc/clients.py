@@ -50,9 +50,7 @@ from stateflow.rpc.wire import (
     read_stream_blocking,
     value_of,
 )
-from stateflow.security.plain import connection_settings
 from stateflow.security.roles import Identity
-from stateflow.settings import ConnectionSettings
 from stateflow.status import Deployment
 from stateflow.types import ADDRESS, OperatorSpec, shown
 
@@ -72,8 +70,8 @@ ASKED_AGAIN_S = 0.1
 #: maximum number of channels that are kept for further calls, at about 50 KB each
 CHANNELS_MAX = 1024
 _LOCK = threading.Lock()
-_STUBS: dict[tuple[str, object, ConnectionSettings], tuple[int, Any]] = {}
-_LINKS: dict[tuple[str, ConnectionSettings], tuple[int, Link]] = {}
+_STUBS: dict[tuple[str, object, object], tuple[int, Any]] = {}
+_LINKS: dict[tuple[str, object], tuple[int, Link]] = {}
 #: whether this process was forked from one that had opened channels: calls would never end here, because gRPC's threads
 #: exist only in the process that started them
 _is_cut_off = False
@@ -193,7 +191,7 @@ def _check_not_cut_off() -> None:
 
 
 def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
-    """Returns the stub for an address, with one channel per process, address and token (or other connection settings).
+    """Returns the stub for an address, with one channel per process, address and token (or files of a certificate).
 
     A Spark worker therefore keeps its connections from batch to batch, also if its tasks use the tokens of several
     operators in turn. After a change of the TLS files a new channel is opened. Of more than ``CHANNELS_MAX`` the least
@@ -201,12 +199,12 @@ def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
     which ends with the last of them. Raises InvalidArgument in a forked process.
     """
     _check_not_cut_off()
-    number, settings = own_certificate(), connection_settings()
+    files, number = own_certificate()
     with _LOCK:
-        known = _STUBS.pop((address, kind, settings), None)
+        known = _STUBS.pop((address, kind, files), None)
         if known is None or known[0] != number:
             known = number, kind(blocking_channel(address, _OPTIONS))
-        _STUBS[address, kind, settings] = known  # behind those that were asked for before
+        _STUBS[address, kind, files] = known  # behind those that were asked for before
         if len(_STUBS) > CHANNELS_MAX:
             del _STUBS[next(iter(_STUBS))]
         stub: Stub = known[1]
@@ -482,20 +480,20 @@ def unpacked_deployment(data: bytes) -> Deployment:
 
 
 def _link(address: str) -> Link:
-    """Returns the Apply stream for an address, one per process and token (or other connection settings).
+    """Returns the Apply stream for an address, one per process and token (or files of a certificate).
 
     When this process has a new certificate, a new stream is opened, because the certificate of an open stream may
     expire. Earlier calls are answered on the former stream, which closes itself when it has been idle for a while. When
     there are more than ``CHANNELS_MAX``, the least recently used one is dropped if it is closed.
     """
     _check_not_cut_off()
-    number, settings = own_certificate(), connection_settings()
+    files, number = own_certificate()
     with _LOCK:
-        known = _LINKS.pop((address, settings), None)
+        known = _LINKS.pop((address, files), None)
         if known is None or known[0] != number:
             stub = replica_pb2_grpc.ReplicaServiceStub
             known = number, Link(address, lambda requests: _stub(stub, address).Apply(requests))
-        _LINKS[address, settings] = known
+        _LINKS[address, files] = known
         if len(_LINKS) > CHANNELS_MAX and _LINKS[oldest := next(iter(_LINKS))][1].is_closed:
             del _LINKS[oldest]
         return known[1]

@@ -66,13 +66,13 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def own_certificate() -> int:
-    """Returns the serial number of this process's certificate; 0: plain text.
+def own_certificate() -> tuple[TlsFiles | None, int]:
+    """Returns the files of this process's present token or certificate, and its serial number. (None, 0): plain text.
 
-    A new number means that the TLS files have changed; later channels use the new ones.
+    A new number of the same files means that they have changed; later channels use the new ones.
     """
     files = tls_files()
-    return 0 if files is None else files.current().own.serial
+    return files, 0 if files is None else files.current().own.serial
 
 
 @functools.lru_cache(maxsize=4)

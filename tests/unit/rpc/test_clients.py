@@ -156,7 +156,7 @@ def test_a_renewed_certificate_replaces_channel_and_stream(monkeypatch: pytest.M
     monkeypatch.setattr(clients, "_STUBS", {})
     monkeypatch.setattr(clients, "_LINKS", {})
     numbers = iter([7, 7, 7, 7, 8, 8])
-    monkeypatch.setattr(clients, "own_certificate", lambda: next(numbers))
+    monkeypatch.setattr(clients, "own_certificate", lambda: (None, next(numbers)))
     before, same, after = reached(), reached(), reached()
     assert before == same
     assert (before[0] is after[0], before[1] is after[1]) == (False, False)

@@ -193,13 +193,14 @@ def test_new_files_are_for_calls_that_begin_then(certificates: Certificates, mon
                     assert await echo.read() == b"1"
                     assert await call(b"1", timeout=5) == b"1"
                     first = channel.current()
-                    serial = secure.own_certificate()
+                    files, serial = secure.own_certificate()
                     certificates.renew()
                     assert await call(b"2", timeout=5) == b"2"
                     assert channel.current() is not first
                     await echo.write(b"2")
                     assert await echo.read() == b"2"
-                    assert secure.own_certificate() != serial
+                    renewed = secure.own_certificate()
+                    assert (renewed[0] is files, renewed[1] != serial) == (True, True)
                     await channel.close()
 
     asyncio.run(run())
