@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,9 +195,7 @@ class Rotating:
 
     def _rotate(self) -> None:
         self.close()
-        for number in range(self._kept - 1, 0, -1):
-            if older(self._path, number).exists():
-                older(self._path, number).replace(older(self._path, number + 1))
+        _make_room(self._path, self._kept)
         if self._kept:
             self._path.replace(older(self._path, 1))
         else:
@@ -206,6 +205,29 @@ class Rotating:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _make_room(path: Path, kept: int) -> None:
+    """Moves each older file of a log on by one number, over the oldest one. Raises OSError."""
+    for number in range(kept - 1, 0, -1):
+        if older(path, number).exists():
+            older(path, number).replace(older(path, number + 1))
+
+
+def rotate_open_log(path: Path, file_bytes: int = FILE_BYTES, kept: int = OLDER) -> None:
+    """Copies a full log to ``NAME.1``, see :class:`Rotating`, and empties it. Does nothing if the log is not full.
+
+    Other processes may hold the log open and append to it. What they write between the copy and the emptying is lost.
+    """
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= file_bytes:
+            return
+        _make_room(path, kept)
+        try:
+            shutil.copy(path, older(path, 1))
+        except OSError:  # the log must not keep the disk full
+            older(path, 1).unlink(missing_ok=True)
+        os.truncate(path, 0)
 
 
 def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
@@ -337,7 +359,7 @@ class LocalLauncher(Processes):
 
     Args:
         rotates: True: this process writes the log of a child, and starts a new file when one is full; False: the child
-            writes its log itself, into one file.
+            writes its log itself, and a full log is rotated only when a process starts.
     """
 
     def __init__(self, *, rotates: bool = True) -> None:
@@ -346,6 +368,7 @@ class LocalLauncher(Processes):
     def start(self, spec: Command) -> Started:
         """Starts a process. Raises OSError."""
         if not self._rotates:
+            rotate_open_log(spec.log)
             with spec.log.open("ab") as log:
                 return Started(spec, self._start(spec, log.fileno(), ()))
         reads, writes = os.pipe()

@@ -324,15 +324,12 @@ def _roll(begun: RollingRestart, as_json: bool) -> None:
 def _follow(begun: Spawning, as_json: bool) -> None:
     """Follows replicas until each is in the commanded state. Prints a line for each change."""
     said: dict[str, str] = {}
-    for replicas in begun.progress():
+    for replicas in begun.progress(deaths_max=5):
         for name in begun.names:
             line = _standing(name, replicas.get(name))
             if not as_json and said.get(name) != line:
                 said[name] = line
                 errors.print(line, highlight=False)
-            child = replicas.get(name)
-            if child is not None and child.state != "RUNNING" and child.deaths >= 5 and child.fault is not None:
-                raise child.fault
     if as_json:
         emit({"replicas": [child.to_dict() for child in begun.replicas.values()]})
     else:

@@ -168,11 +168,12 @@ class Spawning:
     def names(self) -> list[str]:
         return list(self._wanted)
 
-    def progress(self) -> Iterator[dict[str, ChildReport]]:
+    def progress(self, deaths_max: int | None = None) -> Iterator[dict[str, ChildReport]]:
         """Yields the replicas by name until each is in the commanded state: it runs and has registered, or has ended.
 
         A caller may stop iterating early: the agents still carry out the command. Raises Unavailable if the controller
-        stops answering, MoveConflict if a later command replaced this one.
+        stops answering, MoveConflict if a later command replaced this one, and the error of a replica that died at each
+        of its first ``deaths_max`` starts since the command; None: never.
         """
         while True:
             found = {each.replica: each for agent in self._client.agents() for each in agent.replicas}
@@ -184,18 +185,26 @@ class Spawning:
                 raise MoveConflict(
                     "a later command superseded this one", remedy="see `stateflow agent list`", replica=superseded[0]
                 )
+            for name in waits:
+                self._check_starts(name, deaths_max)
             sleep(POLL_S)
 
     def wait(self, deaths_max: int = 5) -> list[str]:
         """Waits until each replica is in the commanded state, and returns the names.
 
-        Raises the error of a replica that dies at its first ``deaths_max`` starts; its agent keeps restarting it.
+        Raises the errors of :meth:`progress`. An agent keeps restarting a replica that dies at its starts.
         """
-        for replicas in self.progress():
-            for child in replicas.values():
-                if child.state != "RUNNING" and child.deaths >= deaths_max and child.fault is not None:
-                    raise child.fault
+        for _ in self.progress(deaths_max):
+            pass
         return self.names
+
+    def _check_starts(self, name: str, deaths_max: int | None) -> None:
+        child, wanted = self.replicas.get(name), self._wanted[name]
+        # until the agent carries out the command, it reports the deaths of the former run
+        if child is None or deaths_max is None or not wanted.running or child.runs != wanted.generation:
+            return
+        if child.state != "RUNNING" and child.deaths >= deaths_max and child.fault is not None:
+            raise child.fault
 
     def _is_superseded(self, name: str) -> bool:
         return name not in self.replicas or self.replicas[name].generation != self._wanted[name].generation

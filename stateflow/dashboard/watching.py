@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from stateflow.checkpoint import CheckpointStore
@@ -59,14 +60,16 @@ def checkpoints(store: CheckpointStore) -> dict[str, Any]:
 
 # -- Ledger ----------------------------------------------------------------------------------------------------------
 
-#: number of batches shown, and number of newest batches read; most of these are reconfigurations, which the page shows
-#: elsewhere
+#: number of newest batches shown, and of others that have not ended; and number of newest batches read; most of these
+#: are reconfigurations, which the page shows elsewhere
 BATCHES_MAX, LOOKED_AT = 30, 300
 #: number of newest records that a search reads, and number of matching records that it shows
 SEARCHED, FOUND_MAX = 5000, 200
 #: characters shown of a record's payload
 PAYLOAD_MAX = 2000
 OVER = ("DONE", "FAILED", "CANCELLED")
+#: the other statuses, in the order in which batches are chosen if not all are shown
+OPEN = ("IN_PROGRESS", "PAUSED", "GENERATE_IID", "NEW", "WAITING_FOR_JOB")
 RECONFIGURATIONS = "reconfiguration/"
 
 
@@ -86,14 +89,22 @@ class Records:
         self._ledger.close()
 
     def batches(self) -> list[dict[str, Any]]:
-        """Returns the newest batches with all their counts, newest first. Reconfigurations are left out.
+        """Returns the newest batches, and those that have not ended, with all their counts, newest first.
+        Reconfigurations are left out.
 
-        This takes one query, and three more for each batch that has not ended.
+        This takes a query for each status, one more, and three more for each batch that has not ended.
         """
-        rows = [row for row in self.board.batches(limit=LOOKED_AT) if not row["bid"].startswith(RECONFIGURATIONS)]
-        found = [self._known(row) or self.board.batch(row["bid"]) for row in rows[:BATCHES_MAX]]
+        rows = {row["bid"]: row for row in self._rows()[:BATCHES_MAX]}
+        unended = (row for status in OPEN for row in self._rows(status) if row["bid"] not in rows)
+        rows |= {row["bid"]: row for row in islice(unended, BATCHES_MAX)}
+        newest = sorted(rows.values(), key=lambda row: row["first_record_id"], reverse=True)
+        found = [self._known(row) or self.board.batch(row["bid"]) for row in newest]
         self._over = {batch["bid"]: batch for batch in found if batch["status"] in OVER}
         return found
+
+    def _rows(self, status: str | None = None) -> list[dict[str, Any]]:
+        newest = self.board.batches(status, limit=LOOKED_AT)
+        return [row for row in newest if not row["bid"].startswith(RECONFIGURATIONS)]
 
     def _known(self, row: dict[str, Any]) -> dict[str, Any] | None:
         """Returns an ended batch as an earlier call has read it; None: the batch is not known, or has changed.

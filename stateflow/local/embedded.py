@@ -10,6 +10,8 @@ address.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import json
 import os
 import sys
@@ -61,6 +63,8 @@ class Embedded(LocalCluster):
             super().stop()
         finally:
             _RUNNING.pop((os.getpid(), self.data_dir), None)
+            if os.getpid() == self._pid:
+                _forget_address(self.data_dir)
             self._lock.close()
 
 
@@ -200,7 +204,7 @@ def said_in(place: Path) -> dict[str, Any]:
     """Returns the contents of a directory's ``embedded.json``; empty: the file is missing or damaged.
 
     The keys are ``replicas`` (number of replicas), ``pid`` and ``program`` (of the program that ran the cluster last),
-    and ``address`` (of the controller).
+    and ``address`` (of the controller; missing: the program has stopped the cluster).
     """
     try:
         found = json.loads((place / FILE).read_text())
@@ -209,15 +213,34 @@ def said_in(place: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _forget_address(place: Path) -> None:
+    """Removes the address from a directory's ``embedded.json``, if possible."""
+    said = said_in(place)
+    if said.pop("address", None) is not None:
+        with contextlib.suppress(OSError):  # without the lock, the address does not count either
+            write_durably(place / FILE, json.dumps(said))
+
+
 def running_in(directory: str | Path | None = None) -> str | None:
     """Returns the address of the controller whose cluster is running in a directory; None: no cluster is running there.
 
     Args:
         directory: see :func:`embedded`.
     """
-    said = said_in(expanded(directory if directory is not None else EmbeddedSettings().directory))
+    place = expanded(directory if directory is not None else EmbeddedSettings().directory)
+    said = said_in(place)
     try:
         os.kill(int(said["pid"]), 0)
-        return str(said["address"])
+        return str(said["address"]) if _is_locked(place) else None
     except (KeyError, ValueError, TypeError, OverflowError, OSError):
         return None
+
+
+def _is_locked(place: Path) -> bool:
+    """Tells whether a program holds a directory's lock. Raises OSError."""
+    with (place / LOCK).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -13,6 +13,9 @@ The fork server has one thread, and runs no code but imports before it forks. It
 and all forked processes have ended. Forked processes have the limits, priority and processors that the starting process
 had when it started the fork server.
 
+Forked processes append to their logs themselves, because in a pipe to the starting process their lines would wait for
+it. The fork server rotates the logs.
+
 A request is sent through a socket pair: a length (``!I``), and a :class:`Request` of that length as JSON. Four file
 descriptors are sent with the request: the new process's standard input, output and error, and the writing end of its
 *life* pipe. The fork server writes the process id (``!i``) into the life pipe, and the exit code (``!i``) when the
@@ -38,7 +41,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from stateflow.agent.processes import LocalLauncher, Processes, last_line
+from stateflow.agent.processes import LocalLauncher, Processes, last_line, rotate_open_log
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.fleet import Command, Launcher, Listening, NotReady, Started, heard
 from stateflow.fleet import Process as Child
@@ -47,6 +50,8 @@ from stateflow.fleet import Process as Child
 _READ_LATER = ("STATEFLOW_", "PYTEST_")
 _LENGTH = struct.Struct("!I")
 _EXIT = struct.Struct("!i")
+#: seconds between two looks of the fork server at the sizes of logs
+LOOK_S = 2.0
 
 # -- The fork server as its clients use it ---------------------------------------------------------------------------
 
@@ -59,6 +64,7 @@ class Request:
     arguments: list[str]
     environment: dict[str, str]
     directory: str
+    log: str
 
 
 class Forked:
@@ -123,8 +129,13 @@ class ForkServer:
         return self._process.poll() is None and self._environment == _from_the_beginning()
 
     def start(self, name: str, arguments: list[str], environment: dict[str, str], log: IO[str]) -> Forked:
-        """Forks a process with ``log`` as its standard error. Raises Unavailable."""
-        request = json.dumps(asdict(Request(name, arguments, environment, str(Path.cwd())))).encode()
+        """Forks a process with ``log`` as its standard error. The fork server rotates the log. Raises Unavailable.
+
+        Args:
+            log: file that was opened by its path, for appending.
+        """
+        path = str(Path(log.name).absolute())
+        request = json.dumps(asdict(Request(name, arguments, environment, str(Path.cwd()), path))).encode()
         (their_in, stdin), (stdout, their_out), (life, their_life) = os.pipe(), os.pipe(), os.pipe()
         try:
             with self._lock:
@@ -174,6 +185,7 @@ class ForkLauncher(Processes):
 
     def start(self, spec: Command) -> Started:
         """Starts a process. Raises Unavailable, OSError."""
+        rotate_open_log(spec.log)
         with spec.log.open("a") as log:
             return Started(spec, fork_server().start(spec.name, list(spec.arguments), dict(spec.environment), log))
 
@@ -225,14 +237,18 @@ def _serve(requests: socket.socket) -> Request | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     lives: dict[int, int] = {}
+    logs: dict[int, Path] = {}
     own = _directories(os.environ)
     base = [each for each in sys.path[1:] if each not in own]
     taking = True
     while taking or lives:
-        ready = readable([awake, requests.fileno()] if taking else [awake])
+        ready = readable([awake, requests.fileno()] if taking else [awake], LOOK_S if logs else None)
         if awake in ready:
             os.read(awake, 1024)
             _reap(lives)
+            logs = {pid: log for pid, log in logs.items() if pid in lives}
+        for log in logs.values():
+            rotate_open_log(log)
         if requests.fileno() in ready:
             header, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 4)
             if not header:
@@ -247,7 +263,7 @@ def _serve(requests: socket.socket) -> Request | None:
                     os.close(each)
                 _become(request, files, base)
                 return request
-            lives[pid] = files.pop()
+            lives[pid], logs[pid] = files.pop(), Path(request.log)
             for each in files:
                 os.close(each)
             _say(lives[pid], pid)

@@ -10,9 +10,11 @@ The directory of a process contains the process's certificate (``cert.pem``) and
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -40,7 +42,7 @@ from stateflow.security.certificates import (
 from stateflow.security.plain import CA, CRL, OWN_CERT, OWN_KEY
 from stateflow.security.roles import Identity
 
-KEY, ISSUED = "ca.key", "issued"
+KEY, ISSUED, LOCK = "ca.key", "issued", ".lock"
 AUTHORITY_DAYS, DAYS, DAYS_MAX = 3650, 90, 825
 #: maximum difference assumed between the clocks of two machines
 SKEW = timedelta(minutes=5)
@@ -64,41 +66,35 @@ class Authority:
 
     def __init__(self, directory: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._directory, self._clock = directory, clock
-        path = directory / KEY
-        if not path.is_file():
+        if not _is_made(directory):
             raise BadCertificate(
                 "no certificate authority found",
                 remedy="make one with `stateflow certs init`, or pass its directory with --dir",
                 dir=directory,
             )
-        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & UMASK:
-            raise BadCertificate(
-                "the authority's key is readable by other users", remedy=f"chmod 600 {path}", file=path
-            )
+        self._key = _key_in(directory)
         try:
-            key = serialization.load_pem_private_key(path.read_bytes(), None)
             self._cert = read_certificates((directory / CA).read_bytes(), directory / CA)[0]
         except (OSError, *UNREADABLE) as error:
-            raise BadCertificate(
-                f"the authority cannot be read: {error}", remedy="restore it from a backup", dir=directory
-            ) from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise BadCertificate(
-                "the authority's key is not an elliptic curve key",
-                remedy="make another authority with `stateflow certs init`",
-            )
-        self._key = key
+            raise _unreadable(directory, error) from error
 
     @classmethod
     def init(cls, directory: Path, name: str, clock: Clock = SYSTEM_CLOCK, days: int = AUTHORITY_DAYS) -> Authority:
-        """Makes an authority in a directory. Raises BadCertificate if the directory contains one already."""
-        if (directory / KEY).exists() or (directory / CA).exists():
+        """Makes an authority in a directory. An init that was cut off is completed, with the key that it made.
+
+        Raises BadCertificate if the directory contains an authority already.
+        """
+        if _is_made(directory):
             raise BadCertificate(
                 "an authority already exists", remedy="use it, or pass another directory with --dir", dir=directory
             )
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / ISSUED).mkdir(exist_ok=True, mode=0o700)
-        key = ec.generate_private_key(ec.SECP256R1())
+        if (directory / KEY).exists():
+            key = _key_in(directory)
+        else:
+            key = ec.generate_private_key(ec.SECP256R1())
+            write_durably(directory / KEY, _private(key), 0o600)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         now = utc(clock)
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -109,11 +105,9 @@ class Authority:
             .add_extension(identifier, critical=False)
             .sign(key, hashes.SHA256())
         )
-        write_durably(directory / KEY, _private(key), 0o600)
-        write_durably(directory / CA, _pem(cert), 0o644)
-        authority = cls(directory, clock)
-        authority._write_crl([], 0)
-        return authority
+        write_durably(directory / CRL, _revocation_list(key, cert, now, [], 0), 0o644)
+        write_durably(directory / CA, _pem(cert), 0o644)  # last, because an authority that has it is complete
+        return cls(directory, clock)
 
     # -- issuing ------------------------------------------------------------------------------------------
 
@@ -138,17 +132,18 @@ class Authority:
             raise BadCertificate(
                 "there is no certificate to renew", remedy="issue one with `stateflow certs issue`", dir=out
             )
-        if not any(each.certificate.serial == there.serial for each in self.issued()):
-            raise BadCertificate(
-                "the certificate was issued by another authority", remedy="pass that authority with --dir", dir=out
-            )
-        if there.serial in self._listed()[0]:
-            raise BadCertificate(
-                "the certificate was revoked",
-                remedy="if the reason is gone, issue another one with `stateflow certs issue`",
-                dir=out,
-            )
-        return self._issue(there.identity, there.hosts, out, days)
+        with self._alone():  # a revocation meanwhile would not know the new certificate
+            if not any(each.certificate.serial == there.serial for each in self.issued()):
+                raise BadCertificate(
+                    "the certificate was issued by another authority", remedy="pass that authority with --dir", dir=out
+                )
+            if there.serial in self._listed()[0]:
+                raise BadCertificate(
+                    "the certificate was revoked",
+                    remedy="if the reason is gone, issue another one with `stateflow certs issue`",
+                    dir=out,
+                )
+            return self._issue(there.identity, there.hosts, out, days)
 
     def _issue(self, identity: Identity, hosts: Sequence[str], out: Path, days: int) -> Certificate:
         _check_wanted(identity, hosts, days)
@@ -231,17 +226,19 @@ class Authority:
 
         Raises BadCertificate if nothing was issued to ``who``, or several roles have that name.
         """
-        now, issued = utc(self._clock), self.issued()
-        found = [each for each in issued if who in _names(each.certificate)]
-        roles = sorted({str(each.certificate.identity) for each in found})
-        if not found:
-            raise BadCertificate(f"no certificate was issued to {who!r}", remedy="see `stateflow certs list`")
-        if len(roles) > 1:
-            raise BadCertificate(f"{who!r} is ambiguous: {' or '.join(roles)}", remedy="name one of them")
-        ended = [each.certificate for each in found if each.state(now) == "valid"]
-        serials, number = self._listed()
-        self._write_crl([*serials, *(each.serial for each in ended)], number)
-        return ended
+        with self._alone():
+            now, issued = utc(self._clock), self.issued()
+            found = [each for each in issued if who in _names(each.certificate)]
+            roles = sorted({str(each.certificate.identity) for each in found})
+            if not found:
+                raise BadCertificate(f"no certificate was issued to {who!r}", remedy="see `stateflow certs list`")
+            if len(roles) > 1:
+                raise BadCertificate(f"{who!r} is ambiguous: {' or '.join(roles)}", remedy="name one of them")
+            ended = [each.certificate for each in found if each.state(now) == "valid"]
+            serials, number = self._listed()
+            serials += [each.serial for each in ended]
+            write_durably(self.crl, _revocation_list(self._key, self._cert, now, serials, number), 0o644)
+            return ended
 
     def issued(self) -> list[Issued]:
         (revoked, _), found = self._listed(), list[Issued]()
@@ -267,21 +264,58 @@ class Authority:
                 f"the revocation list cannot be read: {error}", remedy="restore it from a backup", file=self.crl
             ) from error
 
-    def _write_crl(self, serials: Iterable[int], number: int) -> None:
-        """Writes the next revocation list.
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes and threads from changing the revocation list meanwhile. Raises OSError."""
+        with (self._directory / LOCK).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
-        Args:
-            number: number of the present list.
-        """
-        now = utc(self._clock)
-        builder = x509.CertificateRevocationListBuilder(self._cert.subject, now, self._cert.not_valid_after_utc)
-        for serial in dict.fromkeys(serials):
-            builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(serial, now).build())
-        # at least the present time, so that numbers also rise after a restore from a backup: servers refuse a list with
-        # a smaller number
-        following = x509.CRLNumber(max(number + 1, int(now.timestamp())))
-        signed = builder.add_extension(following, critical=False).sign(self._key, hashes.SHA256())
-        write_durably(self.crl, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+
+def _is_made(directory: Path) -> bool:
+    """Tells whether an authority was made in a directory; an init that was cut off made none."""
+    return (directory / CA).exists() or ((directory / KEY).exists() and any((directory / ISSUED).glob("*.pem")))
+
+
+def _key_in(directory: Path) -> ec.EllipticCurvePrivateKey:
+    """Returns the key of an authority. Raises BadCertificate, also if other users can read it."""
+    path = directory / KEY
+    try:
+        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & UMASK:
+            raise BadCertificate(
+                "the authority's key is readable by other users", remedy=f"chmod 600 {path}", file=path
+            )
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, *UNREADABLE) as error:
+        raise _unreadable(directory, error) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadCertificate(
+            "the authority's key is not an elliptic curve key",
+            remedy="make another authority with `stateflow certs init`",
+        )
+    return key
+
+
+def _unreadable(directory: Path, error: Exception) -> BadCertificate:
+    return BadCertificate(f"the authority cannot be read: {error}", remedy="restore it from a backup", dir=directory)
+
+
+def _revocation_list(
+    key: ec.EllipticCurvePrivateKey, cert: x509.Certificate, now: datetime, serials: Iterable[int], number: int
+) -> bytes:
+    """Returns the next revocation list, as PEM.
+
+    Args:
+        number: number of the present list.
+    """
+    builder = x509.CertificateRevocationListBuilder(cert.subject, now, cert.not_valid_after_utc)
+    for serial in dict.fromkeys(serials):
+        builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(serial, now).build())
+    # at least the present time, so that numbers also rise after a restore from a backup: servers refuse a list with
+    # a smaller number
+    following = x509.CRLNumber(max(number + 1, int(now.timestamp())))
+    signed = builder.add_extension(following, critical=False).sign(key, hashes.SHA256())
+    return signed.public_bytes(serialization.Encoding.PEM)
 
 
 def read_own(out: Path) -> Certificate | None:

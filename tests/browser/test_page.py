@@ -232,6 +232,18 @@ def test_a_stream_that_breaks_again_while_the_server_is_asked_why_is_opened_once
     assert len(later) == 1
 
 
+def test_a_hidden_tab_opens_its_stream_again_when_it_is_shown(stage: Stage) -> None:
+    """Streams of hidden tabs took the connections that a browser opens to a server."""
+    page = stage.open(told(CLUSTER))
+    become = """(hidden) => {
+        Object.defineProperty(document, "hidden", { configurable: true, value: hidden });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(become, True)
+    with page.expect_request(f"{ADDRESS}api/events"):
+        page.evaluate(become, False)
+
+
 def test_moves_beyond_those_of_the_snapshot_are_not_passed_over(stage: Stage) -> None:
     moves = tuple(MoveReport(f"m{n}", n, "a", "b", "WARMING", "warm-up", base_bytes=9) for n in range(MOVES_MAX + 100))
     owners = ("a",) * len(moves)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.agent.processes import FILE_BYTES
 from stateflow.local import process as fork_servers
 from stateflow.local.process import Forked, ForkServer, fork_server
 from stateflow.testing import LocalCluster
@@ -57,6 +58,17 @@ def test_its_end_is_told(started: ForkServer, tmp_path: Path, number: int, code:
     assert child.wait() == code
     assert child.poll() == code
     assert not is_there(child.pid), "it is no zombie"
+    close(child)
+
+
+def test_the_log_of_a_running_process_is_rotated(started: ForkServer, tmp_path: Path) -> None:
+    child = controller(started, tmp_path)
+    with (tmp_path / "log").open("ab") as log:
+        log.write(b"x" * FILE_BYTES + b"\n")
+    eventually((tmp_path / "log.1").exists, "the full log was kept")
+    eventually(lambda: (tmp_path / "log").stat().st_size == 0, "the process goes on in an empty one")
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait() == 0
     close(child)
 
 

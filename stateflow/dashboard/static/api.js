@@ -1,5 +1,7 @@
 // Requests to the server. A change carries a header that no other page can send.
 
+const ANSWER_MS = 60_000;
+
 /** A refusal: its code, what happened, and what to do next. */
 export class Refused extends Error {
   constructor(error) {
@@ -27,8 +29,14 @@ async function answered(answer) {
 async function asked(path, options) {
   let answer;
   try {
-    answer = await fetch(path, options);
-  } catch {
+    answer = await fetch(path, { ...options, signal: AbortSignal.timeout(ANSWER_MS) });
+  } catch (error) {
+    if (error.name === "TimeoutError")
+      throw new Refused({
+        code: "no_answer",
+        what: `the page's server has not answered within ${ANSWER_MS / 1000} s, and may still do what was asked`,
+        remedy: "close other tabs of this page, and look at its state before you try again",
+      });
     throw new Refused({
       code: "no_answer",
       what: "the page's server does not answer",

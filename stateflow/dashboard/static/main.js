@@ -138,14 +138,22 @@ function heard(found) {
 }
 
 function listen() {
+  // a browser opens six connections to a server: streams of hidden tabs would leave none to the others
+  if (document.hidden) return document.addEventListener("visibilitychange", listen, { once: true });
   const events = new EventSource("api/events");
   let over = false;
   function end(next, afterMs) {
     if (over) return; // several errors were reported while the first one was looked into
     over = true;
+    document.removeEventListener("visibilitychange", hide);
     events.close();
     setTimeout(next, afterMs);
   }
+  function hide() {
+    heardAt = 0; // the silence of a hidden page is no fault
+    end(listen, 0);
+  }
+  document.addEventListener("visibilitychange", hide);
   events.addEventListener("lines", (event) => startLines(JSON.parse(event.data)));
   events.addEventListener("snapshot", (event) => heard(JSON.parse(event.data)));
   events.addEventListener("error", async () => {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from stateflow.agent.processes import PIECE_BYTES, Reader, Rotating, last_line, older
+from stateflow.agent.processes import PIECE_BYTES, Reader, Rotating, last_line, older, rotate_open_log
 
 
 def test_full_files_are_kept_and_the_oldest_dropped(tmp_path: Path) -> None:
@@ -21,6 +22,32 @@ def test_full_files_are_kept_and_the_oldest_dropped(tmp_path: Path) -> None:
     again = Rotating(path, file_bytes=100, kept=2)
     again.write(b"more\n")
     assert path.read_text() == "line7\nmore\n", "a restart goes on where it was"
+
+
+def test_a_log_that_another_process_holds_open_is_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "r.log"
+    rotate_open_log(path, file_bytes=10, kept=2)
+    with path.open("a") as file:
+        for number in range(4):
+            print(f"a long line {number}", file=file, flush=True)
+            rotate_open_log(path, file_bytes=10, kept=2)
+        print("short", file=file, flush=True)
+        rotate_open_log(path, file_bytes=10, kept=2)
+    assert path.read_text() == "short\n"
+    assert [older(path, n).read_text() for n in (1, 2)] == ["a long line 3\n", "a long line 2\n"]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_log_does_not_keep_a_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(_: Path, to: Path) -> None:
+        to.write_bytes(b"a")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copy", copy)
+    path = tmp_path / "r.log"
+    path.write_bytes(b"a long line\n")
+    rotate_open_log(path, file_bytes=10)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("r.log", b"")]
 
 
 def test_what_a_disk_does_not_take_is_dropped(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from typer.testing import CliRunner
 
 from stateflow.cli import agents
 from stateflow.cli.app import app
-from stateflow.reports import Rolling, RollingNode
+from stateflow.client import Spawning, commands
+from stateflow.errors import Unavailable
+from stateflow.fleet import Spawned
+from stateflow.reports import ChildReport, Rolling, RollingNode
 
 
 class Roll:
@@ -40,3 +44,21 @@ def test_a_rolling_restart_that_failed_is_one_json_object_or_one_line(monkeypatc
     done = CliRunner().invoke(app, ["restart", "--all"])
     assert (done.exit_code, done.stdout) == (1, "")
     assert "move_aborted: edge-0 was not restarted: it died: see `stateflow batch info roll/7`" in done.stderr
+
+
+@pytest.mark.parametrize(("runs", "status"), [(1, 0), (2, 1)])
+def test_only_deaths_of_the_commanded_run_fail_the_command(
+    monkeypatch: pytest.MonkeyPatch, runs: int, status: int
+) -> None:
+    fault = Unavailable("its process exited with status 1", remedy="see its log")
+    dies = ChildReport("a-0", "running", "WAITS", generation=2, runs=runs, deaths=5, fault=fault)
+    reports = iter([dies, ChildReport("a-0", "running", "RUNNING", generation=2, runs=2, address="host:1")])
+    client: Any = SimpleNamespace(
+        agents=lambda: [SimpleNamespace(replicas=[next(reports)])],
+        status=lambda: SimpleNamespace(replicas=[SimpleNamespace(name="a-0", alive=True, address="host:1")]),
+    )
+    begun = Spawning(client, [Spawned("a-0", "a", generation=2)])
+    monkeypatch.setattr(commands, "sleep", lambda _: None)
+    monkeypatch.setattr(agents, "Cluster", lambda _: SimpleNamespace(restart_replica=lambda _: begun))
+    done = CliRunner().invoke(app, ["restart", "a-0"])
+    assert done.exit_code == status, done.output

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stateflow.client import commands
 from stateflow.client.commands import (
     Spawning,
     call_off,
@@ -23,7 +24,7 @@ from stateflow.client.commands import (
     runner_of,
     would_redistribute,
 )
-from stateflow.errors import EncodeError, InvalidArgument, UnknownPartition, UnsupportedKeyType
+from stateflow.errors import EncodeError, InvalidArgument, Unavailable, UnknownPartition, UnsupportedKeyType
 from stateflow.fleet import Spawned
 from stateflow.reports import ChildReport
 from stateflow.state import encode_row_key
@@ -47,6 +48,11 @@ class Asked:
 @pytest.fixture
 def cluster() -> Any:
     return Asked()
+
+
+@pytest.fixture
+def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "sleep", lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -206,3 +212,18 @@ def test_a_replica_that_runs_at_last_is_not_refused_for_its_former_deaths() -> N
         begun.wait()
     del reports[0]  # the cause is removed
     assert begun.wait() == ["a-0"]
+
+
+@pytest.mark.usefixtures("unpaced")
+@pytest.mark.parametrize(("running", "after"), [(False, "STOPPED"), (True, "RUNNING")])
+def test_deaths_before_a_stop_or_restart_do_not_fail_the_command(running: bool, after: str) -> None:
+    spawned = Spawned("a-0", "a", running, generation=2)
+    old = ChildReport("a-0", "running", "WAITS", generation=2, runs=1, deaths=5)
+    old = replace(old, fault=Unavailable("its process exited with status 1", remedy="see its log"))
+    now = ChildReport("a-0", "running", after, generation=2, runs=2, address="host:1")
+    reports = iter([old, now])  # the agent's heartbeat from before the command, and the one after it
+    client: Any = SimpleNamespace(
+        agents=lambda: [SimpleNamespace(replicas=[next(reports)])],
+        status=lambda: SimpleNamespace(replicas=[SimpleNamespace(name="a-0", alive=True, address="host:1")]),
+    )
+    assert Spawning(client, [spawned]).wait() == ["a-0"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.dashboard import watching
 from stateflow.dashboard.watching import Records
 from stateflow.ledger import Board, Ledger
 
@@ -40,6 +41,26 @@ def test_reconfigurations_are_shown_elsewhere_and_what_is_over_is_asked_once(rec
     records.board.batch = lambda bid: asked.append(bid) or original(bid)  # type: ignore[method-assign, func-returns-value]
     assert [each["succeeded"] for each in records.batches()] == [0, 2]
     assert asked == ["b2"]
+
+
+def test_a_batch_under_way_is_shown_however_many_newer_ones_there_are(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "BATCHES_MAX", 3)
+    monkeypatch.setattr(watching, "LOOKED_AT", 10)
+    board = records.board
+    board.move_batch("b2", "GENERATE_IID")
+    board.list_entities("b2", ["edge-1"])
+    board.move_batch("b2", "IN_PROGRESS")
+    for number in range(10):
+        board.create_batch("moves", "migrate", bid=f"reconfiguration/r{number}")
+    assert [each["bid"] for each in records.batches()] == ["b2"]
+    for number in range(4):
+        board.create_batch("later", "rm", bid=f"new-{number}")
+    newest = ["new-3", "new-2", "new-1"]
+    assert [each["bid"] for each in records.batches()] == [*newest, "new-0", "b2"]
+    monkeypatch.setattr(watching, "BATCHES_MAX", 1)
+    assert [each["bid"] for each in records.batches()] == ["new-3", "b2"], "those in progress first"
 
 
 def test_a_batch_that_was_tried_again_between_two_looks_has_its_new_counts(records: Records) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import shutil
 import stat
+import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
+from stateflow.durable import write_durably
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority, own_request, read_own, write_own
 from stateflow.security.certificates import TlsFiles, revoked_of
@@ -192,3 +196,61 @@ def test_each_revocation_list_has_a_greater_number(tmp_path: Path) -> None:
     authority.revoke("edge-0")
     numbers.append(number())
     assert numbers == sorted(set(numbers))
+
+
+def test_revocations_at_once_keep_each_other(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        authority.issue(Identity.of("read", name), [], tmp_path / name)
+    came, locked = threading.Event(), fcntl.flock
+
+    def second() -> None:
+        authority.revoke("second")
+        came.set()
+
+    other = threading.Thread(target=second)
+
+    def lock(*arguments: Any) -> None:
+        if threading.current_thread() is other:
+            came.set()
+        locked(*arguments)
+
+    def write(path: Path, *arguments: Any) -> None:
+        if threading.current_thread() is not other:  # the first has read the list, and has not written it yet
+            other.start()
+            came.wait()
+        write_durably(path, *arguments)
+
+    monkeypatch.setattr("fcntl.flock", lock)
+    monkeypatch.setattr("stateflow.security.authority.write_durably", write)
+    authority.revoke("first")
+    other.join()
+    assert all(each.revoked for each in authority.issued())
+
+
+@pytest.mark.parametrize("last", ["ca.key", "crl.pem", "ca.pem"])
+def test_an_init_that_was_cut_off_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    def write(path: Path, *arguments: Any) -> None:
+        if path.name == last:
+            raise OSError("no space left")
+        write_durably(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stateflow.security.authority.write_durably", write)
+        with pytest.raises(OSError, match="no space left"):
+            Authority.init(tmp_path / "a", "acme")
+    with pytest.raises(BadCertificate, match=r"no certificate authority found .*stateflow certs init"):
+        Authority(tmp_path / "a")
+    again = Authority.init(tmp_path / "a", "acme")
+    again.issue(NODE, ["h"], tmp_path / "x")
+    assert len(again.revoke("edge-0")) == 1
+
+
+def test_a_key_that_is_kept_elsewhere_is_not_replaced(authority: Authority, tmp_path: Path) -> None:
+    authority.issue(NODE, ["h"], tmp_path / "x")
+    (tmp_path / "authority" / "ca.key").unlink()
+    with pytest.raises(BadCertificate, match=r"No such file.*ca\.key.*restore it from a backup"):
+        Authority(tmp_path / "authority")
+    with pytest.raises(BadCertificate, match="an authority already exists"):
+        Authority.init(tmp_path / "authority", "again")
