@@ -430,6 +430,7 @@ def apply_operator(
         reports=reports_to(df.sparkSession),
         observed=is_connect(df) and not within,
         streaming=df.isStreaming,
+        within=within and not is_connect(df),
         piece_bytes=None if df.isStreaming or within else PIECE_BYTES,
         site=site_column(df, site),
         token=token,

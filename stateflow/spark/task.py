@@ -207,6 +207,8 @@ class OperatorTask:
         run: identifies the call of ``apply_operator``.
         reports: accumulator for the task's reports; ``None`` if reports are not sent to an accumulator.
         observed: True if reports are emitted with the outputs. See :mod:`stateflow.spark.metrics`.
+        within: True if the operator is applied within ``foreachBatch`` of a classic session, so that the rows belong to
+            the micro-batch that the local properties name.
         piece_bytes: size in bytes of the pieces in which the rows of a batch DataFrame are sent; ``None`` if the rows
             belong to a micro-batch, which is sent as a whole.
         site: name of the column with the site that a row comes from; empty if rows have no site.
@@ -233,6 +235,7 @@ class OperatorTask:
     reports: Any = field(default=None, compare=False)
     observed: bool = False
     streaming: bool = False
+    within: bool = False
     piece_bytes: int | None = None
     site: str = ""
     token: str = field(default="", repr=False)
@@ -394,7 +397,7 @@ class OperatorTask:
         if self.initial:
             return Batch(INITIAL, 0)
         if query is None or batch is None:
-            if self.streaming:
+            if self.streaming or self.within:
                 raise no_query(self.operator)
             return Batch(f"{BATCH_RUN}{self.batch_query}", 0)
         return Batch(self.query_source(query), int(batch))

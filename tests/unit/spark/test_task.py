@@ -160,6 +160,16 @@ def test_a_job_group_of_a_function_in_foreach_batch_is_no_run(
     assert [(each.source, each.number, each.attempt.run) for each in delivered] == [("query:q:s", 7, run)]
 
 
+def test_an_operator_within_a_micro_batch_is_refused_where_the_query_is_not_named(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain thread would apply the rows once more, as a batch of another source."""
+    monkeypatch.setattr(Context, "getLocalProperty", lambda *_: None)
+    monkeypatch.setattr("pyspark.TaskContext.get", Context)
+    with pytest.raises(InvalidArgument, match=r"lacks the query's local properties.*InheritableThread"):
+        next(replace(task, piece_bytes=None, within=True)(iter(Input())))
+
+
 def test_what_spark_broke_off_is_sent_as_far_as_it_makes_whole_pieces(
     task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
