@@ -308,6 +308,7 @@ class Router:
                     made.happened("refused", address=address, partition=partition, code=outcome.code)
                 session.refused(partition, outcome, now)
             else:
+                session.heard(address, now)
                 session.answered(partition, outcome.output, outcome.replayed, outcome.operator_us, outcome.commit_us)
 
     def _look_who_is_silent(self, session: BatchSession) -> None:
