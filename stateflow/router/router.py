@@ -145,6 +145,7 @@ class Router:
         addresses: replicas' advertised addresses → addresses as seen from here, if they differ. Raises InvalidArgument
             for a malformed address.
         random: source of random numbers for the pauses before retries; None: one that the system seeds.
+        connect_timeout_s: seconds for which the constructor waits for a controller; None: as long as a client does.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class Router:
         silence_s: float = SILENCE_S_MIN,
         addresses: Mapping[str, str] | None = None,
         random: Random | None = None,
+        connect_timeout_s: float | None = None,
     ) -> None:
         self._addresses = {ADDRESS.check(each): ADDRESS.check(here) for each, here in (addresses or {}).items()}
         self._controller = ControllerClient(controller)
@@ -167,11 +169,12 @@ class Router:
         #: tracing of this process when the router was made; None: there is none
         self.tracing = tracing()
         self._sent = SENT.of(operator)
-        self.deployment = self._first(controller, known)
+        if connect_timeout_s is None:
+            connect_timeout_s = ClientSettings().connect_timeout_s
+        self.deployment = self._first(ControllerClient(controller, connect_timeout_s=connect_timeout_s), known)
         self.spec, self.table = self.deployment.spec, self._table(self.deployment)
 
-    def _first(self, controller: str, known: Deployment | None) -> Deployment:
-        waiting = ControllerClient(controller, connect_timeout_s=ClientSettings().connect_timeout_s)
+    def _first(self, waiting: ControllerClient, known: Deployment | None) -> Deployment:
         try:
             return waiting.deployment(self.operator)
         except Unavailable as error:
@@ -305,6 +308,7 @@ class Router:
                     made.happened("refused", address=address, partition=partition, code=outcome.code)
                 session.refused(partition, outcome, now)
             else:
+                session.heard(address, now)
                 session.answered(partition, outcome.output, outcome.replayed, outcome.operator_us, outcome.commit_us)
 
     def _look_who_is_silent(self, session: BatchSession) -> None:

@@ -220,7 +220,8 @@ class BatchSession:
     """State of one batch.
 
     Args:
-        timeout_s: seconds for which a partition may stay without a reachable owner before the batch fails.
+        timeout_s: seconds for which a partition may stay without a reachable owner before the batch fails. The time in
+            which an owner works on the batch does not count.
         random: source of random numbers for the pauses, so that the clients of a failed replica do not all retry at
             once.
         backoff_max_s: longest pause, before it is varied.
@@ -239,6 +240,7 @@ class BatchSession:
     _waiting: dict[int, float] = field(default_factory=dict)  # partition → earliest time to send
     _outstanding: dict[int, Route] = field(default_factory=dict)  # partition → route by which it was sent
     _failing_since: dict[int, float] = field(default_factory=dict)
+    _sent_at: dict[int, float] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)  # address → when it last answered, or was sent something
     _tries: dict[int, int] = field(default_factory=dict)
     _pauses: dict[int, float] = field(default_factory=dict)  # number of tries → pause after them
@@ -278,7 +280,7 @@ class BatchSession:
         for partition in due:
             route = self.table.routes[partition]
             del self._waiting[partition]
-            self._outstanding[partition] = route
+            self._outstanding[partition], self._sent_at[partition] = route, now
             by_address.setdefault(route.address, []).append((partition, route.epoch))
         for address in by_address:
             self._heard[address] = now
@@ -287,7 +289,8 @@ class BatchSession:
 
     def waits(self, now: float) -> Waiting | None:
         """Describes the partitions that have no answering owner; None: there are none."""
-        since = {p: at for p, at in self._failing_since.items() if p in self._waiting or p in self._outstanding}
+        silent = {p for p, sent in self._outstanding.items() if self._heard[sent.address] <= self._sent_at[p]}
+        since = {p: at for p, at in self._failing_since.items() if p in self._waiting or p in silent}
         if not since or self._error is not None:
             return None
         partition = min(since, key=lambda each: since[each])
@@ -316,6 +319,8 @@ class BatchSession:
         sent = self._outstanding.pop(partition, None)
         if sent is None:
             return
+        if "partition" not in error.where:  # otherwise the replica may have waited all the time for the partition
+            self._leave_out_work(partition, sent)
         if isinstance(error, Moved):
             where = error.where
             self.table.update(partition, self.table.route(where["owner"], where["address"], int(where["epoch"])))
@@ -365,7 +370,7 @@ class BatchSession:
         for partition, sent in list(self._outstanding.items()):
             since = self._heard[sent.address]
             if now - since > silence_s:
-                self._failing_since[partition] = since
+                self._failing_since[partition] = self._sent_at[partition] = since
                 what = f"{sent.address} received the batch and has been silent for {now - since:.0f} s"
                 silent[sent.address] = since
                 self.refused(partition, Unavailable(what, remedy="check the replica's log"), now)
@@ -380,6 +385,7 @@ class BatchSession:
         for partition, sent in list(self._outstanding.items()):
             if self.table.routes[partition].address != sent.address:
                 del self._outstanding[partition]
+                self._leave_out_work(partition, sent)
                 self._waiting[partition] = now
 
     def not_refreshed(self, error: StateflowError) -> None:
@@ -387,6 +393,11 @@ class BatchSession:
         self._refresh_wanted = False
         if not error.retryable:
             self._fail(error)
+
+    def _leave_out_work(self, partition: int, sent: Route) -> None:
+        """Leaves out of a partition's time without an owner the time in which a replica worked on the batch."""
+        if partition in self._failing_since:
+            self._failing_since[partition] += max(0.0, self._heard[sent.address] - self._sent_at[partition])
 
     def _again(self, partition: int, error: StateflowError, now: float, at_once: bool = False) -> None:
         since = self._failing_since.setdefault(partition, now)

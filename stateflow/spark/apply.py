@@ -332,7 +332,8 @@ def apply_operator(
             shuffle.
         initial_state: a batch DataFrame with the key columns. :meth:`Operator.init_state` receives its rows before
             ``apply_operator`` returns. The rows are ignored if all partitions have loaded their initial state before.
-        unavailable_timeout: seconds for which a task waits for a replica that does not answer, before the task fails.
+        unavailable_timeout: seconds for which a task waits for a replica that does not answer, before the task fails. A
+            Spark worker that uses the operator for the first time waits as long for a controller.
         state_manager: ledger in which each micro-batch of the session's streaming queries is recorded as a stage from
             now on.
         real_time: True for a query with ``trigger(realTime=…)``, in a session with the settings of
@@ -433,6 +434,7 @@ def apply_operator(
         reports=reports_to(df.sparkSession),
         observed=is_connect(df) and not within,
         streaming=df.isStreaming,
+        within=within and not is_connect(df),
         piece_bytes=None if df.isStreaming or within else PIECE_BYTES,
         site=site_column(df, site),
         token=token,

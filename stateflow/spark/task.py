@@ -34,6 +34,7 @@ from stateflow.errors import (
     DecodeError,
     InputIncomplete,
     InvalidArgument,
+    OperatorOutdated,
     PositionGap,
     StateflowError,
     TasksMerged,
@@ -47,10 +48,11 @@ from stateflow.partition.positions import INITIAL, Batch
 from stateflow.router import Asked, Delivery, Reached, Router, check_whole, newest_event_us
 from stateflow.rpc.apply import BatchRows
 from stateflow.security.plain import use_token
-from stateflow.settings import RouterSettings
+from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.spark.metrics import Seconds, TaskReport, with_report
 from stateflow.state.cells import LATEST_US
 from stateflow.tracing import tracing
+from stateflow.types import OperatorSpec
 
 #: size of the rows of a piece in Arrow's form, in bytes. Python holds a few times as much while it sends them.
 PIECE_BYTES = 16 << 20
@@ -207,6 +209,8 @@ class OperatorTask:
         run: identifies the call of ``apply_operator``.
         reports: accumulator for the task's reports; ``None`` if reports are not sent to an accumulator.
         observed: True if reports are emitted with the outputs. See :mod:`stateflow.spark.metrics`.
+        within: True if the operator is applied within ``foreachBatch`` of a classic session, so that the rows belong to
+            the micro-batch that the local properties name.
         piece_bytes: size in bytes of the pieces in which the rows of a batch DataFrame are sent; ``None`` if the rows
             belong to a micro-batch, which is sent as a whole.
         site: name of the column with the site that a row comes from; empty if rows have no site.
@@ -233,6 +237,7 @@ class OperatorTask:
     reports: Any = field(default=None, compare=False)
     observed: bool = False
     streaming: bool = False
+    within: bool = False
     piece_bytes: int | None = None
     site: str = ""
     token: str = field(default="", repr=False)
@@ -394,7 +399,7 @@ class OperatorTask:
         if self.initial:
             return Batch(INITIAL, 0)
         if query is None or batch is None:
-            if self.streaming:
+            if self.streaming or self.within:
                 raise no_query(self.operator)
             return Batch(f"{BATCH_RUN}{self.batch_query}", 0)
         return Batch(self.query_source(query), int(batch))
@@ -454,16 +459,36 @@ class OperatorTask:
         return self.controller, self.operator, self.unavailable_timeout_s
 
     def router(self) -> Router:
-        router = _ROUTERS.get(self._identity)
-        if router is None:
-            settings = RouterSettings(unavailable_timeout_s=self.unavailable_timeout_s)
-            router = _ROUTERS[self._identity] = Router(self.controller, self.operator, settings)
+        """Returns the router of a Spark worker, see :meth:`kept_router`."""
+        is_first, router = not _ROUTERS, self.kept_router()
+        if is_first:
             # Spark's worker collects garbage between tasks. Without freeze() a pass over all imported modules took
             # 95 ms, a fifth of a micro-batch of 100,000 rows, on the cores that the next batch needs.
             gc.collect()
             gc.freeze()
             keep_buffers()
         return router
+
+    def kept_router(self) -> Router:
+        """Returns this process's router, which is made at first use, and again after a new deployment.
+
+        Waits for a controller as long as for a replica. Raises OperatorOutdated for a task of a former deployment.
+        """
+        router = _ROUTERS.get(self._identity)
+        if router is None or not self._fits(router):
+            settings = RouterSettings(unavailable_timeout_s=self.unavailable_timeout_s)
+            wait_s = max(self.unavailable_timeout_s, ClientSettings().connect_timeout_s)
+            router = Router(self.controller, self.operator, settings, connect_timeout_s=wait_s)
+            if not self._fits(router):
+                what = "the operator was deployed anew, with another number of partitions, key or output"
+                raise OperatorOutdated(what, remedy="call apply_operator again", operator=self.operator)
+            for known in [each for each in _WHOLE if each[:3] == self._identity]:
+                del _WHOLE[known]
+            _ROUTERS[self._identity] = router
+        return router
+
+    def _fits(self, router: Router) -> bool:
+        return all(getattr(router.spec, name) == getattr(self, name) for name in OperatorSpec.AGREED)
 
     def _by_partition(self, arrived: list[pa.RecordBatch], task: int, *, digests: bool) -> _Rows:
         """Groups the rows by partition, in ``order_by`` order or in order of arrival.
@@ -534,13 +559,8 @@ def span(operator: str, batch: Batch, task: int, query: str | None) -> AbstractC
     traces = tracing()
     if traces is None:
         return nullcontext()
-    said: dict[str, Any] = {
-        "source": batch.source,
-        "batch": batch.number,
-        "attempt": batch.attempt.task,
-        "query": query,
-    }
-    return traces.span("stateflow.task", operator=operator, task=task, **said)
+    said: dict[str, Any] = {"source": batch.source, "batch": batch.number, "attempt": batch.attempt.task}
+    return traces.span("stateflow.task", operator=operator, task=task, query=query, **said)
 
 
 def no_query(operator: str) -> InvalidArgument:

@@ -384,6 +384,9 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
         return
     batch.write.format("noop").mode("overwrite").save()
     for task in unread:
+        if _contained(task, query, number):
+            continue
+        task.kept_router().refresh()  # the answer may be from a former owner that does not know its successor
         if not _contained(task, query, number):
             raise BatchIncomplete(
                 f"batch {number} does not reach the operator: Spark's plan discards all of its output",
@@ -396,6 +399,6 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
 
 def _contained(task: OperatorTask, query: str, number: int) -> bool:
     """Tells whether every partition contains the batch."""
-    router = Router(task.controller, task.operator)
+    router = task.kept_router()
     reached = Asked(router, task.query_source(query), number + 1, task.unavailable_timeout_s).answers()
     return len(reached) == task.partitions and all(each.batch >= number for each in reached.values())

@@ -312,20 +312,25 @@ def test_an_operator_within_foreach_batch_of_which_a_part_is_evaluated(
     assert state_of(cluster, name) == source.model().state()
 
 
+@pytest.mark.parametrize("within", [False, True])
 def test_a_thread_that_does_not_say_of_which_query_it_is_is_refused(
-    spark: SparkSession, cluster: LocalCluster, name: str, source: Input, tmp_path: Path
+    spark: SparkSession, cluster: LocalCluster, name: str, source: Input, tmp_path: Path, within: bool
 ) -> None:
     """A thread that does not tell its query is refused: its rows of all micro-batches would be taken for one batch."""
     source.add_many(2, 40)
-    out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
     said: list[str] = []
 
+    def applied(frame: DataFrame) -> DataFrame:
+        return apply_operator(frame, Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
+
     def apart(batch: DataFrame, number: int) -> None:
-        thread = threading.Thread(target=lambda: said.append(said_by(batch.collect)))
+        out = applied(batch) if within else batch
+        thread = threading.Thread(target=lambda: said.append(said_by(out.collect)))
         thread.start()
         thread.join()
+        out.count()
 
-    each_batch(out, apart, tmp_path / "checkpoint")
+    each_batch(source.stream() if within else applied(source.stream()), apart, tmp_path / "checkpoint")
     assert len(said) == 2
     for each in said:
         assert "invalid_argument: the thread that evaluates a micro-batch lacks the query's" in each

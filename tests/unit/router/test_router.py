@@ -222,6 +222,21 @@ def test_pauses_for_a_partition_that_moves_vary_by_a_quarter_and_end_in_time() -
     assert found == pauses(Random(1)) != pauses(Random(2))
 
 
+@pytest.mark.parametrize(("given", "waited_s"), [({}, 5.0), ({"connect_timeout_s": 60.0}, 60.0)])
+def test_the_first_request_waits_for_a_controller_as_long_as_the_caller_says(
+    given: dict[str, float], waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def deployment(client: ControllerClient, _operator: str) -> Deployment:
+        waited.append(client._connect_timeout_s)
+        return Deployment(describe(Count, 1), 1, (ReplicaInfo("a", "edge", "127.0.0.1:1"),), (1,))
+
+    monkeypatch.setattr(ControllerClient, "deployment", deployment)
+    Router("nowhere:1", "Count", **given).refresh()  # type: ignore[arg-type]
+    assert waited == [waited_s, 0.0]
+
+
 def test_two_routers_draw_their_own_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = Deployment(describe(Count, 2), 1, (ReplicaInfo("a", "edge", "a:1"),) * 2, (1, 1))
     monkeypatch.setattr(ControllerClient, "deployment", lambda *_: deployment)

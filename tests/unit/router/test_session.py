@@ -537,3 +537,66 @@ def test_who_has_little_patience_waits_for_signs_of_life_all_the_same() -> None:
     s.poll(0.0)
     s.check_silence(14.0)
     assert not s.done, "they come every five seconds"
+
+
+def refused_once_then_worked_on(until: float) -> BatchSession:
+    """Makes a batch that is refused at 0.1 s, sent again at 1 s, and worked on with signs of life."""
+    s = session([0])
+    s.poll(0.0)
+    s.refused(0, DOWN, 0.1)
+    s.refreshed(table())
+    assert sends(s.poll(1.0)) == {"a": ((0, 1),)}
+    for now in range(2, int(until) + 1):
+        s.heard("a", float(now))
+        assert s.check_silence(float(now)) == {}
+    return s
+
+
+@pytest.mark.parametrize("error", [DOWN, moved("b", 2)])
+def test_time_in_which_an_owner_works_on_a_batch_is_not_time_without_an_owner(error: StateflowError) -> None:
+    """A batch failed at its second refusal if its owner had worked on it for longer than the time-out in between."""
+    s = refused_once_then_worked_on(70.0)
+    s.refused(0, error, 71.0)
+    assert not s.done
+    s.refreshed(table())
+    s.poll(73.0)
+    s.refused(0, DOWN, 79.0)
+    assert not s.done, "1 s before and 9 s after the work"
+    s.refreshed(table())
+    s.poll(81.0)
+    s.refused(0, DOWN, 81.0)
+    assert s.done
+    with pytest.raises(Unavailable, match="no owner answered for 12 s"):
+        s.result()
+
+
+@pytest.mark.parametrize(
+    "error", [NotOwner("it did not arrive in time", partition="Op/0"), Unavailable("it is held up", partition="Op/0")]
+)
+def test_time_in_which_a_replica_waited_itself_is_time_without_an_owner(error: StateflowError) -> None:
+    """A replica holds rows that arrive before their partition, and gives signs of life meanwhile."""
+    s = refused_once_then_worked_on(30.0)
+    s.refused(0, error, 31.0)
+    assert s.done
+
+
+def test_a_part_that_goes_to_another_owner_has_been_worked_on_as_well() -> None:
+    s = refused_once_then_worked_on(70.0)
+    s.table.update(0, Route("b", "b", 2))
+    s.reroute(71.0)
+    s.poll(71.0)
+    s.refused(0, DOWN, 72.0)
+    assert not s.done
+
+
+def test_a_replica_that_works_and_falls_silent_fails_the_batch_all_the_same() -> None:
+    s = refused_once_then_worked_on(70.0)
+    assert s.check_silence(85.5) == {"a": 70.0}
+    assert s.done
+
+
+def test_what_is_worked_on_is_not_waited_for() -> None:
+    s = refused_once_then_worked_on(1.0)
+    assert s.waits(1.5) is not None, "it was sent again, and nobody has said anything"
+    s.heard("a", 2.0)
+    assert s.waits(2.5) is None

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.errors import DecodeError, InputIncomplete, InvalidArgument, OperatorFailed
+from stateflow.errors import DecodeError, InputIncomplete, InvalidArgument, OperatorFailed, OperatorOutdated
 from stateflow.partition.positions import Batch
 from stateflow.router import Delivery
 from stateflow.rpc.apply import BatchRows
 from stateflow.spark import task as tasks
 from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, Inbox, OperatorTask
+from stateflow.types import OperatorSpec
 
 ROWS_EACH, BATCHES = 1000, 60
 SCHEMA = pa.schema([("k", pa.string()), (PARTITION_COLUMN, pa.int32()), (HASH_COLUMN, pa.int64())])
@@ -160,6 +161,16 @@ def test_a_job_group_of_a_function_in_foreach_batch_is_no_run(
     assert [(each.source, each.number, each.attempt.run) for each in delivered] == [("query:q:s", 7, run)]
 
 
+def test_an_operator_within_a_micro_batch_is_refused_where_the_query_is_not_named(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain thread would apply the rows once more, as a batch of another source."""
+    monkeypatch.setattr(Context, "getLocalProperty", lambda *_: None)
+    monkeypatch.setattr("pyspark.TaskContext.get", Context)
+    with pytest.raises(InvalidArgument, match=r"lacks the query's local properties.*InheritableThread"):
+        next(replace(task, piece_bytes=None, within=True)(iter(Input())))
+
+
 def test_what_spark_broke_off_is_sent_as_far_as_it_makes_whole_pieces(
     task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +234,65 @@ def test_columns_that_come_by_their_places_have_their_own_names_again() -> None:
     assert rows.rows.schema.names == list(names)
     assert [field.nullable for field in rows.rows.schema] == [False, True, True, True, True, True]
     assert [column.to_pylist() for column in rows.rows.columns[2:4]] == [[20, 2, 30], [1, 3, 2]], "in order"
+
+
+class Deployed:
+    """A stand-in for the router, of an operator that may be deployed anew."""
+
+    partitions, made, waited_s = 4, 0, 0.0
+    output = pa.schema([("n", pa.int64())]).serialize().to_pybytes()
+
+    def __init__(self, controller: str, operator: str, *_: object, connect_timeout_s: float) -> None:
+        Deployed.made, Deployed.waited_s = Deployed.made + 1, connect_timeout_s
+        self.spec = OperatorSpec(operator, f"m:{operator}", Deployed.partitions, ("k",), Deployed.output, "[]")
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces the router by :class:`Deployed`. Returns a list with an entry for each freeze of the objects."""
+    frozen: list[str] = []
+    monkeypatch.setattr(tasks, "Router", Deployed)
+    monkeypatch.setattr(tasks, "_ROUTERS", {})
+    monkeypatch.setattr(tasks, "_WHOLE", {})
+    monkeypatch.setattr(tasks, "keep_buffers", lambda: None)
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append("frozen"))
+    for name, value in {"partitions": 4, "made": 0}.items():
+        monkeypatch.setattr(Deployed, name, value)
+    return frozen
+
+
+def test_a_worker_leaves_the_router_of_a_former_deployment(
+    task: OperatorTask, frozen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's router made for 4 partitions failed with IndexError for a task of the next deployment, with 8."""
+    former = task.router()
+    assert task.router() is former
+    tasks._WHOLE.update({(*task._identity, "query:q"): 7, ("c", "Other", 1.0, "query:q"): 5})
+    monkeypatch.setattr(Deployed, "partitions", 8)
+    task = replace(task, partitions=8, run="2")
+    assert task.router().spec.partitions == 8
+    assert task.router() is task.router()
+    assert tasks._WHOLE == {("c", "Other", 1.0, "query:q"): 5}, "the new deployment has none of the former batches"
+    assert frozen == ["frozen"], "once in a process"
+
+
+def test_a_task_of_a_former_deployment_is_refused(
+    task: OperatorTask, frozen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task divides its rows by the number of partitions that it knows."""
+    monkeypatch.setattr(Deployed, "partitions", 8)
+    kept = replace(task, partitions=8).router()
+    with pytest.raises(OperatorOutdated, match=r"deployed anew, with another number of partitions.*apply_operator"):
+        task.router()
+    assert replace(task, partitions=8).router() is kept
+
+
+@pytest.mark.parametrize(("unavailable_timeout_s", "waited_s"), [(60.0, 60.0), (1.0, 5.0)])
+def test_a_new_worker_waits_for_the_controller_as_long_as_for_a_replica(
+    task: OperatorTask, frozen: list[str], unavailable_timeout_s: float, waited_s: float
+) -> None:
+    replace(task, unavailable_timeout_s=unavailable_timeout_s).router()
+    assert Deployed.waited_s == waited_s
 
 
 ROW = pa.RecordBatch.from_pydict({"n": [1]})

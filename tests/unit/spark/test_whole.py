@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from stateflow.errors import InvalidArgument, OperatorUsedTwice, StaleBatch
+from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice, StaleBatch
+from stateflow.router import Reached
+from stateflow.spark import task as tasks
 from stateflow.spark import whole
 from stateflow.spark.task import OperatorTask
 
@@ -212,3 +214,64 @@ def test_over_connect_the_name_of_a_query_is_found(
     for called in ("", "before"):
         found = whole._options_over_connect(SimpleNamespace(options=proto, query_name=called), arguments, said)
         assert found["queryname"] == (called if called and name == "a" else name)
+
+
+class Owners:
+    """A stand-in for the router, of owners that contain ``batch``, and ``current`` once the router knows them."""
+
+    made = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        Owners.made += 1
+        self.spec, self.batch, self.current, self.refreshed = applied(), 7, 7, 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+        self.batch = self.current
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replaces the router by :class:`Owners`. Returns a list for the evaluations of micro-batches."""
+    evaluated: list[Any] = []
+
+    def asked(router: Owners, _source: str, _batch: int, _timeout_s: float) -> Any:
+        return SimpleNamespace(answers=lambda: dict.fromkeys(range(4), Reached(router.batch)))
+
+    monkeypatch.setattr(tasks, "Router", Owners)
+    monkeypatch.setattr(tasks, "_ROUTERS", {})
+    monkeypatch.setattr(whole, "Asked", asked)
+    monkeypatch.setattr(Owners, "made", 0)
+    return evaluated
+
+
+def micro_batch(evaluate: Callable[[], Any]) -> Any:
+    """A micro-batch's frame, in a thread that lacks the query's run."""
+    said = {"sql.streaming.queryId": "q"}
+    writer = SimpleNamespace(format=lambda _: writer, mode=lambda _: writer, save=evaluate)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=said.get))
+    return SimpleNamespace(sparkSession=session, write=writer)
+
+
+def test_a_driver_keeps_its_router_while_a_controller_restarts(evaluated: list[Any]) -> None:
+    """Each micro-batch of which a part was evaluated made a router, which failed without a controller."""
+    task = applied()
+    for number in (6, 7):
+        whole._whole(lambda *_: None, [task], micro_batch(lambda: evaluated.append(1)), number)
+    (router,) = tasks._ROUTERS.values()
+    assert (Owners.made, router.refreshed, evaluated) == (1, 0, [])
+
+
+@pytest.mark.parametrize("current", [7, 8])
+def test_a_batch_counts_as_missing_only_if_its_present_owners_lack_it(current: int, evaluated: list[Any]) -> None:
+    """A former owner that does not know its successor answers for the batches that it had."""
+    task = applied()
+    router: Any = task.kept_router()
+    router.current = current
+    batch = micro_batch(lambda: evaluated.append(1))
+    if current == 8:
+        whole._whole(lambda *_: None, [task], batch, 8)
+    else:
+        with pytest.raises(BatchIncomplete, match="batch 8 does not reach the operator"):
+            whole._whole(lambda *_: None, [task], batch, 8)
+    assert (router.refreshed, evaluated) == (1, [1])
