@@ -194,13 +194,13 @@ def verify(connection: Connection) -> Iterator[Fault]:
         records = [record_of(row, strict=False) for row in rows]
         found = faults_of(item_id, records)
         yield from found
-        for row in rows:
-            yield from payload_faults(row, schemas)
+        unreadable = [fault for row in rows for fault in payload_faults(row, schemas)]
+        yield from unreadable
         yield from _elsewhere(connection, item_id, found, records)
         if archived and not all(row.archived for row in rows):
             yield Fault("half_archived", "only some of its records are archived", item_id)
         yield from _head_faults(item_id, records, archived, heads.at(item_id), verdicts.at(item_id))
-        if not found:
+        if not found and not unreadable:
             yield from _view_faults(connection, records)
     yield from _orphans(heads.rest())
     yield from _stray_verdicts(verdicts.rest())

@@ -125,6 +125,16 @@ class KeepingContract:
         with pytest.raises(LedgerCorrupt, match="verify"):
             list(fresh.records("json"))
 
+    @pytest.mark.parametrize("payload", [None, "x", "[1]", '{"set": [1]}', "{}"])
+    def test_a_damaged_payload_of_a_batch_is_a_fault(self, fresh: Ledger, payload: str | None) -> None:
+        bid = Board(fresh).create_batch("b", "move")
+        StateManager(fresh).insert_state(state_id="s")
+        fresh.database.write(lambda connection: connection.execute(update(RECORD).values(payload=payload)))
+        found = fresh.verify()
+        assert {(fault.item_id, fault.code) for fault in found} == {(bid, "invalid_payload"), ("s", "invalid_payload")}
+        with pytest.raises(LedgerCorrupt, match="ledger verify"):
+            fresh.rebuild()
+
     def test_an_item_whose_first_record_is_gone(self, fresh: Ledger) -> None:
         done(fresh, "item")
         done(fresh, "other")
