@@ -204,6 +204,7 @@ def verify(connection: Connection) -> Iterator[Fault]:
             yield from _view_faults(connection, records)
     yield from _orphans(heads.rest())
     yield from _stray_verdicts(verdicts.rest())
+    yield from _stray_rows(connection)
     yield from _lease_faults(connection)
 
 
@@ -260,6 +261,18 @@ def _view_faults(connection: Connection, records: Sequence[Record]) -> Iterator[
                     yield Fault("bad_time", what, record.item_id, record.record_id)
     if row is None or dict(row) != view.fold(list(records)):
         yield Fault("view_differs", f"the table of {kind} rows differs from the records", records[0].item_id)
+
+
+def _stray_rows(connection: Connection) -> Iterator[Fault]:
+    """Yields a fault for each row of a view whose item has no record of the view's kind."""
+    for kind, view in VIEWS.items():
+        key = view.table.c[view.key]
+        query = select(key)
+        for table in (RECORD, ARCHIVE):
+            mine = select(table.c.item_id).where(table.c.item_id == key, table.c.payload_schema == kind.payload_schema)
+            query = query.where(~mine.exists())
+        for item_id in connection.execute(query).scalars():
+            yield Fault("row_without_records", f"the table of {kind} rows has a row without records", item_id)
 
 
 def _lease_faults(connection: Connection) -> Iterator[Fault]:
