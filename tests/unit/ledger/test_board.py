@@ -11,6 +11,7 @@ import pytest
 
 from stateflow.errors import InvalidPayload
 from stateflow.ledger import Board, Ledger
+from tests.pages import ROOT, blocks
 
 
 def test_who_moves_a_batch_is_its_author(tmp_path: Path) -> None:
@@ -52,6 +53,28 @@ def test_an_entity_whose_result_cannot_be_recorded_has_failed_and_the_run_goes_o
         assert [part in each["error"] for part, each in zip(said, results.values(), strict=True)] == [True] * 5
         assert max(len(each["error"]) for each in results.values()) < 3000
         assert ledger.verify() == []
+
+
+@pytest.mark.parametrize("writes", range(1, 7))
+def test_the_program_of_the_docs_goes_on_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    [program] = [block.text for block in blocks(ROOT / "docs" / "ledger.md") if "board.run(" in block.text]
+    monkeypatch.chdir(tmp_path)
+    append, left = Ledger.append, iter(range(writes - 1))
+
+    def crash(*arguments: Any, **options: Any) -> Any:
+        append(*arguments, **options)
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "append", crash)
+        with pytest.raises(KeyboardInterrupt):
+            exec(program, {})
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert (names["found"]["status"], names["found"]["succeeded"]) == ("DONE", 8)
 
 
 def test_an_entity_that_completes_while_its_batch_is_retried_is_not_repeated(
