@@ -44,7 +44,7 @@ from stateflow.ledger.board import check_names
 from stateflow.ledger.ledger import Ledger, error_payload
 from stateflow.ledger.records import STAGE, App, Entry, Kind, Record, RecordState, same_text
 from stateflow.ledger.rules import Action, Status
-from stateflow.ledger.statements import newest_first, unchanged
+from stateflow.ledger.statements import chunks, newest_first, unchanged
 from stateflow.types import shown
 
 APP = App("stateflow.stages")
@@ -197,8 +197,9 @@ class StateManager:
                 asked |= ask
                 rows = [
                     row
+                    for some in chunks(ask)
                     for column in (STAGE.c.correlation_id_in, STAGE.c.correlation_id_out)
-                    for row in connection.execute(select(STAGE).where(column.in_(sorted(ask)))).mappings()
+                    for row in connection.execute(select(STAGE).where(column.in_(some))).mappings()
                 ]
                 found |= {row["state_id"]: row for row in rows}
                 ask = (
