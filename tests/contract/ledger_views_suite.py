@@ -217,6 +217,25 @@ class ViewsContract:
         manager.update_state("good", status="in_progress")
         assert [each["state_id"] for each in manager.get_failures()] == ["bad"]
 
+    def test_a_failed_stage_keeps_its_error_when_it_is_resolved_or_changed(self, fresh: Ledger) -> None:
+        manager = StateManager(fresh)
+
+        def said(state_id: str) -> Any:
+            [found] = [each for each in manager.get_failures() if each["state_id"] == state_id]
+            assert manager.get_columns(state_id)["error"] == found["error"]
+            return found["error"] and found["error"]["message"], found["resolved"]
+
+        for name in ("one", "two"):
+            manager.insert_state(state_id=name, status="failure", error=f"no room for {name}")
+        fresh.resolve("one", "made room")
+        manager.update_state("two", record_count=3)
+        assert (said("one"), said("two")) == (("no room for one", True), ("no room for two", False))
+        manager.update_state("one", status="in_progress")
+        assert manager.get_columns("one")["error"] is None
+        manager.update_state("one", status="failure")
+        assert said("one") == (None, False), "nobody said why it failed again"
+        assert fresh.verify() == []
+
     def test_stages_that_are_refused(self, fresh: Ledger) -> None:
         manager = StateManager(fresh)
         for fields, said in (
