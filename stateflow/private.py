@@ -93,7 +93,8 @@ def url_of(text: str) -> str:
         return text
     path = Path(text[1:])
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        # a path in a URL may contain spaces
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise InvalidArgument(
@@ -101,7 +102,7 @@ def url_of(text: str) -> str:
         ) from None
     if len(lines) != 1:
         raise InvalidArgument(
-            "the file must contain exactly one URL", remedy="put only the URL into the file", file=path
+            "the file must contain exactly one URL", remedy="put only the URL into the file, on one line", file=path
         )
     if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
         log.warning("file %s contains a URL and is readable by every user; restrict it with chmod 600", path)

@@ -448,7 +448,7 @@ def _many(rows: list[dict[str, Any]], as_json: bool, *, errors: bool = False) ->
             sink,
             "" if row["row_count"] is None else str(row["row_count"]),
             str(row["updated_on"])[:19],
-            *([_said(row["error"])[:300]] if errors else []),
+            *([f"{'resolved: ' if row['resolved'] else ''}{_said(row['error'])[:300]}"] if errors else []),
         )
     console.print(titled(f"{len(rows)} stages", shown))
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +13,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import RowMapping, Select, func, select
 
-from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
+from stateflow.errors import IllegalRecord, InvalidArgument, InvalidPayload, InvalidTransition, LeaseLost, Locked
 from stateflow.ledger import rules
-from stateflow.ledger.ledger import Ledger
-from stateflow.ledger.records import BATCH, ENTITY, JOB, App, Entry, Item, Kind, RecordState, is_time
+from stateflow.ledger.ledger import MESSAGE_MAX, Ledger
+from stateflow.ledger.records import BATCH, ENTITY, JOB, App, Entry, Item, Kind, RecordState, encode, is_time
 from stateflow.ledger.rules import VIEWS, BatchStatus, EntityStatus, JobStatus, RetryPlan
 from stateflow.ledger.statements import newest_first, unchanged
 from stateflow.schedule import Schedule, pace_per_s, remaining
@@ -149,8 +148,8 @@ class Board:
         """Moves an entity to IN_PROGRESS, COMPLETED, FAILED or CANCELLED. Returns False when the entity is already
         COMPLETED or in that status, so that a repeated report counts once.
 
-        Raises InvalidTransition if the entity has failed and no retry was requested, and Locked if another process
-        holds it.
+        Raises InvalidTransition if the entity has failed and no retry was requested, Locked if another process holds
+        it, and InvalidPayload for a result that is not JSON or is too large.
         """
         to, item_id = _status(EntityStatus, status), entity_id(bid, entity)
         if ms is not None and not 0 <= ms < 2**63:
@@ -161,7 +160,7 @@ class Board:
             if now in (EntityStatus.COMPLETED, to):
                 return False
             rules.check_transition("entity", entity, rules.ENTITY_NEXT, now, to)
-            columns = {"status": to.value, "ms": ms, "result": None if result is None else json.dumps(result)}
+            columns = {"status": to.value, "ms": ms, "result": encode(result, item_id)}
             try:
                 self._append([seen.to(rules.ENTITY_RECORD_STATE[to], columns)])
             except Locked:  # another process was first, and may have reported another status
@@ -181,7 +180,7 @@ class Board:
         as :meth:`batch`.
 
         The value that ``work(entity)`` returns, which must be JSON, becomes the entity's result. When ``work`` raises,
-        the entity becomes FAILED, and the run continues with the next one.
+        or its value cannot be recorded, the entity becomes FAILED, and the run continues with the next one.
 
         After a crash, or to continue a paused batch, run it again: entities that have ended are skipped, and the one
         that was IN_PROGRESS is processed again. Only one process at a time may run a batch. When another process pauses
@@ -200,8 +199,12 @@ class Board:
             try:
                 result, status = work(entity), EntityStatus.COMPLETED
             except Exception as error:  # noqa: BLE001 - the error becomes the entity's result
-                result, status = {"error": f"{type(error).__name__}: {error}"}, EntityStatus.FAILED
-            self.end_entity(bid, entity, status, ms=round(1e3 * (self.ledger.clock.monotonic() - began)), result=result)
+                result, status = _failure(f"{type(error).__name__}: {error}"), EntityStatus.FAILED
+            ms = round(1e3 * (self.ledger.clock.monotonic() - began))
+            try:
+                self.end_entity(bid, entity, status, ms=ms, result=result)
+            except InvalidPayload as error:
+                self.end_entity(bid, entity, EntityStatus.FAILED, ms=ms, result=_failure(str(error)))
         if self._seen(Kind.BATCH, bid).row["status"] == BatchStatus.IN_PROGRESS:
             self.move_batch(bid, BatchStatus.DONE)
         return self.batch(bid)
@@ -366,6 +369,11 @@ class _Seen:
 
 def _new(kind: Kind, item_id: str, columns: dict[str, Any]) -> Entry:
     return Entry(item_id, APP, RecordState.NEW, None, {"set": columns}, kind.payload_schema)
+
+
+def _failure(message: str) -> dict[str, str]:
+    """Returns the result of an entity that has failed."""
+    return {"error": message[:MESSAGE_MAX]}
 
 
 def _slow(row: RowMapping) -> dict[str, Any]:

@@ -27,6 +27,7 @@ it.
 from __future__ import annotations
 
 import json
+import os
 import random  # noqa: TID251 - a type only
 import socket
 import stat
@@ -133,7 +134,8 @@ class Database:
         event.listen(self.engine, "before_cursor_execute", _check_texts)
         self.dialect = self.engine.dialect.name
         file = file_of(parsed)
-        self._file = None if file is None else str(file)
+        # as SQLAlchemy does it, once: the program may change its directory
+        self._file = None if file is None else os.path.abspath(file)  # noqa: PTH100 - resolve() follows links
         self._inode: tuple[int, int] | None = None  # of the file, once there is one
 
     # -- transactions -------------------------------------------------------------------------------------

@@ -42,9 +42,9 @@ from stateflow.errors import IllegalRecord, InvalidArgument, Locked
 from stateflow.ledger import rules
 from stateflow.ledger.board import check_names
 from stateflow.ledger.ledger import Ledger, error_payload
-from stateflow.ledger.records import STAGE, App, Entry, Kind, Record, RecordState, same_text
+from stateflow.ledger.records import STAGE, App, Entry, Item, Kind, RecordState, same_text
 from stateflow.ledger.rules import Action, Status
-from stateflow.ledger.statements import newest_first, unchanged
+from stateflow.ledger.statements import chunks, newest_first, unchanged
 from stateflow.types import shown
 
 APP = App("stateflow.stages")
@@ -151,7 +151,7 @@ class StateManager:
         row, item = self.get_state(state_id), self.ledger.item(state_id)
         if row is None or item is None:
             raise IllegalRecord("there is no such stage", remedy="insert it first", stage=shown(state_id))
-        return rules.stage_columns(row) | {"error": _error_in(item.blocking)}
+        return rules.stage_columns(row) | {"error": _error_of(item)}
 
     def get_state(self, state_id: str) -> dict[str, Any] | None:
         """Returns one stage's row as it is stored, with times in microseconds; None when there is none."""
@@ -176,15 +176,15 @@ class StateManager:
         return [rules.stage_columns(row) for row in reversed(rows)]
 
     def get_failures(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """Returns the stages that have failed, oldest first, each with its ``error``: ``type``, ``message`` and
-        ``stack``."""
+        """Returns the stages that have failed, oldest first. Each has its ``error`` (``type``, ``message`` and
+        ``stack``; None: none was given), and ``resolved``: whether a person has resolved the failure since."""
         check_names(255, job_id=job_id)
         query = select(STAGE).where(STAGE.c.status == Status.FAILURE.value)
         query = query if job_id is None else query.where(STAGE.c.job_id == job_id)
         with self.ledger.database.reading() as connection:
             rows = list(newest_first(connection, query, STAGE.c.first_record_id, limit))
-        failed = {item.item_id: item.blocking for item in self.ledger.items(row["state_id"] for row in rows)}
-        return [rules.stage_columns(row) | {"error": _error_in(failed.get(row["state_id"]))} for row in reversed(rows)]
+        items = {item.item_id: item for item in self.ledger.items(row["state_id"] for row in rows)}
+        return [rules.stage_columns(row) | _failure(items.get(row["state_id"])) for row in reversed(rows)]
 
     def trace(self, correlation_id: str) -> list[dict[str, Any]]:
         """Returns every stage that the data of this correlation id went through, before and after it, oldest first."""
@@ -197,8 +197,9 @@ class StateManager:
                 asked |= ask
                 rows = [
                     row
+                    for some in chunks(ask)
                     for column in (STAGE.c.correlation_id_in, STAGE.c.correlation_id_out)
-                    for row in connection.execute(select(STAGE).where(column.in_(sorted(ask)))).mappings()
+                    for row in connection.execute(select(STAGE).where(column.in_(some))).mappings()
                 ]
                 found |= {row["state_id"]: row for row in rows}
                 ask = (
@@ -248,9 +249,24 @@ def _payload(row: dict[str, Any], error: BaseException | str | None) -> dict[str
     return {"set": row} | ({} if error is None else error_payload(error))
 
 
-def _error_in(record: Record | None) -> dict[str, Any] | None:
-    payload = None if record is None else record.payload
-    return payload.get("error") if isinstance(payload, dict) else None
+def _failure(item: Item | None) -> dict[str, Any]:
+    """Returns why a stage has failed, and whether that is resolved. None: the stage has no records."""
+    if item is None:
+        return {"error": None, "resolved": False}
+    return {"error": _error_of(item), "resolved": item.state == RecordState.RESOLVED}
+
+
+def _error_of(item: Item) -> dict[str, Any] | None:
+    """Returns the newest error since the stage's last status other than failure."""
+    for record in reversed(item.records):
+        payload: dict[str, Any] = record.payload if isinstance(record.payload, dict) else {}
+        error: dict[str, Any] | None = payload.get("error")
+        if error is not None:
+            return error
+        changed = payload.get("set")
+        if isinstance(changed, dict) and changed.get("status", Status.FAILURE) != Status.FAILURE:
+            return None
+    return None
 
 
 def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:

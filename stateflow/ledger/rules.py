@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
-from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
+from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, LedgerCorrupt, Locked
 from stateflow.ledger.records import (
     BATCH,
     ENTITY,
@@ -673,8 +673,16 @@ class View:
         return row
 
     def fold(self, records: list[Record]) -> dict[str, Any]:
+        """Returns the row after all records. Pure. Raises LedgerCorrupt for a payload that sets no columns."""
         row = None
         for record in records:
+            if not (isinstance(record.payload, dict) and isinstance(record.payload.get("set"), dict)):
+                raise LedgerCorrupt(
+                    "a record's payload cannot be read",
+                    remedy="list every fault with `stateflow ledger verify`",
+                    item=record.item_id,
+                    record=record.record_id,
+                )
             row = self.apply(row, record)
         assert row is not None
         return row

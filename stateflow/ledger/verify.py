@@ -194,16 +194,17 @@ def verify(connection: Connection) -> Iterator[Fault]:
         records = [record_of(row, strict=False) for row in rows]
         found = faults_of(item_id, records)
         yield from found
-        for row in rows:
-            yield from payload_faults(row, schemas)
+        unreadable = [fault for row in rows for fault in payload_faults(row, schemas)]
+        yield from unreadable
         yield from _elsewhere(connection, item_id, found, records)
         if archived and not all(row.archived for row in rows):
             yield Fault("half_archived", "only some of its records are archived", item_id)
         yield from _head_faults(item_id, records, archived, heads.at(item_id), verdicts.at(item_id))
-        if not found:
+        if not found and not unreadable:
             yield from _view_faults(connection, records)
     yield from _orphans(heads.rest())
     yield from _stray_verdicts(verdicts.rest())
+    yield from _stray_rows(connection)
     yield from _lease_faults(connection)
 
 
@@ -260,6 +261,18 @@ def _view_faults(connection: Connection, records: Sequence[Record]) -> Iterator[
                     yield Fault("bad_time", what, record.item_id, record.record_id)
     if row is None or dict(row) != view.fold(list(records)):
         yield Fault("view_differs", f"the table of {kind} rows differs from the records", records[0].item_id)
+
+
+def _stray_rows(connection: Connection) -> Iterator[Fault]:
+    """Yields a fault for each row of a view whose item has no record of the view's kind."""
+    for kind, view in VIEWS.items():
+        key = view.table.c[view.key]
+        query = select(key)
+        for table in (RECORD, ARCHIVE):
+            mine = select(table.c.item_id).where(table.c.item_id == key, table.c.payload_schema == kind.payload_schema)
+            query = query.where(~mine.exists())
+        for item_id in connection.execute(query).scalars():
+            yield Fault("row_without_records", f"the table of {kind} rows has a row without records", item_id)
 
 
 def _lease_faults(connection: Connection) -> Iterator[Fault]:

@@ -465,7 +465,8 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def is_strict(environment: Mapping[str, str]) -> bool:
-    return environment.get(STRICT, "") not in ("", "0")
+    """Tells whether STRICT is set, to anything but what pydantic reads as false."""
+    return environment.get(STRICT, "").lower() not in ("", "0", "f", "false", "n", "no", "off")
 
 
 def check_variables(say: Callable[[str], None] | None = None) -> None:

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import column, delete, event, insert, text, update
+from sqlalchemy import column, delete, event, insert, literal, select, text, update
 from sqlalchemy import table as sql_table
 
 from stateflow.clock import ManualClock
@@ -29,6 +29,7 @@ from stateflow.errors import (
 from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState, StateManager
 from stateflow.ledger.database import Database
 from stateflow.ledger.records import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
+from stateflow.ledger.rules import VIEWS
 from stateflow.ledger.schema import migrate
 from tests.contract.ledger_support import PATIENCE_S, A, done, sound
 
@@ -124,6 +125,42 @@ class KeepingContract:
         assert not broken.consistent
         with pytest.raises(LedgerCorrupt, match="verify"):
             list(fresh.records("json"))
+
+    @pytest.mark.parametrize("payload", [None, "x", "[1]", '{"set": [1]}', "{}"])
+    def test_a_damaged_payload_of_a_batch_is_a_fault(self, fresh: Ledger, payload: str | None) -> None:
+        bid = Board(fresh).create_batch("b", "move")
+        StateManager(fresh).insert_state(state_id="s")
+        fresh.database.write(lambda connection: connection.execute(update(RECORD).values(payload=payload)))
+        found = fresh.verify()
+        assert {(fault.item_id, fault.code) for fault in found} == {(bid, "invalid_payload"), ("s", "invalid_payload")}
+        with pytest.raises(LedgerCorrupt, match="ledger verify"):
+            fresh.rebuild()
+
+    def test_a_row_of_a_view_that_no_record_explains_is_a_fault(self, fresh: Ledger) -> None:
+        board, manager = Board(fresh), StateManager(fresh)
+        bid = board.create_batch("b", "move", bid="done")
+        board.move_batch(bid, "GENERATE_IID")
+        board.list_entities(bid, ["p0"])
+        board.create_job("j")
+        manager.insert_state(state_id="s", action="sinking post-push", status="success")
+        fresh.archive(timedelta(seconds=-PATIENCE_S))
+        done(fresh, "item")
+        assert fresh.verify() == []
+
+        def add(connection: Any) -> None:
+            for view in VIEWS.values():
+                others = [each for each in view.table.columns if each.name != view.key]
+                for ghost in ("ghost", "item"):
+                    row = select(literal(ghost), *others).limit(1)
+                    connection.execute(insert(view.table).from_select([view.key, *others], row))
+
+        fresh.database.write(add)
+        found = [(fault.item_id, fault.code, fault.what.split()[3]) for fault in fresh.verify()]
+        assert sorted(found) == sorted(
+            (ghost, "row_without_records", kind.value) for kind in VIEWS for ghost in ("ghost", "item")
+        )
+        fresh.rebuild()
+        sound(fresh)
 
     def test_an_item_whose_first_record_is_gone(self, fresh: Ledger) -> None:
         done(fresh, "item")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import delete, event, insert, update
 
 from stateflow.clock import ManualClock
 from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
@@ -16,6 +16,7 @@ from stateflow.ledger import App, Board, Entry, Ledger, StateManager
 from stateflow.ledger.manager import APP
 from stateflow.ledger.records import BATCH, ENTITY, JOB, RECORD, STAGE
 from stateflow.ledger.rules import ANSWER, COLUMNS, BatchStatus
+from stateflow.ledger.statements import CHUNK
 
 FIELDS = ("first_record_pulled", "last_record_pulled")
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -111,6 +112,20 @@ class ViewsContract:
         assert traced == [each["state_id"] for each in (first, second, third)]
         assert manager.trace("nothing") == []
 
+    def test_a_stage_that_very_many_continue_is_traced(self, fresh: Ledger) -> None:
+        """A trace asks in statements whose number of parameters every database allows."""
+        count = 2 * CHUNK + 1
+        columns = {"correlation_id_in": "first", "created_on": 1, "updated_on": 1}
+        rows = [
+            columns | {"state_id": f"s{n}", "correlation_id_out": f"o{n}", "first_record_id": n} for n in range(count)
+        ]
+        fresh.database.write(lambda connection: connection.execute(insert(STAGE), rows))
+        asked: list[int] = []
+        event.listen(fresh.database.engine, "before_cursor_execute", lambda *arguments: asked.append(len(arguments[3])))
+        traced = StateManager(fresh).trace("o7")
+        assert [row["state_id"] for row in traced] == [f"s{n}" for n in range(count)]
+        assert max(asked) <= CHUNK
+
     def test_a_stage_goes_on_from_the_one_before_it(self, fresh: Ledger, fresh_url: str) -> None:
         """A stage is linked to the stage before it.
 
@@ -201,6 +216,25 @@ class ViewsContract:
         assert manager.get_failures("k") == []
         manager.update_state("good", status="in_progress")
         assert [each["state_id"] for each in manager.get_failures()] == ["bad"]
+
+    def test_a_failed_stage_keeps_its_error_when_it_is_resolved_or_changed(self, fresh: Ledger) -> None:
+        manager = StateManager(fresh)
+
+        def said(state_id: str) -> Any:
+            [found] = [each for each in manager.get_failures() if each["state_id"] == state_id]
+            assert manager.get_columns(state_id)["error"] == found["error"]
+            return found["error"] and found["error"]["message"], found["resolved"]
+
+        for name in ("one", "two"):
+            manager.insert_state(state_id=name, status="failure", error=f"no room for {name}")
+        fresh.resolve("one", "made room")
+        manager.update_state("two", record_count=3)
+        assert (said("one"), said("two")) == (("no room for one", True), ("no room for two", False))
+        manager.update_state("one", status="in_progress")
+        assert manager.get_columns("one")["error"] is None
+        manager.update_state("one", status="failure")
+        assert said("one") == (None, False), "nobody said why it failed again"
+        assert fresh.verify() == []
 
     def test_stages_that_are_refused(self, fresh: Ledger) -> None:
         manager = StateManager(fresh)

@@ -64,7 +64,14 @@ def test_a_url_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert url_of("sqlite:///x.db") == "sqlite:///x.db"
 
 
-@pytest.mark.parametrize("text", [None, "", "postgresql://me:hush@db/ledger and more", "\n\n"])
+@pytest.mark.parametrize("text", ["sqlite:////my data/ledger.db", "\n  sqlite:////my data/ledger.db \r\n\r\n"])
+def test_a_path_with_spaces_from_a_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "ledger-url"
+    file.write_text(text)
+    assert url_of(f"@{file}") == "sqlite:////my data/ledger.db"
+
+
+@pytest.mark.parametrize("text", [None, "", "postgresql://me:hush@db/ledger\nand more", "\n\n"])
 def test_a_file_that_is_no_url(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "ledger-url"
     if text is not None:

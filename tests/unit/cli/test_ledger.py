@@ -157,6 +157,8 @@ def test_a_stage_says_what_it_does_and_why_it_failed(url: str) -> None:
     assert [each["state_id"] for each in said(url, "stages", "failed")["stages"]] == ["s2"]
     assert said(url, "stages", "failed", "--job", "other")["stages"] == []
     assert "OSError: no room" in run(url, "stages", "failed", "--job", "flights").stdout
+    run(url, "ledger", "resolve", "s2", "--note", "made room")
+    assert "resolved: OSError: no room" in run(url, "stages", "failed").stdout
 
 
 def test_batches_and_jobs(url: str) -> None:

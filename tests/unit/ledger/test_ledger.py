@@ -23,6 +23,7 @@ from stateflow.errors import (
     IllegalRecord,
     InvalidArgument,
     LedgerReadOnly,
+    LedgerReplaced,
     Locked,
     Unavailable,
     WriteUncertain,
@@ -166,6 +167,22 @@ def test_a_device_is_no_ledger() -> None:
     for special in ("/dev/null", "/dev"):
         with pytest.raises(InvalidArgument, match="cannot be opened: it is not a regular file"):
             Ledger(f"sqlite:///{special}")
+
+
+def test_a_relative_path_stays_where_it_was_when_the_ledger_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with Ledger("sqlite:///ledger.db") as ledger:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        ledger.put("item", APP, "NEW")
+        assert not ledger.database.is_missing()
+        (tmp_path / "here" / "ledger.db").unlink()
+        with pytest.raises(LedgerReplaced, match="deleted or moved"):
+            ledger.put("other", APP, "NEW")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_an_empty_file_that_can_only_be_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.errors import InvalidArgument
 from stateflow.settings import ConnectionSettings, ReplicaSettings, base
-from stateflow.settings.base import known_variables, unknown_variables
+from stateflow.settings.base import is_strict, known_variables, unknown_variables
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -60,6 +60,14 @@ def test_a_program_that_is_strict_has_no_settings_then(monkeypatch: pytest.Monke
     for _ in range(2):
         with pytest.raises(InvalidArgument, match="nothing reads STATEFLOW_REPLICA_ACKNOWLEGE"):
             ReplicaSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "strict"),
+    [("", False), ("0", False), ("false", False), ("No", False), ("OFF", False), ("1", True), ("true", True)],
+)
+def test_strictness_is_read_as_other_switches_are(text: str, strict: bool) -> None:
+    assert is_strict({"STATEFLOW_STRICT": text}) is strict
 
 
 def test_what_kubernetes_sets_for_a_service_is_passed_over() -> None:
