@@ -8,7 +8,7 @@ can be taken again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -76,6 +76,11 @@ def _end(record: Record, state: RecordState, payload: Any = None, with_it: Seque
     item, schema = record.item_id, record.payload_schema
     begun = [taken_up(record)] if record.state is RecordState.NEW else []
     return Ending([*begun, entry(item, state, begun[0] if begun else record, payload, schema)], with_it)
+
+
+def together(cluster: ClusterState, *parts: Callable[[ClusterState], Sequence[Entry]]) -> list[Entry]:
+    """Takes several steps as one, so that all of them are recorded or none. No two record an item of one series."""
+    return [entry for part in parts for entry in part(cluster)]
 
 
 def _without(name: str, fields: dict[str, Any]) -> dict[str, Any]:
