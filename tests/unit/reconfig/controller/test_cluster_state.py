@@ -377,6 +377,22 @@ def test_what_a_person_resolved_by_hand_is_told_all_the_same(cluster: Written, r
     assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
+@pytest.mark.parametrize("how", ["paused", "cancelled", "paused and cancelled"])
+def test_a_batch_that_a_person_resolved_is_paused_and_cancelled_all_the_same(cluster: Written, how: str) -> None:
+    """The record of a pause or a cancellation resolves the batch, too. It was refused after that of a person."""
+    move = planned(cluster)
+    write(cluster, steps.plan_moves, [move])
+    cluster.ledger.resolve(batch_item(move.reconfiguration), "it looked stuck")
+    if "paused" in how:
+        write(cluster, steps.pause, move.reconfiguration, True)
+        assert cluster.paused == {move.reconfiguration}
+    if "cancelled" in how:
+        write(cluster, steps.cancel, move.reconfiguration)
+        write(cluster, steps.move_aborted, move, ERROR, {})
+        assert not cluster.open_moves
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
+
+
 def test_a_ledger_shared_with_others_and_archived(cluster: Written) -> None:
     cluster.ledger.process_new_item("move/that-is/none", App("shredder", "1"), lambda item: None)
     move = planned(cluster)
