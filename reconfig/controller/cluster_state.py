@@ -231,11 +231,15 @@ class ClusterState:
 
     # -- replicas -----------------------------------------------------------------------------------------
 
-    def is_free(self, name: str) -> bool:
-        """Tells whether the replica is free: it owns no partition, and none is moving to or from it."""
+    def is_free(self, name: str, standbys: bool = True) -> bool:
+        """Tells whether the replica is free: it owns no partition, and none is moving to or from it.
+
+        Args:
+            standbys: a copy to or from the replica, which follows an owner and does not end by itself, counts as well.
+        """
         plans = [deployed.assignment for deployed, _ in self.planned.values()]
         assignments = [*plans, *(deployed.assignment for deployed in self.deployed.values())]
-        moves = [move.planned for move in self.open_moves.values()]
+        moves = [move.planned for move in self.open_moves.values()] if standbys else list(self.changes())
         restores = self.restores.under_way
         return not (
             any(name in assignment.owners for assignment in assignments)
