@@ -241,6 +241,13 @@ def retarget(cluster: ClusterState, move: PlannedMove, target: str, reason: str)
     return [_numbered(cluster, "retarget", move.item_id, {"target": target, "reason": reason})]
 
 
+def resolve(cluster: ClusterState, moves: Iterable[Planned], how: str) -> list[Entry]:
+    """Records that moves are given up, by this controller or a later one. Skips moves that have ended."""
+    open_moves = [cluster.open_moves[move.item_id] for move in moves if move.item_id in cluster.open_moves]
+    wanted = [each.planned.item_id for each in open_moves if each.resolution != how]
+    return [_numbered(cluster, "resolve", item, {"how": how}) for item in wanted]
+
+
 def begin_moves(cluster: ClusterState, moves: Iterable[Planned]) -> list[Entry]:
     """Records that these moves begin. Skips moves that have begun already, or ended."""
     waiting = [cluster.open_moves[move.item_id].record for move in moves if move.item_id in cluster.open_moves]
