@@ -340,7 +340,7 @@ class Agents:
         return f"{agent}-{number}"
 
     async def stop(self, replica: str, force: bool) -> Spawned:
-        """Stops a replica; its data directory stays.
+        """Stops a replica; its data directory stays. Its standby copies end, and are made at other replicas.
 
         Args:
             force: stop the replica even while it owns partitions; no replica serves them until they are taken over.
@@ -393,13 +393,13 @@ class Agents:
         """Checks that no worker of a node owns partitions. Raises PartitionsLive, MoveConflict.
 
         Args:
-            moving: check also that no partition is on its way to or from the node.
+            moving: check also that no partition is on its way to or from the node; standbys do not count.
         """
         names = [name for name in sorted(self._cluster.roster.replicas) if node_of(name) == replica]
         owned = sum(len(self._cluster.assigned(name)) for name in names)
         if owned:
             raise PartitionsLive(f"the replica owns {owned} partitions", remedy=remedy, replica=replica)
-        if moving and not all(map(self._cluster.is_free, names)):
+        if moving and not all(self._cluster.is_free(name, standbys=False) for name in names):
             raise MoveConflict(
                 "partitions are moving to or from the replica", remedy="wait until their moves end", replica=replica
             )

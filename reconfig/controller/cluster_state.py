@@ -21,6 +21,8 @@ item                            records
 ``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING (the move begins),
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
 ``retarget/move/<id>/<p>/<n>``  NEW {target, reason}: the move, which had not begun, gets another target
+``resolve/move/<id>/<p>/<n>``   NEW {how}: the move, whose seal cannot be proved, is given up. With ``restore``, its
+                                source must not serve what it sealed; with ``serve-source`` it may
 ``restore/<id>/<partition>``    NEW {operator, partition, owner, target, epoch, url, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error}
 ``restores/<id>``               a batch of the board, whose entities are the restores of one command
@@ -113,9 +115,12 @@ class Deployed:
 
 @dataclass(slots=True)
 class OpenMove:
+    """A move, takeover or standby that has not ended. ``resolution``: how a command gave it up; empty: none did."""
+
     planned: Planned
     record: Record
     granted: bool = False
+    resolution: str = ""
 
 
 @dataclass(slots=True)
@@ -231,11 +236,15 @@ class ClusterState:
 
     # -- replicas -----------------------------------------------------------------------------------------
 
-    def is_free(self, name: str) -> bool:
-        """Tells whether the replica is free: it owns no partition, and none is moving to or from it."""
+    def is_free(self, name: str, standbys: bool = True) -> bool:
+        """Tells whether the replica is free: it owns no partition, and none is moving to or from it.
+
+        Args:
+            standbys: a copy to or from the replica, which follows an owner and does not end by itself, counts as well.
+        """
         plans = [deployed.assignment for deployed, _ in self.planned.values()]
         assignments = [*plans, *(deployed.assignment for deployed in self.deployed.values())]
-        moves = [move.planned for move in self.open_moves.values()]
+        moves = [move.planned for move in self.open_moves.values()] if standbys else list(self.changes())
         restores = self.restores.under_way
         return not (
             any(name in assignment.owners for assignment in assignments)
@@ -392,6 +401,9 @@ class ClusterState:
         recorded = self.history[planned.reconfiguration]
         recorded.moves[item] = planned, recorded.moves[item][1]
 
+    def _fold_resolve(self, rest: str, record: Record) -> None:
+        self.open_moves[rest.rpartition("/")[0]].resolution = record.payload["how"]
+
     def _fold_move(self, rest: str, record: Record) -> None:
         match record.state:
             case RecordState.NEW:
@@ -402,10 +414,13 @@ class ClusterState:
                 self.open_moves[record.item_id].record = record
                 self._remember(self.open_moves[record.item_id].planned, record)
             case RecordState.PROCESSED | RecordState.FAILED:
-                planned = self.open_moves.pop(record.item_id).planned
+                open_move = self.open_moves.pop(record.item_id)
+                planned = open_move.planned
                 if not isinstance(planned, PlannedStandby):  # one that fails is made again and again
                     self.finished.append((planned, record))
-                if (record.payload or {}).get("report", {}).get("distrusted"):
+                if record.state is RecordState.FAILED and open_move.resolution == "restore":
+                    self.distrusted.add(planned.move_id)
+                if (record.payload or {}).get("report", {}).get("distrusted"):  # of an earlier version
                     self.distrusted.add(planned.move_id)
                 self._remember(planned, record)
                 if record.state is RecordState.PROCESSED:
@@ -526,6 +541,7 @@ EVENTS: Mapping[str, Event] = {
     "failover": Event(ClusterState._fold_failover),
     "reconfiguration": Event(ClusterState._fold_reconfiguration),
     "retarget": Event(ClusterState._fold_retarget, "retarget"),
+    "resolve": Event(ClusterState._fold_resolve, "resolve"),
     "pause": Event(ClusterState._fold_pause, "pause"),
     "edit": Event(ClusterState._fold_edit, "edit"),
     "cancel": Event(ClusterState._fold_cancel),

@@ -130,14 +130,12 @@ class Writer:
         """
         if isinstance(step, Ending):
             try:
-                return self._append(step.entries(), author)
-            except LeaseLost as lost:
-                for entries in step.again():
-                    try:
-                        return self._append(entries, author)
-                    except (LeaseLost, Locked):
-                        continue
-                raise lost
+                return self._append(step.entries, author)
+            except (LeaseLost, Locked):
+                again = step.again(self.ledger.items(each.item_id for each in step.entries))
+                if not again:
+                    raise
+                return self._append(again, author)
         return self._append(step, author)
 
     def _append(self, entries: Sequence[Entry], author: str) -> list[Record]:

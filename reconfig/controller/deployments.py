@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from reconfig.controller import steps
@@ -529,7 +530,8 @@ class Leaving:
         cluster, members = self._context.cluster, self._context.members
         async with self._context.planning:
             self._check_not_started_again(replica)
-            if replica not in cluster.roster.replicas and replica not in cluster.roster.spawned:
+            workers = [each for each in sorted(cluster.roster.replicas) if each != replica == node_of(each)]
+            if not workers and replica not in cluster.roster.replicas and replica not in cluster.roster.spawned:
                 known = ", ".join(sorted(set(map(node_of, cluster.roster.replicas))))
                 raise InvalidArgument(
                     f"there is no replica {replica!r}",
@@ -537,13 +539,14 @@ class Leaving:
                     if known
                     else "no replica is registered, so there is nothing to forget",
                 )
-            names = [replica, *(each for each in sorted(cluster.roster.replicas) if each != replica == node_of(each))]
+            names = [replica, *workers]
             for name in names:
                 self._check_ended(name)
+            parts = [partial(steps.forget, name=name) for name in names]
             if replica in cluster.roster.maintenance:  # it would be that of another machine of this name
-                await self._context.record(steps.maintain, replica, None)
+                parts.append(partial(steps.maintain, node=replica, maintenance=None))
+            await self._context.record(steps.together, *parts)
             for name in names:
-                await self._context.record(steps.forget, name)
                 members.forget(name)
                 self._context.names.replaced(name)
         log.warning("replica %s forgotten; a replica of that name is a new one from now on", " ".join(names))

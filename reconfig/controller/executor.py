@@ -457,16 +457,15 @@ class Executor:
             await self._context.record(steps.move_owned, planned, report_to_record(report))
             self.on_owned(planned.partition)
 
-        async def record_aborted(error: StateflowError, report: MoveReport, distrusted: bool) -> None:
-            told = report_to_record(report) | ({"distrusted": True} if distrusted else {})
-            await self._context.record(steps.move_aborted, planned, error.to_wire(), told)
+        async def record_aborted(error: StateflowError, report: MoveReport) -> None:
+            await self._context.record(steps.move_aborted, planned, error.to_wire(), report_to_record(report))
 
         cutover = self._cutovers.setdefault(planned.source, asyncio.Lock())
         lost = partial(self.on_lost, planned.partition, planned.granted_epoch)
         return Hooks(record_grant, record_owned, record_aborted, running.wake, cutover, lost)
 
     def runner(self, running: Running, planned: Copy, machine: m.Move) -> MoveRunner:
-        return MoveRunner(
+        made = MoveRunner(
             planned=planned,
             deployed=self._context.cluster.operator(planned.partition.operator),
             source=self._context.cluster.roster.replicas[planned.source],
@@ -482,6 +481,10 @@ class Executor:
             machine=machine,
             cost=self.cost,
         )
+        open_move = self._context.cluster.open_moves.get(planned.item_id)
+        if open_move is not None and open_move.resolution:
+            made.give_up()
+        return made
 
     async def run(self, running: Running, first: Mapping[str, list[m.Instruction]] | None = None) -> None:
         """Runs a reconfiguration until all its moves have ended. If the term ends first, the next leader resumes it.

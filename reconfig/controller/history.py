@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -205,16 +205,13 @@ def taken_up(before: Record | Entry) -> Entry:
     return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)
 
 
-def retaken(ends: Sequence[Entry]) -> list[Entry]:
-    """Returns entries that end items although a person has resolved them by hand. Before each entry of ``ends``,
-    another entry sets its item back to PROCESSING.
+def retaken(end: Entry) -> list[Entry]:
+    """Returns entries that end an item although a person has resolved it by hand: before ``end``, another entry sets
+    the item back to PROCESSING.
     """
-    entries: list[Entry] = []
-    for end in ends:
-        payload: Any = None if end.payload_schema is None else {"set": {}}
-        entries.append(entry(end.item_id, RecordState.PROCESSING, None, payload, end.payload_schema))
-        entries.append(replace(end, previous=entries[-1]))
-    return entries
+    payload: Any = None if end.payload_schema is None else {"set": {}}
+    again = entry(end.item_id, RecordState.PROCESSING, None, payload, end.payload_schema)
+    return [again, replace(end, previous=again)]
 
 
 def ended(record: Record, payload: Mapping[str, Any], state: RecordState) -> dict[str, Any]:

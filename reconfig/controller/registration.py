@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
@@ -431,8 +432,7 @@ class Adopter:
     async def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
         """Adopts every operator that replicas report and the ledger does not know, and returns what was found.
 
-        Everything is checked before the first record. Replicas of another ledger may register only after all operators
-        are recorded.
+        Everything is checked before the first record, and recorded as one step.
 
         Args:
             dry_run: only return what was found.
@@ -505,17 +505,22 @@ class Adopter:
     async def _record(self, there: Sequence[Claimant], found: Sequence[Found]) -> None:
         context = self._context
         claims = [claimant.claim for claimant in there]
-        for claimant in there:
-            await context.record(steps.register, claimant.info, claimant.home)
-            context.members.expect(claimant.info.name)
+        ledgers = sorted({claim.ledger for claim in claims} - {"", context.ledger_id})
+        parts = [partial(steps.register, info=each.info, home=each.home) for each in there]
         for each in found:
             assert each.spec is not None
-            await context.record(steps.adopt, each.spec, assignment(each, claims), each.granted)
+            owners = assignment(each, claims)
+            parts.append(partial(steps.adopt, spec=each.spec, owners=owners, granted=each.granted))
+        parts += [partial(steps.adopt_ledger, ledger=ledger) for ledger in ledgers]
+        # one step: an adoption that ended in between could not be repeated, as its first operator would be known
+        await context.record(steps.together, *parts)
+        for claimant in there:
+            context.members.expect(claimant.info.name)
+        for each in found:
             log.warning(
                 "operator %s adopted: %d partitions, %d missing", each.operator, len(each.owners), len(each.missing)
             )
-        for ledger in sorted({claim.ledger for claim in claims} - {"", context.ledger_id}):
-            await context.record(steps.adopt_ledger, ledger)
+        for ledger in ledgers:
             log.warning("replicas of ledger %s now belong to ledger %s", ledger, context.ledger_id)
 
 

@@ -140,8 +140,7 @@ class Hooks:
     """Functions of the controller that a runner calls. A record is durable when its awaitable is done.
 
     Attributes:
-        record_aborted: records that the move failed; its last argument tells whether the source's sealed copy is
-            distrusted.
+        record_aborted: records that the move failed.
         changed: called when the report has changed.
         cutover: held from the fence until the target owns the partition, because two cutovers at one source lengthen
             each other's pause.
@@ -150,7 +149,7 @@ class Hooks:
 
     record_grant: Callable[[], Awaitable[None]]
     record_owned: Callable[[MoveReport], Awaitable[None]]
-    record_aborted: Callable[[StateflowError, MoveReport, bool], Awaitable[None]]
+    record_aborted: Callable[[StateflowError, MoveReport], Awaitable[None]]
     changed: Callable[[], None]
     cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
     lost: Callable[[StateflowError], None] = lambda _: None
@@ -250,9 +249,9 @@ class Runner:
         await self.hooks.record_owned(final)
         self.report, self._recorded = final, True
 
-    async def _record_aborted(self, error: StateflowError, distrusted: bool = False) -> None:
+    async def _record_aborted(self, error: StateflowError) -> None:
         final = self._final(False, fault=error)
-        await self.hooks.record_aborted(error, final, distrusted)
+        await self.hooks.record_aborted(error, final)
         self.report, self._recorded = final, True
 
     def _final(self, owned: bool, **changes: Any) -> MoveReport:
@@ -328,7 +327,6 @@ class MoveRunner(Runner):
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
     _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # the call to fence has ended
-    distrusted: bool = False  # a command said that the source's sealed copy is not used
     lost: StateflowError | None = None  # why the target lost the partition that it owned; None: not lost
     sequence: int = 0  # newest change set at the target, as last reported
     _source_told: bool = False
@@ -373,13 +371,8 @@ class MoveRunner(Runner):
         self._source_told = True
         self._events.put_nowait(m.SourceGone())
 
-    def give_up(self, distrusted: bool = False) -> None:
-        """Gives the move up, by command: once the target promises never to own the partition, a takeover may begin.
-
-        Args:
-            distrusted: the source's sealed copy is not used, so the source cannot take over.
-        """
-        self.distrusted = distrusted
+    def give_up(self) -> None:
+        """Gives the move up, by command: once the target promises never to own the partition, a takeover may begin."""
         self._events.put_nowait(m.GivenUp())
 
     def follow_source(self) -> None:
@@ -404,7 +397,6 @@ class MoveRunner(Runner):
             event = former._events.get_nowait()
             if isinstance(event, m.Cancel | m.GivenUp | m.TakenOver):
                 self._events.put_nowait(event)
-        self.distrusted = former.distrusted
 
     @property
     def is_moot(self) -> bool:
@@ -523,7 +515,7 @@ class MoveRunner(Runner):
                     self.hooks.lost(self.lost)
                 self._events.put_nowait(m.OwnedRecorded())
             case m.RecordAborted(error):
-                await self._record_aborted(error, self.distrusted)
+                await self._record_aborted(error)
             case m.Release(epoch):
                 await self._release(epoch)
             case m.Retry(m.Prepare()):

@@ -397,9 +397,9 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         limits = {field.name: value for field, value in request.ListFields() if field.name != "id"}
         return message_of(cpb.Reconfiguration, await controller.reconfigurations.edit(request.id, **limits))
 
-    @leader
+    @command
     async def ResolveReconfiguration(self, request: cpb.ResolveRequest, controller: Controller) -> cpb.Reconfiguration:
-        return message_of(cpb.Reconfiguration, controller.takeovers.resolve(request.id, request.how))
+        return message_of(cpb.Reconfiguration, await controller.takeovers.resolve(request.id, request.how))
 
     @command
     async def PauseReconfiguration(

@@ -1,7 +1,7 @@
 """Keeps the wanted number of standbys, copies of a partition that follow its owner.
 
-A control loop compares the standbys that exist with those that are wanted. It ends standbys that follow a former owner
-or exceed the count, and begins missing ones.
+A control loop compares the standbys that exist with those that are wanted. It ends standbys that follow a former owner,
+are at a replica that stops, or exceed the count, and begins missing ones.
 """
 
 from __future__ import annotations
@@ -130,9 +130,12 @@ class Standbys:
                 runner.follow_source()
 
     def _is_outdated(self, planned: Copy) -> bool:
-        """Tells whether a standby follows a former owner, or a partition of an undeployed operator."""
-        deployed = self._context.cluster.deployed.get(planned.partition.operator)
-        owned = (planned.source, planned.epoch)
+        """Tells whether a standby follows a former owner, or a partition of an undeployed operator, or is at a replica
+        that an agent was told to stop."""
+        cluster, owned = self._context.cluster, (planned.source, planned.epoch)
+        deployed = cluster.deployed.get(planned.partition.operator)
+        if cluster.roster.is_stopping(planned.target):
+            return True
         return deployed is None or deployed.assignment.owner(planned.partition.partition) != owned
 
     def _owned(self, partition: PartitionId) -> None:

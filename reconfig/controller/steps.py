@@ -8,20 +8,20 @@ can be taken again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.folds import MOVED, Home, Outcome, Task
-from reconfig.controller.history import begun, begun_batch, ended, entity, entry, retaken, taken_up
+from reconfig.controller.history import APP, begun, begun_batch, ended, entity, entry, retaken, taken_up
 from reconfig.decisions.failover import Failover
 from reconfig.decisions.jobs import Job, Run, RunState
 from reconfig.decisions.plan import Limits, Planned, PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.sweeps import Chore, Maintenance, Plan, packed
 from stateflow.fleet import AgentInfo, Spawned
-from stateflow.ledger.records import Entry, Kind, Record, RecordState
+from stateflow.ledger.records import Entry, Item, Kind, Record, RecordState
 from stateflow.ledger.rules import BatchStatus, EntityStatus
 from stateflow.reports import JobStage
 from stateflow.types import OperatorSpec, ReplicaInfo
@@ -29,26 +29,24 @@ from stateflow.types import OperatorSpec, ReplicaInfo
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The step that ends an item: its last entries, and the entries ``with_it`` that follow.
+    """A step that ends items, or pauses them.
 
     If a person has already resolved an item by hand, the item is set back to PROCESSING and ended again, so that the
     records tell what happened.
     """
 
-    here: Sequence[Entry]
-    with_it: Sequence[Entry] = ()
+    entries: Sequence[Entry]
 
-    def entries(self) -> list[Entry]:
-        return [*self.here, *self.with_it]
-
-    def again(self) -> Iterator[list[Entry]]:
-        """Yields lists of entries to try one after another if items were resolved by hand: it is not known which items
-        were, and only a resolved item can be set back to PROCESSING.
-        """
-        again, anew = retaken(self.here[-1:]), retaken(self.with_it)
-        yield [*again, *self.with_it]
-        yield [*self.here, *anew]
-        yield [*again, *anew]
+    def again(self, items: Iterable[Item]) -> list[Entry]:
+        """Returns the entries to try next, given the ledger's items as they are now. Empty: a person resolved none."""
+        by_hand = {
+            each.item_id
+            for each in items
+            if each.state is RecordState.RESOLVED and each.records[-1].app.name != APP.name
+        }
+        if not by_hand:
+            return []
+        return [one for each in self.entries for one in (retaken(each) if each.item_id in by_hand else [each])]
 
 
 Step = Sequence[Entry] | Ending
@@ -75,7 +73,12 @@ def _end(record: Record, state: RecordState, payload: Any = None, with_it: Seque
     """Returns the step that ends an item. If the item has not begun, the step begins it first."""
     item, schema = record.item_id, record.payload_schema
     begun = [taken_up(record)] if record.state is RecordState.NEW else []
-    return Ending([*begun, entry(item, state, begun[0] if begun else record, payload, schema)], with_it)
+    return Ending([*begun, entry(item, state, begun[0] if begun else record, payload, schema), *with_it])
+
+
+def together(cluster: ClusterState, *parts: Callable[[ClusterState], Sequence[Entry]]) -> list[Entry]:
+    """Takes several steps as one, so that all of them are recorded or none. No two record an item of one series."""
+    return [entry for part in parts for entry in part(cluster)]
 
 
 def _without(name: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -238,6 +241,13 @@ def retarget(cluster: ClusterState, move: PlannedMove, target: str, reason: str)
     return [_numbered(cluster, "retarget", move.item_id, {"target": target, "reason": reason})]
 
 
+def resolve(cluster: ClusterState, moves: Iterable[Planned], how: str) -> list[Entry]:
+    """Records that moves are given up, by this controller or a later one. Skips moves that have ended."""
+    open_moves = [cluster.open_moves[move.item_id] for move in moves if move.item_id in cluster.open_moves]
+    wanted = [each.planned.item_id for each in open_moves if each.resolution != how]
+    return [_numbered(cluster, "resolve", item, {"how": how}) for item in wanted]
+
+
 def begin_moves(cluster: ClusterState, moves: Iterable[Planned]) -> list[Entry]:
     """Records that these moves begin. Skips moves that have begun already, or ended."""
     waiting = [cluster.open_moves[move.item_id].record for move in moves if move.item_id in cluster.open_moves]
@@ -272,14 +282,14 @@ def _end_move(cluster: ClusterState, move: Planned, state: RecordState, payload:
 # -- Reconfigurations ------------------------------------------------------------------------------------------------
 
 
-def pause(cluster: ClusterState, reconfiguration: str, paused: bool) -> list[Entry]:
+def pause(cluster: ClusterState, reconfiguration: str, paused: bool) -> Step:
     """Pauses or resumes a reconfiguration. Does nothing if it has ended."""
     recorded = cluster.history.get(reconfiguration)
     if (reconfiguration in cluster.paused) == paused or (recorded is not None and recorded.state.over):
         return []
     if recorded is not None and recorded.batch is not None:
         status = BatchStatus.PAUSED if paused else BatchStatus.IN_PROGRESS
-        return recorded.batch.to(status, cluster.now_us())
+        return Ending(recorded.batch.to(status, cluster.now_us()))
     return [_numbered(cluster, "pause", reconfiguration, {"paused": paused})]  # an earlier version began it
 
 
@@ -428,7 +438,7 @@ def begin_swept(cluster: ClusterState, sweep_id: str, node: str) -> list[Entry]:
     return [_begun(task.record), *spawn(cluster, [replace(spawned, generation=spawned.generation + 1)])]
 
 
-def end_swept(cluster: ClusterState, sweep_id: str, node: str, outcome: Outcome, ms: int) -> list[Entry]:
+def end_swept(cluster: ClusterState, sweep_id: str, node: str, outcome: Outcome, ms: int) -> Step:
     """Records that a node of a sweep has ended; with its last node, the sweep ends. Does nothing if the node has ended
     already, because it was cancelled before it began."""
     known = cluster.sweeps.there[sweep_id]
@@ -451,10 +461,10 @@ def end_swept(cluster: ClusterState, sweep_id: str, node: str, outcome: Outcome,
         failed = outcome.error or known.of(EntityStatus.FAILED)
         to = BatchStatus.FAILED if failed else BatchStatus.CANCELLED if known.cancelled else BatchStatus.DONE
         entries += known.batch.to(to, cluster.now_us())
-    return entries
+    return Ending(entries)
 
 
-def call_off_sweep(cluster: ClusterState, sweep_id: str) -> list[Entry]:
+def call_off_sweep(cluster: ClusterState, sweep_id: str) -> Step:
     """Cancels a sweep. Waiting nodes do not begin. Does nothing if it has ended or is cancelled already."""
     known = cluster.sweeps.there[sweep_id]
     if known.over or known.cancelled:
@@ -464,7 +474,7 @@ def call_off_sweep(cluster: ClusterState, sweep_id: str) -> list[Entry]:
         failed = known.of(EntityStatus.FAILED)
         over = known.batch.to(BatchStatus.FAILED if failed else BatchStatus.CANCELLED, cluster.now_us())
     cancelled = _new(f"{items_of(known.chore).cancelled}/{sweep_id}", {})
-    return [cancelled, *_withdrawn(known.of(EntityStatus.WAITING)), *over]
+    return Ending([cancelled, *_withdrawn(known.of(EntityStatus.WAITING)), *over])
 
 
 def _task(items: Items, sweep_id: str, node: str) -> Entry:

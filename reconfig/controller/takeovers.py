@@ -266,8 +266,9 @@ class Takeovers:
                 self._context.spawn(self._settle_fence(restore.owner, restore.partition, owned[1], restore.restore_id))
         self._restores_looked_at = len(failed)
 
-    def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
-        """Gives up moves whose seal the target cannot prove. Their partitions are taken over.
+    async def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
+        """Gives up moves whose seal the target cannot prove. Their partitions are taken over. The command outlasts a
+        restart of the controller.
 
         Args:
             how: ``serve-source`` lets the source take over with its sealed copy; ``restore`` takes the state from a
@@ -277,9 +278,12 @@ class Takeovers:
         """
         if how not in RESOLUTIONS:
             raise InvalidArgument(f"{how!r} is not a resolution", remedy=f"use {' or '.join(RESOLUTIONS)}")
-        for runner in self._runs.stuck(reconfiguration):
-            log.warning("move %s given up by command: %s", runner.planned.move_id, how)
-            runner.give_up(distrusted=how == "restore")
+        stuck = [runner.planned for runner in self._runs.stuck(reconfiguration)]
+        await self._context.record(steps.resolve, stuck, how)
+        for runner in self._runs.moving():
+            if runner.planned in stuck:
+                log.warning("move %s given up by command: %s", runner.planned.move_id, how)
+                runner.give_up()
         return self._runs.found(reconfiguration).report()
 
     def _no_orphan(self, partition: PartitionId) -> None:

@@ -12,12 +12,22 @@ import pytest
 from reconfig.controller.agents import Agents
 from reconfig.controller.controller import Controller
 from reconfig.controller.folds import Home
-from reconfig.controller.steps import finish_deployment, maintain, plan_deployment, register
+from reconfig.controller.steps import (
+    finish_deployment,
+    maintain,
+    move_aborted,
+    plan_deployment,
+    plan_moves,
+    register,
+)
+from reconfig.decisions.plan import PlannedMove, PlannedStandby
 from reconfig.decisions.sweeps import Maintenance
 from stateflow.clock import ManualClock
 from stateflow.errors import (
     ForeignLedger,
     InvalidArgument,
+    MoveAborted,
+    MoveConflict,
     NameTaken,
     NoRoom,
     PartitionsLive,
@@ -28,7 +38,7 @@ from stateflow.fleet import AgentInfo, Beat, Child, Directory, Request, Spawned
 from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import message_of, value_of
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, StrategyName
 
 GIB = 1 << 30
 INFO = AgentInfo("gw", "edge", "gw:1", {"disk": "ssd"}, 4, 8 * GIB, 100 * GIB)
@@ -168,6 +178,27 @@ def test_a_replica_with_partitions_is_stopped_by_force_only_and_not_planned_with
         clock.advance(LAPSED_S)
         with pytest.raises(PartitionsLive):
             await agents.forget("gw")
+
+    scenario(tmp_path, steps)
+
+
+def test_a_replica_is_stopped_although_it_has_standbys_but_not_during_a_move(tmp_path: Path) -> None:
+    """A standby does not end by itself: a replica that had one used to be told to wait until it has moved."""
+
+    async def steps(controller: Controller, _: ManualClock) -> None:
+        agents, context = controller.agents, controller.context
+        await agents.heard(BEAT)
+        await agents.spawn(Request("edge", 2))
+        for name in ("gw-0", "gw-1"):
+            await context.record(register, ReplicaInfo(name, "edge", f"{name}:1"), Home(name, "here"))
+        *_, record = await context.record(plan_deployment, SPEC, dict.fromkeys(range(2), "gw-1"))
+        await context.record(finish_deployment, record)
+        move = PlannedMove("r", PartitionId("Op", 1), "gw-1", "gw-0", 1, 2, StrategyName.WARM_UP)
+        await context.record(plan_moves, [PlannedStandby("s", PartitionId("Op", 0), "gw-1", "gw-0", 1), move])
+        with pytest.raises(MoveConflict):
+            await agents.stop("gw-0", force=False)
+        await context.record(move_aborted, move, MoveAborted("it ends", remedy="-").to_wire(), {})
+        assert not (await agents.stop("gw-0", force=False)).running
 
     scenario(tmp_path, steps)
 

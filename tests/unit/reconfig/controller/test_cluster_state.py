@@ -363,6 +363,35 @@ def test_a_result_is_told_once(cluster: Written) -> None:
     assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
+@pytest.mark.parametrize(
+    ("said", "owned", "distrusts"),
+    [
+        (["restore"], False, True),
+        (["restore"], True, False),
+        (["serve-source"], False, False),
+        (["serve-source", "restore", "restore"], False, True),
+        (["restore", "serve-source"], False, False),
+    ],
+)
+def test_how_a_move_was_given_up_is_known_until_it_ends_and_so_is_a_source_not_to_be_trusted_from_then_on(
+    cluster: Written, said: list[str], owned: bool, distrusts: bool
+) -> None:
+    move = planned(cluster)
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.grant, move)
+    for how in said:
+        write(cluster, steps.resolve, [move], how)
+        assert Written.read(cluster.ledger).open_moves[move.item_id].resolution == how
+    assert not write(cluster, steps.resolve, [move], said[-1]), "it is recorded already"
+    if owned:
+        write(cluster, steps.move_owned, move, {})
+    else:
+        write(cluster, steps.move_aborted, move, ERROR, {})
+    assert cluster.distrusted == ({move.move_id} if distrusts else set())
+    assert not write(cluster, steps.resolve, [move], "restore"), "it has ended"
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
+
+
 @pytest.mark.parametrize("resolved", [(True, False), (False, True), (True, True)])
 def test_what_a_person_resolved_by_hand_is_told_all_the_same(cluster: Written, resolved: tuple[bool, bool]) -> None:
     move = planned(cluster)
@@ -374,6 +403,22 @@ def test_what_a_person_resolved_by_hand_is_told_all_the_same(cluster: Written, r
             cluster.ledger.resolve(item, "it looked stuck")
     write(cluster, steps.move_owned, move, {})
     assert cluster.operator("Op").assignment.owner(1) == ("b", 2)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
+
+
+@pytest.mark.parametrize("how", ["paused", "cancelled", "paused and cancelled"])
+def test_a_batch_that_a_person_resolved_is_paused_and_cancelled_all_the_same(cluster: Written, how: str) -> None:
+    """The record of a pause or a cancellation resolves the batch, too. It was refused after that of a person."""
+    move = planned(cluster)
+    write(cluster, steps.plan_moves, [move])
+    cluster.ledger.resolve(batch_item(move.reconfiguration), "it looked stuck")
+    if "paused" in how:
+        write(cluster, steps.pause, move.reconfiguration, True)
+        assert cluster.paused == {move.reconfiguration}
+    if "cancelled" in how:
+        write(cluster, steps.cancel, move.reconfiguration)
+        write(cluster, steps.move_aborted, move, ERROR, {})
+        assert not cluster.open_moves
     assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 

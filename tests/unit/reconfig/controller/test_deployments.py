@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,12 @@ import pytest
 from reconfig.controller import steps
 from reconfig.controller.controller import Controller
 from reconfig.controller.folds import Home
+from reconfig.decisions.sweeps import Maintenance
+from stateflow.clock import ManualClock
 from stateflow.code.loading import VARIABLE, check_signed, digest_of, signed
 from stateflow.errors import (
     CodeRefused,
+    HoldLost,
     InvalidArgument,
     OperatorFailed,
     OperatorNotImportable,
@@ -23,12 +27,12 @@ from stateflow.errors import (
     Unavailable,
     UnknownSite,
 )
-from stateflow.ledger import Ledger
+from stateflow.ledger import Ledger, Record
 from stateflow.operator.operator import describe
 from stateflow.settings import ControllerSettings
 from stateflow.types import MoveOptions, OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
-from tests.writing import Written
+from tests.writing import Written, write
 
 T = TypeVar("T")
 SPEC = describe(Count, 4)
@@ -460,3 +464,57 @@ def test_what_is_recorded_is_what_is_told_whatever_order_a_client_gives(cluster:
     second = cluster.cluster.operator("Count").spec
     assert 0 < first.recorded_us < second.recorded_us < 1 << 60
     assert cluster.learnt == [second, second]
+
+
+def test_a_node_is_forgotten_with_all_its_workers_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is forgotten with all its workers, or not at all.
+
+    A term that ended between the records of two workers left the others, and the node could not be named any more.
+    """
+    append = Ledger.append
+    left: list[int] = []
+
+    def appends(*arguments: Any) -> list[Record]:
+        if not left:
+            raise HoldLost("another controller leads", remedy="ask it")
+        left.pop()
+        return append(*arguments)
+
+    async def forgets(ledger: Ledger, appended: int) -> Controller:
+        clock = ManualClock()
+        controller = Controller(ledger, clock=clock)
+        clock.advance(20.0)
+        left[:] = range(appended)
+        with contextlib.suppress(HoldLost):  # see above
+            await controller.leaving.forget("n")
+        left[:] = range(100)
+        await controller.close()
+        return controller
+
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        cluster = Written(ledger)
+        for name in ("n", "n~1", "n~2"):
+            write(cluster, steps.register, ReplicaInfo(name, "site", "n:1"), Home(name))
+        write(cluster, steps.maintain, "n", Maintenance(1))
+        monkeypatch.setattr(Ledger, "append", appends)
+        assert len(asyncio.run(forgets(ledger, 0)).cluster.roster.replicas) == 3
+        roster = asyncio.run(forgets(ledger, 1)).cluster.roster
+        assert (roster.replicas, roster.maintenance) == ({}, {})
+
+
+def test_a_node_of_which_only_workers_are_left_is_forgotten(tmp_path: Path) -> None:
+    """An earlier version may have forgotten a node without some of its workers."""
+
+    async def forgets(ledger: Ledger) -> None:
+        clock = ManualClock()
+        controller = Controller(ledger, clock=clock)
+        await controller.context.record(steps.register, ReplicaInfo("n~1", "site", "n:1"), Home())
+        clock.advance(20.0)
+        await controller.leaving.forget("n")
+        assert not controller.cluster.roster.replicas
+        await controller.close()
+
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        asyncio.run(forgets(ledger))

@@ -165,6 +165,34 @@ def test_of_what_is_about_partitions_a_failure_holds_up_no_other_node(
         }
 
 
+@pytest.mark.parametrize("resolved", [("swept",), ("sweep",), ("swept", "sweep")])
+@pytest.mark.parametrize("cancelled", [None, "before", "at its end"])
+def test_a_sweep_that_a_person_resolved_by_hand_ends_all_the_same(
+    ledger: Ledger, numbers: Iterator[int], resolved: tuple[str, ...], cancelled: str | None
+) -> None:
+    """A sweep ends although a person resolved its batch or one of its nodes.
+
+    It could neither end nor be cancelled, also under the next leader, and no other sweep of its chore began.
+    """
+    sweep = f"h{next(numbers)}"
+    cluster = Written.read(ledger, validated=True)
+    write(cluster, steps.plan_sweep, sweep, Plan(Chore.VERIFY, NODES[:1], "", 1, "", {"Tally": [0]}))
+    write(cluster, steps.begin_swept, sweep, NODES[0])
+    for item in resolved:
+        ledger.resolve(f"swept/{sweep}/{NODES[0]}" if item == "swept" else f"sweep/{sweep}", "it looked stuck")
+    if cancelled == "before":
+        write(cluster, steps.call_off_sweep, sweep)
+    write(cluster, steps.end_swept, sweep, NODES[0], Outcome(), 1)
+    if cancelled == "at its end":
+        write(cluster, steps.call_off_sweep, sweep)
+    elif cancelled is None:
+        write(cluster, steps.end_swept, sweep, MOVED, Outcome(), 1)
+    report = Written.read(ledger).sweeps.report(sweep)
+    assert report == cluster.sweeps.report(sweep)
+    assert report.state == ("CANCELLED" if cancelled else "DONE")
+    assert Board(ledger).batch(f"sweep/{sweep}")["status"] == report.state
+
+
 def test_of_those_that_are_over_the_newest_are_told_of(ledger: Ledger) -> None:
     cluster = Written.read(ledger)
     for number in range(KEPT + 5):

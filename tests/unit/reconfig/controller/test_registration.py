@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller import steps
+from reconfig.controller import registration, steps
+from reconfig.controller.controller import Controller
 from reconfig.controller.folds import Home
 from reconfig.controller.members import Members, Names
-from reconfig.controller.registration import Arrival, Beat, Incoming, Registration
+from reconfig.controller.registration import Arrival, Beat, Incoming, Piece, Registration
 from reconfig.decisions.plan import PlannedMove, PlannedStandby
 from stateflow.clock import ManualClock
-from stateflow.errors import NameTaken
-from stateflow.ledger import Ledger
-from stateflow.partition.control import NamedFollower
+from stateflow.errors import HoldLost, NameTaken
+from stateflow.ledger import Ledger, Record
+from stateflow.partition.control import NamedFollower, PartitionView
+from stateflow.partition.lifecycle import State
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, StrategyName
 from tests.writing import Written, deploy, write
@@ -129,3 +132,43 @@ def test_a_name_is_not_given_away_while_its_former_directory_registers(
         assert naming.members.may_serve("a") is (cluster.roster.homes["a"].directory == "d1")
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize("fails_at", range(1, 6))
+def test_an_adoption_that_ends_half_way_is_completed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """An adoption is recorded whole or not at all.
+
+    A controller that ended between the records of two operators left the first one deployed: the adoption was refused
+    from then on, and so were the owners.
+    """
+    monkeypatch.setattr(registration, "check_signed", lambda _: None)
+    specs = {"a": SPEC, "b": OperatorSpec("Op2", "m:Op2", 4, ("k",), b"", "[]")}
+    appended: list[int] = []
+    append = Ledger.append
+
+    def appends(*arguments: Any) -> list[Record]:
+        appended.append(1)
+        if len(appended) == fails_at:
+            raise HoldLost("another controller leads", remedy="ask it")
+        return append(*arguments)
+
+    async def adopts(ledger: Ledger) -> Controller:
+        controller = Controller(ledger, clock=ManualClock())
+        for name, spec in specs.items():
+            views = [PartitionView(PartitionId(spec.name, each), State.OWNED, 3, 0) for each in range(4)]
+            info = ReplicaInfo(name, "s", f"{name}:1")
+            controller.registration._claims.note(Piece(info, Home(name, "p"), "lost", (spec,), views, True, True))
+        with contextlib.suppress(HoldLost):  # the error of an append that fails, see above
+            await controller.adopter.adopt(dry_run=False, partial=False)
+        await controller.close()
+        return controller
+
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        monkeypatch.setattr(Ledger, "append", appends)
+        cluster = asyncio.run(adopts(ledger)).cluster
+        if not cluster.adopted:
+            cluster = asyncio.run(adopts(ledger)).cluster
+        assert (set(cluster.deployed), cluster.adopted) == ({"Op", "Op2"}, {"lost"})
+        assert set(cluster.roster.replicas) == {"a", "b"}

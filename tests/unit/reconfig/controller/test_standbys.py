@@ -15,6 +15,7 @@ from reconfig.controller.folds import Home
 from reconfig.controller.standbys import Standbys
 from stateflow.clock import ManualClock
 from stateflow.errors import MoveAborted, NoRoom, Unavailable
+from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import Ledger
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -150,6 +151,23 @@ def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: P
         wanting.followed.clear()
         await wanting.standbys.reconcile()
         assert wanting.followed == [PartitionId("B", number) for number in range(3)], "at its present address"
+        wanting.waits.set()
+        await asyncio.gather(*wanting.tasks)
+
+    scenario(tmp_path, acts)
+
+
+def test_a_standby_at_a_replica_that_stops_ends(tmp_path: Path) -> None:
+    async def acts(wanting: Wanting) -> None:
+        wanting.waits = asyncio.Event()
+        await wanting.standbys.reconcile()
+        write(wanting.cluster, steps.register_agent, AgentInfo("gw", "cloud", "127.0.0.1:1"), Home())
+        write(wanting.cluster, steps.spawn, [Spawned("b", "gw", running=True)])
+        await wanting.standbys.reconcile()
+        assert wanting.cancelled == 0
+        write(wanting.cluster, steps.spawn, [Spawned("b", "gw", running=False)])
+        await wanting.standbys.reconcile()
+        assert wanting.cancelled == len(wanting.runners) == 6
         wanting.waits.set()
         await asyncio.gather(*wanting.tasks)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +18,14 @@ from reconfig.controller.folds import Home, RestoreBook, Roster
 from reconfig.controller.placing import GivingUp
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
-from reconfig.decisions.plan import PlannedRestore, PlannedTakeover
+from reconfig.decisions.plan import PlannedMove, PlannedRestore, PlannedTakeover
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.partition.control import Cancelled, PartitionView
+from stateflow.partition.control import Cancelled, PartitionView, Progress
 from stateflow.partition.lifecycle import State
 from stateflow.settings import ControllerSettings
-from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo, StrategyName
 from tests.writing import Written, deploy, write
 
 FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
@@ -351,6 +351,63 @@ def test_a_replica_that_crashes_again_and_again_ends_no_delay() -> None:
     made._no_orphan(FIRST)
     kept = (made._came, made._failures, made._failed, made._not_before, made._tried)
     assert not any(FIRST in each for each in kept)
+
+
+@pytest.mark.parametrize("how", ["restore", "serve-source"])
+def test_a_move_that_was_given_up_is_given_up_under_the_next_leader_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A command that gives a move up is carried out by the next leader if its own term ends first.
+
+    The move was stuck again; or it ended as if no command had been given, and its source served the copy that the
+    command had rejected.
+    """
+    planned = PlannedMove("r", FIRST, "a", "b", 1, 2, StrategyName.WARM_UP)
+    asked: list[str] = []
+
+    class Silent:
+        """Replicas of which only the target answers, and only to a cancellation."""
+
+        async def cancel(self, name: str, _: object, **__: object) -> Cancelled:
+            if name == "a":
+                raise Unavailable("no answer", remedy="-")
+            asked.append(name)
+            return Cancelled()
+
+        async def prepare(self, *_: object) -> AsyncGenerator[Progress]:
+            await asyncio.Event().wait()
+            yield Progress()
+
+        async def close(self) -> None: ...
+
+    async def commands(ledger: Ledger) -> None:
+        """Gives the move up, in a term that ends before its runner hears of it."""
+        controller = Controller(ledger, clock=ManualClock())
+        monkeypatch.setattr(controller.runs, "stuck", lambda _: [SimpleNamespace(planned=planned)])
+        await controller.takeovers.resolve("r", how)
+        await controller.close()
+
+    async def leads(ledger: Ledger) -> set[str]:
+        controller = Controller(ledger, clock=ManualClock())
+        controller.context.replicas = Silent()  # type: ignore[assignment]
+        controller.resume()
+        (runner,) = controller.runs.moving()
+        await asyncio.wait_for(runner.ended.wait(), 10)
+        await controller.close()
+        return controller.cluster.distrusted
+
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        cluster = Written(ledger)
+        for name in "ab":
+            write(cluster, steps.register, ReplicaInfo(name, "s", f"{name}:1"), Home())
+        deploy(cluster, OperatorSpec("Op", "m:Op", 1, ("k",), b"", "{}"), {0: "a"})
+        write(cluster, steps.plan_moves, [planned])
+        write(cluster, steps.begin_moves, [planned])
+        write(cluster, steps.grant, planned)
+        asyncio.run(commands(ledger))
+        assert asyncio.run(leads(ledger)) == ({planned.move_id} if how == "restore" else set())
+        assert asked == ["b"]
+        assert not Written.read(ledger).open_moves
 
 
 # -- cold starts --------------------------------------------------------------------------------------------
