@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from stateflow.operator.operator import (
     key_columns,
     output_schema,
     side_schemas,
+    timer_method_lacked,
     windows_of,
 )
 from stateflow.operator.output import OutputReader, OutputWriter, copied, join_output
@@ -145,10 +146,7 @@ class OperatorInstance:
         metrics = partial(Metrics, figures, partition.operator, cls)
         self._ctx = Context(partition.operator, partition.partition, timers, keyed, metrics)
         self._ctx._freeze = {tag: writer.freeze for tag, writer in self._side_writers.items()}
-        if issubclass(cls, BatchOperator):
-            self._ctx._unheard = "on_timers" if cls.on_timers is BatchOperator.on_timers else ""
-        else:
-            self._ctx._unheard = "on_timer" if cls.on_timer is Operator.on_timer else ""
+        self._ctx._unheard = timer_method_lacked(cls)
         self.show_watermark(watermark_us)
         #: whether the operator overrides ``on_watermark``
         self.hears_watermarks = cls.on_watermark is not Operator.on_watermark
@@ -289,15 +287,39 @@ class OperatorInstance:
     def show_watermark(self, watermark_us: int | None) -> None:
         self._ctx.watermark = None if watermark_us is None else to_datetime(watermark_us)
 
+    def check_timers(self) -> Iterator[None]:
+        """Checks that the operator handles the stored timers, which an earlier version of it may have set. Yields after
+        each timer. Raises OperatorFailed, SchemaMismatch."""
+        helpers = windows_of(type(self.operator)).values()
+        for name in self._timers.stored_names():
+            self._check_heard()
+            for helper in helpers:
+                helper.check_timer(name)
+            yield
+
+    def _check_heard(self) -> None:
+        """Checks that the operator handles timers, because a timer is stored. Raises OperatorFailed."""
+        if lacks := self._ctx._unheard:
+            name = self._partition.operator
+            raise OperatorFailed(
+                f"timers are stored, which an earlier version set, but the operator has no {lacks}()",
+                remedy=f"deploy a version with {lacks}(self, …) that handles them, or roll back: `stateflow operator "
+                f"versions {name}` and `stateflow upgrade {name} --to VERSION`",
+                operator=name,
+                partition=self._partition.partition,
+            )
+
     def fire(self, domain: Domain, until_us: int, outputs: list[Any]) -> None:
         """Fires the timers of a domain that are due at ``until_us``."""
         if isinstance(self.operator, BatchOperator):
             while due := list(self._timers.due(domain, until_us)):
+                self._check_heard()
                 # a partition that has had no rows since it was opened knows its keys from its timers
                 self._timers.keys.kinds = self._timers.keys.kinds or kinds_of(due[0].key)
                 self._produce(self.operator.on_timers, TimerColumns.of(due, self._key), lambda: due[0])
             return
         for timer in self._timers.due(domain, until_us):
+            self._check_heard()
             assert isinstance(self.state, KeyedState)
             self.state.bind(self.operator, timer.key)
             self._ctx.key = timer.key

@@ -514,6 +514,13 @@ def check_outputs(cls: type[Operator]) -> None:
         seen[tag.lower()] = f"the side output {tag!r}"
 
 
+def timer_method_lacked(cls: type[Operator]) -> str:
+    """Returns the name of the method for timers if an operator lacks it; empty: the operator has it."""
+    if issubclass(cls, BatchOperator):
+        return "on_timers" if cls.on_timers is BatchOperator.on_timers else ""
+    return "on_timer" if cls.on_timer is Operator.on_timer else ""
+
+
 def windows_of(cls: type[Operator]) -> dict[str, Windows]:
     """Returns an operator's window helpers by attribute. Example: ``windows_of(Hourly)["hourly"]``"""
     found = {attribute: inspect.getattr_static(cls, attribute) for attribute in dir(cls)}

@@ -10,7 +10,7 @@ The stored and sent form of an output without side outputs is the Arrow record b
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import groupby
@@ -58,11 +58,27 @@ class OutputWriter:
         return self._freeze if self._changeable else copied
 
     def _freeze(self, row: Any) -> Any:
-        if isinstance(row, tuple):
-            frozen = [_frozen(value) if i in self._changeable else value for i, value in enumerate(row)]
-            made: Any = getattr(row, "_make", type(row))(frozen)  # with its names, which are checked later
-            return made
-        return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
+        try:
+            if isinstance(row, tuple):
+                frozen = [_frozen(value) if i in self._changeable else value for i, value in enumerate(row)]
+                made: Any = getattr(row, "_make", type(row))(frozen)  # with its names, which are checked later
+                return made
+            return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
+        except TypeError:
+            self._check_copies(row)
+            raise
+
+    def _check_copies(self, row: Any) -> None:
+        """Checks that the values of the declared fields can be copied. Raises OutputMismatch."""
+        values = dict(zip(self._names, row, strict=False)) if isinstance(row, tuple) else row
+        for i, field in enumerate(self.schema):
+            if i in self._changeable and field.name in values:
+                value = values[field.name]
+                try:
+                    _frozen(value)
+                except TypeError as error:
+                    what = f"is declared {field.type} but got {shown(value)}, which cannot be copied: {line_of(error)}"
+                    raise self._misfit(field, Misfit(what)) from error
 
     def write(self, rows: list[Any], columns: Sequence[pa.RecordBatch] = ()) -> bytes:
         """Encodes ``columns``, then ``rows``; no rows become ``b""``. Raises OutputMismatch with the row and field."""
@@ -200,6 +216,14 @@ def _frozen(value: Any) -> Any:
     if value.__class__ in _NEVER_CHANGE:
         return value
     if value.__class__ is list:
+        return [_frozen(each) for each in value]
+    if value.__class__ is tuple:
+        return tuple(map(_frozen, value))
+    if value.__class__ is dict:
+        return {_frozen(key): _frozen(each) for key, each in value.items()}
+    if value.__class__ is memoryview:
+        return bytes(value)
+    if isinstance(value, KeysView | ValuesView | ItemsView):
         return [_frozen(each) for each in value]
     return copy.deepcopy(value)  # a tracked container becomes a plain one
 

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pyarrow as pa
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.errors import DeclarationError, InvalidArgument, SchemaMismatch
 from stateflow.state import Declaration, Namespace
 from stateflow.state import map as state_map
 from stateflow.state.cells import decode_row_key, encode_row_key, read_varint, varint
@@ -270,6 +270,12 @@ class Timers:
             yield at_us, entry[start : start + length], entry[start + length :].decode()
         self._next_us[domain] = math.inf
 
+    def stored_names(self) -> Iterator[str]:
+        """Yields the name of each stored timer. Call it between batches."""
+        for domain in Domain:
+            for _, _, name in self._stored(domain, _SIGN):
+                yield name
+
     def next_us(self, domain: Domain) -> float:
         """Returns a time before which no timer is due, in µs. Call it between batches."""
         return self._next_us.get(domain, -math.inf) if self._any else math.inf
@@ -396,6 +402,9 @@ class Windows(ABC):
             helpers; by default the attribute's name.
     """
 
+    #: number of arguments of :meth:`_timer`, which distinguishes timers of sessions from those of other windows
+    _timer_numbers = 2
+
     def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:
         self._lateness_us = _micros(allowed_lateness, "allowed_lateness", least=0)
         self.name = name or ""
@@ -404,16 +413,29 @@ class Windows(ABC):
     def __set_name__(self, owner: type, attribute: str) -> None:
         self.name = self.name or attribute
 
+    def check_timer(self, name: str) -> None:
+        """Checks a stored timer's name. Raises SchemaMismatch for a timer that another kind of window helper set under
+        this helper's name, in an earlier version of the operator."""
+        self._numbers(name)
+
     def _timer(self, *numbers: int) -> str:
         """Returns the name of a window's timer. Spaces in the helper's name are encoded, so that it is one word."""
         word = self.name.replace("%", "%25").replace(" ", "%20")
         return " ".join([f"{WINDOW}{word}", *map(str, numbers)])
 
-    def _numbers(self, timer: Timer) -> list[int] | None:
-        """Returns the arguments of :meth:`_timer` for a timer's name; None: the timer is not one of this helper."""
-        word, *numbers = timer.name.removeprefix(WINDOW).split(" ")
-        mine = timer.name.startswith(WINDOW) and self._timer() == WINDOW + word
-        return [int(number) for number in numbers] if mine else None
+    def _numbers(self, name: str) -> list[int] | None:
+        """Returns the arguments of :meth:`_timer` for a timer's name; None: the timer is not one of this helper. Raises
+        SchemaMismatch, see :meth:`check_timer`."""
+        word, *numbers = name.removeprefix(WINDOW).split(" ")
+        if not name.startswith(WINDOW) or self._timer() != WINDOW + word:
+            return None
+        if len(numbers) != self._timer_numbers:
+            raise SchemaMismatch(
+                f"the windows {self.name!r} are {type(self).__name__}, but another kind of windows was open under that "
+                "name when the operator was upgraded",
+                remedy="deploy a version that gives the new windows another name, and keeps those that were there",
+            )
+        return [int(number) for number in numbers]
 
     @abstractmethod
     def of(self, ctx: Context) -> list[Window]:
@@ -430,7 +452,7 @@ class Windows(ABC):
         The window's states are cleared when the caller's loop continues or, if it does not or there is no loop, when
         ``on_timer`` is done. Raises InvalidArgument if the loop continues later.
         """
-        return self._ended(self._numbers(timer), ctx, ctx._ended)
+        return self._ended(self._numbers(timer.name), ctx, ctx._ended)
 
     def _ended(self, numbers: list[int] | None, ctx: Context, ended: dict[Namespace, bool]) -> Iterator[Window]:
         """See :meth:`ended`. ``ended``: the context's record of the current timer, as each timer has its own."""
@@ -549,6 +571,8 @@ class SessionWindows(Windows):
 
     Example: ``visits = SessionWindows(timedelta(minutes=30), merge=add_up)``
     """
+
+    _timer_numbers = 1
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from stateflow.operator.instance import OperatorInstance, Produced
 from stateflow.operator.operator import BatchOperator, Operator, key_columns
 from stateflow.operator.output import Outputs, encode
 from stateflow.operator.rows import DecodedRows, RowReader, alone, check_keys
-from stateflow.operator.timers import Domain, Timers
+from stateflow.operator.timers import BY_TIME, Domain, Timers
 from stateflow.operator.watchdog import UNGUARDED, Guard
 from stateflow.partition import layout
 from stateflow.partition.layout import Committer, Staged
@@ -77,16 +77,20 @@ class StoredStates(NamedTuple):
     Attributes:
         schema: the states that its operator declared, see :func:`schema_after`.
         tags: the states made at run time, see :func:`.stored_tags`.
+        timers: whether timers are stored.
     """
 
     schema: bytes
     tags: tuple[bytes, ...] = ()
+    timers: bool = False
 
     @classmethod
     def of(cls, store: CellReader) -> StoredStates | None:
         """Reads a partition's descriptions. None: nothing is stored yet."""
         schema = store.get(layout.SCHEMA)
-        return None if schema is None else cls(schema, tuple(data for _, data in store.scan(TAGS)))
+        if schema is None:
+            return None
+        return cls(schema, tuple(data for _, data in store.scan(TAGS)), any(store.scan(BY_TIME)))
 
     @property
     def version(self) -> int:

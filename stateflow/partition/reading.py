@@ -79,7 +79,7 @@ class Reader:
         not being served here counts as lacking the batch."""
         times: list[int] = []
         for number in partitions:
-            local = self._registry.local(PartitionId(operator, number))
+            local = self._registry.look(PartitionId(operator, number))
             skipped, processor = local.skipped, local.processor
             reached = None if processor is None else processor.reached(source)
             if skipped is not None and processor is not None and skipped.sequence == processor.sequence:

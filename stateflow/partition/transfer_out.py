@@ -96,8 +96,9 @@ class Sender:
                 directory.mkdir()
                 (directory / CHANGES).write_bytes(_net(partition, epoch, sequence, written).encode())
             files = self._registry.digests.files(directory)
-        except FileNotFoundError:
-            if not changes.closed:
+        except Exception as error:
+            if not (changes.closed and isinstance(error, FileNotFoundError)):
+                self._drop(local, changes)  # no target will ever read it
                 raise
         if changes.closed:  # its files were removed, except those written after the log was closed
             self._registry.environment.remove_tree(directory)
@@ -186,11 +187,15 @@ class Sender:
         move is over may be lost. A target that returns after that begins with a new snapshot."""
         before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
         for local in self._registry.local_partitions():
-            for move_id, changes in list(local.logs.items()):
+            for changes in list(local.logs.values()):
                 if not changes.readers and changes.base is not None and changes.read_at < before:
-                    with local.mutex:
-                        if local.logs.get(move_id) is changes:
-                            self._registry.drop_log(local, move_id)
+                    self._drop(local, changes)
+
+    def _drop(self, local: LocalPartition, changes: ChangeLog) -> None:
+        """Removes a log and its snapshot, unless the log was dropped already."""
+        with local.mutex:
+            if local.logs.get(changes.move_id) is changes:
+                self._registry.drop_log(local, changes.move_id)
 
     def is_followed(self, partition: PartitionId, *moves: str) -> bool:
         """Tells whether the target of one of ``moves`` is reading the change log now."""

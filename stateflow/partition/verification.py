@@ -40,7 +40,7 @@ from stateflow.errors import (
 )
 from stateflow.metrics.own import OwnFigures
 from stateflow.operator.instance import OperatorInstance
-from stateflow.operator.operator import BatchOperator, Operator, key_columns
+from stateflow.operator.operator import BatchOperator, Operator, key_columns, timer_method_lacked, windows_of
 from stateflow.operator.timers import Timers
 from stateflow.partition.checkpoints import DIGEST_SHARE, NOT_STATE
 from stateflow.partition.control import Verification
@@ -276,13 +276,13 @@ class Trials:
         return None if copy is None else Trial(self._registry, spec, cls, copy)
 
     def is_needed(self, spec: OperatorSpec, cls: type[Operator], partition: PartitionId) -> bool:
-        """Tells whether the version converts the partition's stored cells, or reads them as other types. Opens no
-        database. Raises SchemaMismatch."""
+        """Tells whether the version converts the partition's stored cells, reads them as other types, or may be unable
+        to handle its timers. Opens no database. Raises SchemaMismatch."""
         stored = self._registry.stored_states(self._registry.look(partition))
         if stored is None:
             return False
         evolution = evolution_of(spec.name, cls, stored, _deployed(spec))
-        return evolution.needed or bool(_retyped(cls, evolution.stored))
+        return evolution.needed or bool(_retyped(cls, evolution.stored)) or (stored.timers and _may_miss_timers(cls))
 
     def end(self, trial: Trial) -> None:
         """Closes a trial and removes its snapshot. Call it in the thread that ran the trial."""
@@ -333,7 +333,8 @@ def try_out(
     max_value_bytes: int,
 ) -> Iterator[int]:
     """Converts a partition's stored states to those that ``cls`` declares, piece by piece in memory, and reads them;
-    writes nothing. Yields the number of keys in each piece.
+    writes nothing. Before that, checks that ``cls`` handles the stored timers. Yields the number of keys or timers in
+    each piece.
 
     Args:
         max_value_bytes: see :class:`~stateflow.state.KeyedState`.
@@ -346,6 +347,11 @@ def try_out(
     evolution = evolution_of(partition.operator, cls, stored, deployed)
     retyped, watermark_us = _retyped(cls, evolution.stored), read_watermark(store)
     with _instance(cls, partition, store, watermark_us, max_value_bytes) as instance:
+        for timers, _ in enumerate(instance.check_timers(), 1):
+            if timers % PIECE_KEYS == 0:
+                yield PIECE_KEYS
+        if not (evolution.needed or retyped):
+            return
         for piece in pieces(store, [bytes.fromhex(each["tag"]) for each in evolution.stored]):
             reader = evolution.evolved(piece)
             if evolution.migrate:
@@ -430,6 +436,11 @@ def _retyped(cls: type[Operator], stored: Iterable[Mapping[str, Any]]) -> list[D
         for each in declarations_of(cls).values()
         if types.get((each.name, each.tag.hex()), now := each.describe().get("types")) != now
     ]
+
+
+def _may_miss_timers(cls: type[Operator]) -> bool:
+    """Tells whether an operator may not handle all timers, see :meth:`.OperatorInstance.check_timers`."""
+    return bool(timer_method_lacked(cls) or windows_of(cls))
 
 
 def _deployed(spec: OperatorSpec) -> DeployedStates:

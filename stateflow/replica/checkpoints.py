@@ -434,6 +434,7 @@ class _Pace:
             if (run := self._hand) is not None:
                 run.interrupt()
             await asyncio.wait((step,), timeout=INTERRUPT_EVERY_S)
+        since = self.worker.busy_since
         if (run := self._hand) is not None and run.take_away():
-            self.worker.leave_behind()
+            self.worker.leave_behind(since)
             raise run.refusal()

@@ -290,14 +290,14 @@ class WorkerThread(Executor):
 
     def _run(self) -> None:
         me = threading.current_thread()
-        while self._thread is me and self._given.get():
+        while self._given.get():
             with self._lock:
                 caller, (future, work) = self._turns.take()
-            # a job that has paused is running already
-            if not (future.running() or future.set_running_or_notify_cancel()):
-                continue
-            began = self._clock.monotonic()
-            self._current, self.busy_since = (caller, future), began
+                # a job that has paused is running already
+                if not (future.running() or future.set_running_or_notify_cancel()):
+                    continue
+                began = self._clock.monotonic()
+                self._current, self.busy_since = (caller, future), began
             result, error = None, None
             try:
                 result = work()
@@ -318,15 +318,20 @@ class WorkerThread(Executor):
                 future.set_exception(error)
             del future, work, result, error
 
-    def leave_behind(self) -> None:
-        """Ends the running job with LeftBehind for its caller, and starts a new thread for the remaining jobs."""
+    def leave_behind(self, since: float | None) -> None:
+        """Ends a job with LeftBehind for its caller, and starts a new thread for the remaining jobs. Does nothing if
+        the job has returned meanwhile, because then its thread does the remaining jobs.
+
+        Args:
+            since: ``busy_since`` when the job was found not to return.
+        """
         with self._lock:
-            current, since, self._current, self.busy_since = self._current, self.busy_since, None, None
-            if current is not None and since is not None:  # other callers waited for all of that time
-                self._turns.took(current[0], self._clock.monotonic() - since)
+            if self._current is None or since is None or self.busy_since != since:
+                return
+            (caller, future), self._current, self.busy_since = self._current, None, None
+            self._turns.took(caller, self._clock.monotonic() - since)  # other callers waited for all of that time
             self._start()
-        if current is not None:
-            current[1].set_exception(LeftBehind())
+        future.set_exception(LeftBehind())
 
     @property
     def is_over(self) -> bool:
@@ -491,10 +496,11 @@ class Watch:
             await self.end(run)
             return
         now, has_batch = self._clock.monotonic(), bool(running.active())
-        if stalled_s(self._batch_thread.worker.busy_since, has_batch, self._node.served_at, now) > limit_s:
+        since = self._batch_thread.worker.busy_since
+        if stalled_s(since, has_batch, self._node.served_at, now) > limit_s:
             log.error("batch thread is stuck, continuing in a new thread")
             running.leave_behind()
-            self._batch_thread.worker.leave_behind()
+            self._batch_thread.worker.leave_behind(since)
 
     def _give_signs_of_life(self) -> None:
         now = self._clock.monotonic()
@@ -505,9 +511,11 @@ class Watch:
 
     async def end(self, run: RunningBatch) -> None:
         """Interrupts a batch, or leaves its thread behind if the batch cannot be interrupted."""
+        since = None
         for _ in range(INTERRUPTS):
             run.interrupt()
             await asyncio.sleep(INTERRUPT_EVERY_S)
+            since = self._batch_thread.worker.busy_since  # of the batch's job, if the batch has not ended after that
             if run.ended:
                 return
         try:
@@ -526,7 +534,7 @@ class Watch:
         else:
             log.error("commit of a batch of %s is stuck, continuing in a new batch thread", run.partition)
         run.left = True
-        self._batch_thread.worker.leave_behind()
+        self._batch_thread.worker.leave_behind(since)
 
     async def end_all(self) -> None:
         """Ends all running batches, because the replica is stopping and they take too long."""

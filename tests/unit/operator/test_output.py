@@ -1,14 +1,15 @@
-"""Stored outputs, as clients read them."""
+"""Outputs: rows that keep their values until they are encoded, and stored outputs as clients read them."""
 
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from stateflow.errors import InvalidArgument
-from stateflow.operator.output import OutputReader, join_output
+from stateflow.errors import InvalidArgument, OutputMismatch
+from stateflow.operator.output import OutputReader, OutputWriter, join_output
 
 FAR_US = 10**18  # in the year 33658
 
@@ -45,3 +46,43 @@ def test_a_map_is_a_dict_and_pairs_where_no_dict_can_have_its_keys() -> None:
     message = pa.RecordBatch.from_pylist([row], schema=schema).serialize().to_pybytes()
     rows, _ = OutputReader(schema, {}).rows([message])
     assert rows == [{"m": {"a": 1}, "inner": [{"b": 2}, None], "odd": [([1], 3)], "twice": [("a", 1), ("a", 2)]}]
+
+
+# -- rows that keep their values ------------------------------------------------------------------------------
+
+NAMES: dict[str, Any] = {"a": 1, "b": 2}
+TEXTS, BYTES = pa.list_(pa.string()), bytearray(b"ab")
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "found"),
+    [
+        (pa.binary(), memoryview(BYTES), b"ab"),
+        (pa.list_(pa.binary()), (memoryview(BYTES),), [b"ab"]),
+        (TEXTS, NAMES.keys(), ["a", "b"]),
+        (pa.list_(pa.int64()), NAMES.values(), [1, 2]),
+        (pa.map_(pa.string(), pa.int64()), NAMES.items(), [("a", 1), ("b", 2)]),
+        (pa.struct([("x", TEXTS)]), {"x": NAMES.keys()}, {"x": ["a", "b"]}),
+        (pa.list_(TEXTS), [NAMES.keys()], [["a", "b"]]),
+    ],
+)
+def test_views_are_copied_when_they_are_produced(type_: pa.DataType, value: Any, found: Any) -> None:
+    schema = pa.schema([("v", type_)])
+    writer = OutputWriter(schema, "Op")
+    rows = [writer.freeze((value,)), writer.freeze({"v": value})]
+    NAMES["c"], BYTES[0] = 3, 0
+    try:
+        assert pa.ipc.read_record_batch(writer.write(rows), schema).to_pydict() == {"v": [found, found]}
+    finally:
+        del NAMES["c"]
+        BYTES[0] = ord("a")
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_value_that_cannot_be_copied_is_named_with_its_field(as_dict: bool) -> None:
+    writer = OutputWriter(pa.schema([("k", pa.string()), ("v", TEXTS)]), "Op")
+    row = {"k": "a", "v": (text for text in "ab")}
+    with pytest.raises(
+        OutputMismatch, match=r"field 'v' is declared list<.*generator.*cannot be copied.*column=v.: make process"
+    ):
+        writer.freeze(row if as_dict else tuple(row.values()))

@@ -434,3 +434,28 @@ def test_a_timer_that_nothing_answers_is_refused_when_it_is_set(operator: type[O
     refused = pytest.raises(InvalidArgument, match=rf"the operator has no {lacks}\(\) .*define {lacks}\(self, …\)")
     with OperatorHarness(operator, partitions=1) as harness, refused:
         harness.send([{"k": "a", "at": T0}])
+
+
+class Quiet(Operator):
+    key, output, event_time = "k", "k string, n long, closed timestamp", "at"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> None: ...
+
+
+class QuietColumns(BatchOperator):
+    key, output, n = "k", "k string, n long, closed timestamp", Quiet.n
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize(("later", "lacks"), [(Quiet, "on_timer"), (QuietColumns, "on_timers")])
+def test_a_timer_of_an_earlier_version_that_nothing_answers_is_named(
+    harness: OperatorHarness, later: type[Operator], lacks: str
+) -> None:
+    harness.send([{"k": "a", "at": T0}])
+    refused = pytest.raises(
+        OperatorFailed, match=rf"earlier version set, .* has no {lacks}\(\) .*deploy a version with"
+    )
+    with OperatorHarness.restore(later, harness.checkpoint()) as again, refused:
+        again.advance_watermark(at(5))

@@ -21,7 +21,7 @@ from stateflow import (
     Window,
     state,
 )
-from stateflow.errors import DeclarationError, InvalidArgument, OperatorFailed
+from stateflow.errors import DeclarationError, InvalidArgument, OperatorFailed, SchemaMismatch
 from stateflow.operator.operator import describe
 from stateflow.state import Declaration
 from stateflow.state.cells import CELL
@@ -464,3 +464,17 @@ def test_a_session_ends_once() -> None:
         h.send([{"k": "a", "at": T0}])
         with pytest.raises(InvalidArgument, match="the session of this timer has ended already"):
             h.advance_watermark(T0 + 2 * MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"), [(Tumbling, Sessions, "SessionWindows"), (Sessions, Tumbling, "TumblingWindows")]
+)
+def test_windows_of_another_kind_under_the_same_name_are_named(
+    before: type[Windowed], after: type[Windowed], kind: str
+) -> None:
+    with OperatorHarness(before) as h:
+        h.send(as_rows([("a", 5, 1)]))
+        stored = h.checkpoint()
+    refused = pytest.raises(SchemaMismatch, match=rf"windows .* are {kind}, .*another name")
+    with OperatorHarness.restore(after, stored) as again, refused:
+        again.advance_watermark(T0 + 500 * MINUTE)

@@ -383,7 +383,7 @@ def test_who_hangs_has_had_the_time_for_which_the_others_waited() -> None:
     assert hangs.wait(30)
     clock.advance(60)
     worker.submit(keep_busy)
-    worker.leave_behind()
+    worker.leave_behind(worker.busy_since)
     assert busy.wait(30)
     last = [worker.submit_for(who, functools.partial(done.append, who)) for who in ("hangs", "other", "other")]
     go_on.set()
@@ -406,7 +406,7 @@ def test_a_lane_goes_on_without_a_thread_that_does_not_come_back() -> None:
     rest = [worker.submit(done.append, n) for n in range(3)]
     assert began.wait(30)
     assert worker.busy_since is not None
-    worker.leave_behind()
+    worker.leave_behind(worker.busy_since)
     with pytest.raises(LeftBehind):
         first.result(30)
     for each in rest:
@@ -418,3 +418,26 @@ def test_a_lane_goes_on_without_a_thread_that_does_not_come_back() -> None:
     worker.shutdown()
     with pytest.raises(ZeroDivisionError):
         WorkerThread("test", SYSTEM_CLOCK).submit(lambda: 1 / 0).result(30)
+
+
+def test_a_thread_whose_job_returned_while_it_was_judged_is_not_left_behind() -> None:
+    clock = ManualClock()
+    worker = WorkerThread("test", clock)
+    judged = worker.submit(lambda: worker.busy_since).result(30)
+    for waits in range(20):
+        worker.leave_behind(judged)  # perhaps while the thread waits for its next job
+        assert worker.submit(lambda waits=waits: waits).result(30) == waits
+    clock.advance(1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def other() -> str:
+        began.set()
+        go_on.wait(30)
+        return "done"
+
+    running = worker.submit(other)
+    assert began.wait(30)
+    worker.leave_behind(judged)
+    go_on.set()
+    assert running.result(30) == "done"
+    worker.shutdown()

@@ -88,6 +88,12 @@ def test_batches_pass_without_a_commit_and_are_known(two: Two) -> None:
     assert two.states(two.a) == {"k1": 1, "k2": 5}
 
 
+def test_a_partition_that_a_caller_asks_for_is_not_remembered(two: Two) -> None:
+    known = list(two.a._registry.local_partitions())
+    assert two.a.reader.whole_before("Other", [0], "s", 1) is None
+    assert list(two.a._registry.local_partitions()) == known
+
+
 def test_a_gap_is_noticed(two: Two) -> None:
     passed(two)
     assert not skipped_batches(two.a, 5)

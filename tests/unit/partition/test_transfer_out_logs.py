@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stateflow.partition.registry import PartitionRegistry
 from stateflow.partition.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.unit.partition.test_replica import Two
 
 PARTITIONS = [PartitionId("Op", number) for number in range(500)]
 P = PARTITIONS[0]
@@ -77,3 +79,20 @@ def test_a_log_that_is_not_found_by_its_snapshot_is_named(node: ReplicaNode) -> 
     node._registry.local(P).logs.clear()
     with pytest.raises(InvariantBroken, match=r"still found by its snapshot, though it was dropped \(partition=Op/0"):
         node._registry.validate()
+
+
+def test_a_snapshot_that_cannot_be_read_leaves_no_follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Two(tmp_path)
+    two.send(two.a, 1)
+
+    def damaged(directory: Path) -> Any:
+        raise OSError(errno.EIO, "Input/output error", str(directory))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output error"):
+        patched.setattr(two.a._registry.digests, "files", damaged)
+        two.a.sender.snapshot(P, "m1")
+    assert not two.a.sender.followers()
+    assert not list(two.a._registry.snapshots.iterdir())
+    two.a._registry.validate()
+    two.a.sender.snapshot(P, "m1")
+    two.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.errors import DecodeError, EncodeError, OperatorFailed
+from stateflow.errors import DecodeError, EncodeError, OperatorFailed, SchemaMismatch
 from stateflow.operator.operator import Operator, describe
 from stateflow.partition import verification
 from stateflow.partition.verification import pieces
@@ -181,6 +181,45 @@ def test_what_a_version_does_not_change_is_not_read(cluster: Cluster) -> None:
     cluster.deploy(cluster.install("s = state.value(list[int])", "self.s.value = [1]"))
     cluster.send(0)
     assert check(cluster, cluster.install("s = state.value(list[int]); n = state.counter()")) == []
+
+
+ON_TIMER = "\n    def on_timer(self, timer, ctx): ...\n"
+
+
+def test_a_version_that_does_not_answer_stored_timers_is_refused_before_it_serves(cluster: Cluster) -> None:
+    cluster.deploy(cluster.install("", "ctx.set_timer(2**60, name='end')", more=ON_TIMER))
+    cluster.send(0)
+    quiet = cluster.install("")
+    with pytest.raises(OperatorFailed, match=r"timers are stored, .* has no on_timer\(\) .*partition=0"):
+        check(cluster, quiet)
+    cluster.send(0)  # the partition is open now
+    with pytest.raises(OperatorFailed, match="timers are stored"):
+        check(cluster, quiet)
+    assert check(cluster, cluster.install("", more=ON_TIMER)) == []
+
+
+WINDOWED = """
+    event_time = "k"
+    def on_timer(self, timer, ctx): ...
+    from datetime import timedelta
+    from stateflow import SessionWindows, SlidingWindows, TumblingWindows
+    {windows}
+"""
+TUMBLING, SESSIONS = "TumblingWindows(timedelta(hours=1))", "SessionWindows(timedelta(hours=1), print)"
+
+
+@pytest.mark.parametrize(("before", "after"), [(TUMBLING, SESSIONS), (SESSIONS, TUMBLING)])
+def test_windows_of_another_kind_under_a_name_of_open_ones_are_refused_before_they_serve(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    monkeypatch.setattr(verification, "PIECE_KEYS", 1)
+    opening = "ctx.timestamp = 0; self.visits.of(ctx)"
+    cluster.deploy(cluster.install("", opening, more=WINDOWED.format(windows=f"visits = {before}")))
+    cluster.send(0)
+    with pytest.raises(SchemaMismatch, match=r"windows 'visits' are .*partition=0.*another name"):
+        check(cluster, cluster.install("", opening, more=WINDOWED.format(windows=f"visits = {after}")))
+    both = f"visits = {before}; others = {after}"
+    assert check(cluster, cluster.install("", opening, more=WINDOWED.format(windows=both))) == [1]
 
 
 TAGS = [bytes([number]) * 8 for number in (1, 2)]

@@ -97,13 +97,19 @@ def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_can
     batch: Any = SimpleNamespace(partition=PartitionId("Op", 0), interrupt=lambda: None, ended=False, left=False)
 
     async def run() -> None:
-        held = threading.Event()
+        began, held = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
         batches = SimpleNamespace(running=SimpleNamespace(take_away=Failing(NO_ROOM)), refusal=lambda _: None)
         node = SimpleNamespace(settings=ReplicaSettings(), batches=batches)
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
         batch.taken = taken
-        stuck = asyncio.create_task(applier.batch_thread.between_batches(held.wait, LONG_S))
-        await asyncio.sleep(0)
+
+        def hold() -> None:
+            loop.call_soon_threadsafe(began.set)
+            held.wait(LONG_S)
+
+        stuck = asyncio.create_task(applier.batch_thread.between_batches(hold))
+        await asyncio.wait_for(began.wait(), LONG_S)
         try:
             await applier.watch.end(batch)
             await asyncio.wait_for(applier.batch_thread.between_batches(lambda: None), LONG_S)
