@@ -224,14 +224,18 @@ class Jobs:
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
         """Waits until the job's affinity lets a run proceed, or the job is deleted. The waiting time counts from the
-        run's start, so that a later leader continues the wait.
+        run's start, so that a later leader continues the wait, or from an earlier time that the clock has shown since,
+        because the run may have begun by a clock that was ahead and was put back.
 
         Args:
             there: returns the nodes that are present now.
             what: word for those nodes in messages, ``nodes`` or ``controllers``.
         """
+        began_us = run.began_us
         while True:
-            waited_s = (self._context.clock.now_us() - run.began_us) / 1e6
+            now_us = self._context.clock.now_us()
+            began_us = min(began_us, now_us)
+            waited_s = (now_us - began_us) / 1e6
             is_there = self._book.job_of(run) is not None
             found = choose(affinity if is_there else None, there(), waited_s, what)
             if isinstance(found, Go):

@@ -132,10 +132,9 @@ class Placing:
         options = MoveOptions(max_pause_ms=orders.max_pause_ms)
         begun = await self._reconfigurations.place(proposals, options, Cause.AUTOPILOT, in_part=True)
         moved = {PartitionId(each.operator, move.partition) for each in begun for move in each.moves}
-        pilot.began(clock.monotonic(), moved)
+        proposals = [proposal for proposal in proposals if proposal.partition in moved]
+        pilot.began(clock.monotonic(), view, proposals)
         for proposal in proposals:
-            if proposal.partition not in moved:
-                continue
             log.info(
                 "autopilot moves %s from %s to %s: %s",
                 proposal.partition,

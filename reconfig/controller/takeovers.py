@@ -66,7 +66,9 @@ class Orphan:
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 LOOK_AGAIN_S = 1.0  # delay before a takeover that waits for its owner is looked at again
-MOST_DOUBLINGS = 4  # of the delay between two attempts, which is 80 s at most by default
+#: doublings of the delay between two attempts: by default up to 80 s while there are other targets, or replicas
+#: register, and up to 85 min while the same targets fail again and again
+MOST_DOUBLINGS, MOST_DOUBLINGS_AGAIN = 4, 10
 
 
 # -- One takeover ----------------------------------------------------------------------------------------------------
@@ -211,8 +213,8 @@ class Takeovers:
 
     def _try_with(self, name: str, partition: PartitionId) -> None:
         """Lets the next takeover of a partition begin at once: earlier ones may have failed because this replica was
-        missing. A replica that registers once more has not helped, and may be one that crashes again and again; then
-        the delays between the attempts go on growing.
+        missing. A replica that registers once more has not helped, and may be one that crashes again and again, or one
+        whose settings were corrected; then the next takeover waits no longer than while there are other targets.
         """
         came = self._came.setdefault(partition, set())
         if name not in came:
@@ -221,6 +223,9 @@ class Takeovers:
                 kept.pop(partition, None)
             if (tried := self._tried.get(partition)) is not None:
                 tried.pop(name, None)
+        elif partition in self._not_before:
+            soon = self._context.clock.monotonic() + self._context.settings.takeover_retry_s * 2**MOST_DOUBLINGS
+            self._not_before[partition] = min(self._not_before[partition], soon)
 
     def _check_held(self, name: str, partition: PartitionId, epoch: int, view: PartitionView | None) -> None:
         if view is not None and view.state is State.SEALED and view.epoch > epoch:
@@ -646,9 +651,11 @@ class Takeovers:
                 self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
             if self._orphans.get(partition) == known:  # otherwise the owner came back: retried at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
-                again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
+                tried = self._tried.setdefault(partition, Counter())
+                tried[runner.planned.target] += 1
+                most = min(max(tried[runner.planned.target] - 1, MOST_DOUBLINGS), MOST_DOUBLINGS_AGAIN)
+                again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, most)
                 self._not_before[partition] = self._context.clock.monotonic() + again_s
-                self._tried.setdefault(partition, Counter())[runner.planned.target] += 1
         self._runs.settle(running, state)
 
     async def _to_its_end(

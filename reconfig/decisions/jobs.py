@@ -412,9 +412,20 @@ def due(job: Job, runs: Sequence[Run], now_us: int, seen_us: int | None = None) 
     newest = runs[-1] if runs else None
     if job.paused or job.is_dropped or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None
-    fired, ended = (None, None) if newest is None else (max(run.at_us for run in runs), newest.ended_us)
-    at_us = job.schedule.due(now_us, job.since_us, fired, ended, seen_us)
-    return None if any(run.at_us == at_us for run in runs) else at_us
+    fired, ended = _fired_us(job, runs), None if newest is None else newest.ended_us
+    at_us, ran = job.schedule.due(now_us, job.since_us, fired, ended, seen_us), {run.at_us for run in runs}
+    if at_us is None or job.schedule.once_us is None:
+        return None if at_us in ran else at_us
+    while at_us in ran:  # for a former job of the same name: that run has the id already
+        at_us += 1
+    return at_us
+
+
+def _fired_us(job: Job, runs: Sequence[Run]) -> int | None:
+    """Returns the newest due time for which the job ran; None: it never ran. A job for one time does not count the runs
+    of a former job of the same name, which may be from a clock that ran ahead."""
+    is_once = job.schedule.once_us is not None
+    return max((run.at_us for run in runs if not is_once or run.definition == job.definition), default=None)
 
 
 class Earliest:
@@ -439,7 +450,7 @@ def next_us(job: Job, runs: Sequence[Run], now_us: int) -> int:
     """Returns the time of the next run; 0: the job never runs again, or is paused."""
     if job.paused or job.is_dropped:
         return 0
-    fired, ended = (max(run.at_us for run in runs), runs[-1].ended_us or None) if runs else (None, None)
+    fired, ended = _fired_us(job, runs), (runs[-1].ended_us or None) if runs else None
     if job.schedule.cron is not None and fired is not None and fired > now_us:  # a clock that was ahead was put back
         ran, at_us = {run.at_us for run in runs}, job.schedule.next_us(now_us, job.since_us, None, None)
         while at_us in ran:

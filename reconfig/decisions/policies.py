@@ -21,8 +21,9 @@ move itself must not take longer than that either, if the bandwidth is known.
 
 The autopilot begins a move only after it has been proposed for a while, so that short-lived load moves nothing. A
 partition that has moved is not moved again during the cool-down, and the number of moves that begin in a minute is
-limited. Without this dead band, two policies, or one policy and its own effect, would move a partition to and fro.
-Callers call the autopilot at intervals, with the view and the time in monotonic seconds.
+limited. Without this dead band, two policies, or one policy and its own effect, would move a partition to and fro. Each
+move that fails doubles the partition's cool-down for moves to the same site. Callers call the autopilot at intervals,
+with the view and the time in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ _NEAREST = 8
 #: seconds for which a partition that has moved is not moved again, unless the settings say otherwise
 COOL_DOWN_S = 60.0
 MOVES_PER_MINUTE = 60.0
+#: doublings of the cool-down of a partition whose moves to a site fail again and again
+MOST_DOUBLINGS = 6
 #: part of the cool-down for which a move must stay proposed
 STANDS = 0.25
 #: seconds between looks of the autopilot, if a move must stay proposed for longer
@@ -529,13 +532,24 @@ class AutopilotSettings:
         return cls(policies, **rest)
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The newest move of a partition. ``failures`` counts the moves just before it that failed to move the partition
+    between the same owner and site."""
+
+    at_s: float
+    source: str
+    site: str
+    failures: int = 0
+
+
 class Autopilot:
     """Chooses the moves that begin now. Times are monotonic seconds."""
 
     def __init__(self, orders: AutopilotSettings) -> None:
         self.orders = orders
         self._since: dict[tuple[PartitionId, str], float] = {}  # by partition and proposed site
-        self._moved_at: dict[PartitionId, float] = {}
+        self._begun: dict[PartitionId, _Begun] = {}
         self._tokens = self._most
         self._counted_at = -math.inf
 
@@ -555,23 +569,39 @@ class Autopilot:
         proposals = decide(self.orders.policies, view)
         places = self._places(view, proposals)
         self._since = {key: self._since.get(key, now_s) for key in places}
-        self._moved_at = {
-            partition: at for partition, at in self._moved_at.items() if now_s - at < self.orders.cool_down_s
+        self._begun = {
+            partition: begun
+            for partition, begun in self._begun.items()
+            if now_s - begun.at_s < self.orders.cool_down_s or view.owners.get(partition) == begun.source
         }
         self._refill(now_s)
         chosen: list[MoveProposal] = []
         for key, proposal in places.items():
             if len(chosen) + 1 > self._tokens:
                 break
-            rests = proposal.partition in busy or proposal.partition in self._moved_at
+            rests = proposal.partition in busy or now_s < self._cool_until_s(*key, proposal.source)
             if not rests and now_s - self._since[key] >= self.orders.stands_s:
                 chosen.append(proposal)
         self._tokens -= len(chosen)
         return chosen
 
-    def began(self, now_s: float, partitions: Iterable[PartitionId]) -> None:
+    def began(self, now_s: float, view: View, proposals: Sequence[MoveProposal]) -> None:
         """Starts the cool-down of partitions that move now."""
-        self._moved_at |= dict.fromkeys(partitions, now_s)
+        for (partition, site), proposal in self._places(view, proposals).items():
+            begun, failures = self._begun.get(partition), 0
+            if begun is not None and (begun.source, begun.site) == (proposal.source, site):
+                failures = begun.failures + 1
+            self._begun[partition] = _Begun(now_s, proposal.source, site, failures)
+
+    def _cool_until_s(self, partition: PartitionId, site: str, owner: str) -> float:
+        """Returns the end of a partition's cool-down for moves to a site. It is longer if the newest move was to that
+        site and has failed, so that the partition is still at its owner."""
+        begun = self._begun.get(partition)
+        if begun is None:
+            return -math.inf
+        has_failed = (begun.source, begun.site) == (owner, site)
+        doublings = min(begun.failures + 1, MOST_DOUBLINGS) if has_failed else 0
+        return begun.at_s + math.ldexp(self.orders.cool_down_s, doublings)
 
     @staticmethod
     def _places(view: View, proposals: Sequence[MoveProposal]) -> dict[tuple[PartitionId, str], MoveProposal]:

@@ -109,6 +109,26 @@ def test_a_job_runs_within_its_period_after_the_clock_was_put_back(ledger: Ledge
         assert book.carried_on == begun
 
 
+def test_a_run_gives_a_soft_affinity_up_in_time_after_the_clock_was_put_back(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run waited for as long as the clock had been ahead, in addition."""
+    book = Book(ledger)
+    write(book.cluster, steps.define_job, "nightly", NIGHTLY)
+    write(book.cluster, steps.begin_run, "nightly", 7)
+    run = book.cluster.jobs.runs["nightly"][-1]
+    times = iter([run.began_us - 3600 * S + later_s * S for later_s in (0, 4, 5)])
+    book.jobs._context.clock = SimpleNamespace(now_us=lambda: next(times))  # type: ignore[misc, assignment]
+
+    async def sleep(_: float) -> None: ...
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    affinity = Affinity.parse("soft:5 site nowhere")
+    found = asyncio.run(book.jobs._waited_for(run, affinity, lambda: [Node("n")], "nodes"))
+    assert found.nodes == {"n"}
+    assert not list(times)
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "made anew"])
 def test_a_run_begins_nothing_once_its_job_is_deleted(ledger: Ledger, again: bool) -> None:
     """The next stages were carried out, by the definition of a new job of the same name."""

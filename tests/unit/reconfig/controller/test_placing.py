@@ -55,20 +55,21 @@ def test_the_autopilot_avoids_what_refused_and_only_what_moves_cools_down() -> N
 
     measuring: Any = SimpleNamespace(rates=rates, view=lambda: View({}, []))
     pilot = Placing(world.context, world.reconfigurations, measuring)
-    cooling = list[set[PartitionId]]()
+    cooling = list[PartitionId]()
 
     def step(now_s: float, view: View, busy: Any) -> list[MoveProposal]:
         views.append(view)
         return [MoveProposal(each, "a", "c", "why") for each in (FIRST, SECOND)]
 
-    autopilot: Any = SimpleNamespace(
-        orders=AutopilotSettings(), step=step, began=lambda _, partitions: cooling.append(set(partitions))
-    )
+    def began(now_s: float, view: View, proposals: list[MoveProposal]) -> None:
+        cooling.extend(proposal.partition for proposal in proposals)
+
+    autopilot: Any = SimpleNamespace(orders=AutopilotSettings(), step=step, began=began)
     pilot._autopilot = autopilot
     asyncio.run(pilot._step())
     assert [view.avoided for view in views] == [{"Op": {"b"}}]
     assert world.asked == [{"in_part": True}]
-    assert cooling == [{FIRST}]
+    assert cooling == [FIRST]
 
 
 def test_what_a_command_leaves_out_is_proposed_with_its_reason() -> None:

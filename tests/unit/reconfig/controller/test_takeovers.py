@@ -321,33 +321,49 @@ def test_an_owner_that_comes_back_during_a_command_keeps_its_other_partitions() 
     assert (lack.why, lack.by_command) == (f.Why.MISSING, True)
 
 
-def test_a_replica_that_crashes_again_and_again_ends_no_delay() -> None:
-    made = takeovers(1)
-    made._context.cluster.assigned = lambda _: {}  # type: ignore[method-assign]
-    now = 0.0
-    made._context.clock = SimpleNamespace(monotonic=lambda: now)  # type: ignore[assignment]
-    made._context.settings = ControllerSettings()  # type: ignore[misc]
-    made._context.over = SimpleNamespace(done=lambda: False)  # type: ignore[assignment]
-    made._context.cluster.history = {"t": SimpleNamespace(state="FAILED")}  # type: ignore[dict-item]
-    made._runs = SimpleNamespace(settle=lambda *_: None)  # type: ignore[assignment]
-    made._orphans[FIRST] = Orphan(1, f.Why.LAPSED)
-    planned = PlannedTakeover("t", FIRST, "a", "c", 1, 2, How.CHECKPOINT)
-    runner: Any = SimpleNamespace(planned=planned, machine=SimpleNamespace(error=None))
+class Failing:
+    """Takeovers of FIRST, each of which fails. Attributes: ``now`` is the clock's time; ``retry_s`` the first delay."""
 
-    async def ended(*_: Any) -> Any:
+    def __init__(self) -> None:
+        self.made = made = takeovers(1)
+        context: Any = made._context
+        context.cluster.assigned = lambda _: {}
+        self.now, context.settings = 0.0, ControllerSettings()
+        self.retry_s = context.settings.takeover_retry_s
+        context.clock = SimpleNamespace(monotonic=lambda: self.now)
+        context.over = SimpleNamespace(done=lambda: False)
+        context.cluster.history = {"t": SimpleNamespace(state="FAILED")}
+        made._runs = SimpleNamespace(settle=lambda *_: None)  # type: ignore[assignment]
+        made._to_its_end = self._ended  # type: ignore[method-assign]
+        made._orphans[FIRST] = Orphan(1, f.Why.LAPSED)
+
+    @staticmethod
+    async def _ended(_: Any, runner: Any, __: Any) -> Any:
         return runner
 
-    made._to_its_end = ended  # type: ignore[method-assign]
-    waits: list[float] = []
-    for name, helps in (("b", True), ("c", True), ("c", False), ("c", False), ("c", False), ("d", True)):
+    @property
+    def wait(self) -> float:
+        """Delay of the next attempt, as a multiple of the first delay."""
+        return (self.made._not_before[FIRST] - self.now) / self.retry_s
+
+    def fails(self, target: str) -> float:
+        """Lets a takeover by the target fail, and returns the wait for the next one."""
+        planned = PlannedTakeover("t", FIRST, "a", target, 1, 2, How.CHECKPOINT)
+        runner: Any = SimpleNamespace(planned=planned, machine=SimpleNamespace(error=None))
         running: Any = SimpleNamespace(id="t")
-        asyncio.run(made._run(running, runner, None))
-        waits.append(made._not_before[FIRST] - now)
-        now += 1.0
-        made.registered(name, [])
-        assert made._is_due(FIRST) == helps
-    retry_s = ControllerSettings().takeover_retry_s
-    assert waits == [retry_s * factor for factor in (1, 1, 1, 2, 4, 8)]
+        asyncio.run(self.made._run(running, runner, None))
+        return self.wait
+
+
+def test_a_replica_that_crashes_again_and_again_ends_no_delay() -> None:
+    failing, waits = Failing(), list[float]()
+    for name, helps in (("b", True), ("c", True), ("c", False), ("c", False), ("c", False), ("d", True)):
+        waits.append(failing.fails("c"))
+        failing.now += 1.0
+        failing.made.registered(name, [])
+        assert failing.made._is_due(FIRST) == helps
+    assert waits == [1, 1, 1, 2, 4, 8]
+    made = failing.made
     made._no_orphan(FIRST)
     kept = (made._came, made._failures, made._failed, made._not_before, made._tried)
     assert not any(FIRST in each for each in kept)
@@ -408,6 +424,36 @@ def test_a_move_that_was_given_up_is_given_up_under_the_next_leader_too(
         assert asyncio.run(leads(ledger)) == ({planned.move_id} if how == "restore" else set())
         assert asked == ["b"]
         assert not Written.read(ledger).open_moves
+
+
+def test_takeovers_that_fail_for_ever_are_tried_less_and_less_often() -> None:
+    """A takeover was tried again every 80 s, for days, and each attempt stayed in the ledger and in memory."""
+    failing = Failing()
+    assert [failing.fails("c") for _ in range(13)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]
+
+
+def test_takeovers_are_tried_at_many_targets_before_the_delays_grow_long() -> None:
+    failing, targets = Failing(), "cdefghij"
+    waits = [[failing.fails(target) for target in targets] for _ in range(7)]
+    assert waits[0] == [1, 2, 4, 8, 16, 16, 16, 16]
+    assert waits[1:] == [[wait] * len(targets) for wait in (16, 16, 16, 16, 32, 64)]
+
+
+def test_a_replica_that_registers_once_more_shortens_a_long_delay() -> None:
+    """The settings of such a replica may have been corrected, e.g. its store of checkpoints."""
+    failing = Failing()
+    failing.made.registered("c", [])
+    for _ in range(9):
+        failing.fails("c")
+    failing.made.registered("c", [])
+    assert failing.made._is_due(FIRST), "it is here for the first time since the takeovers fail"
+    for _ in range(9):
+        failing.fails("c")
+    assert failing.wait == 256
+    for passed in (0, 1):
+        failing.now = passed * failing.retry_s
+        failing.made.registered("c", [])
+        assert failing.wait == 16 - passed
 
 
 # -- cold starts --------------------------------------------------------------------------------------------

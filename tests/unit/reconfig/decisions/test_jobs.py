@@ -70,6 +70,20 @@ def test_a_cron_line_is_due_again_after_a_clock_that_was_put_back_but_for_no_tim
     assert due(hourly, [ran(2 * hour, 3 * hour + S)], 3 * hour + 2 * S, 3 * hour + 2 * S) == 3 * hour
 
 
+def test_a_job_for_one_time_runs_though_a_former_one_of_its_name_ran_by_a_clock_that_was_ahead() -> None:
+    """The job that was created again after the clock had been put back never ran."""
+    hour, day = 3600 * S, 86_400 * S
+    once = replace(EVERY, schedule=Schedule.parse("once 1970-01-01T01:00:00Z"), definition=9)
+    for at_us, due_us in ((day, hour), (hour, hour + 1)):
+        former = replace(ran(at_us, day + S), definition=2)
+        assert next_us(once, [former], hour - S) == hour
+        assert due(once, [former], hour - S) is None
+        assert due(once, [former], hour + S) == due_us
+        both = [former, replace(ran(due_us, hour + S), definition=9)]
+        assert due(once, both, hour + 2 * S) is None
+        assert next_us(once, both, hour + 2 * S) == 0
+
+
 def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> None:
     """The next leader goes on after the last finished stage.
 

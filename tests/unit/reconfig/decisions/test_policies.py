@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -395,10 +396,29 @@ def test_a_wish_that_stands_is_carried_out_once_and_the_partition_rests() -> Non
     there = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)})
     assert pilot.step(0, there) == []
     (proposal,) = pilot.step(10, there)
-    pilot.began(10, [proposal.partition])
+    pilot.began(10, there, [proposal])
     back = View({p: "edge-0"}, infos, {p: coming(cloud=5.0)})
     assert all(pilot.step(now, back) == [] for now in range(11, 50))
     assert [proposal.target for proposal in pilot.step(50, back)] == ["cloud-0"]
+
+
+def test_a_move_that_fails_again_and_again_begins_less_and_less_often() -> None:
+    """The move began again after each cool-down, for ever."""
+    p, infos = partitions(1)[0], replicas(edge=1, cloud=1, hub=1)
+    pilot = Autopilot(AutopilotSettings((LOCALITY,), cool_down_s=40))
+    there, began = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)}), list[int]()
+    for now in range(0, 12_000, 10):
+        if proposals := pilot.step(now, there):
+            pilot.began(now, there, proposals)
+            began.append(now)
+    assert [later - sooner for sooner, later in pairwise(began)] == [80, 160, 320, 640, 1280, 2560, 2560, 2560]
+    hub = View({p: "cloud-0"}, infos, {p: coming(hub=5.0)})
+    assert [pilot.step(now, hub) for now in (12_000, 12_009)] == [[], []]
+    (proposal,) = pilot.step(12_010, hub)
+    pilot.began(12_010, hub, [proposal])
+    back = View({p: "hub-0"}, infos, {p: coming(edge=5.0)})
+    assert not any(pilot.step(now, back) for now in range(12_010, 12_050))
+    assert pilot.step(12_050, back), "the move to another site succeeded"
 
 
 def test_what_moves_already_is_left_alone() -> None:
@@ -415,7 +435,7 @@ def test_no_more_moves_begin_in_a_minute_than_was_said() -> None:
     view, begun = View(dict.fromkeys(partitions(500), "cloud-0"), infos, seen), 0
     for now in range(150, 450):
         proposals = pilot.step(now, view)
-        pilot.began(now, [proposal.partition for proposal in proposals])
+        pilot.began(now, view, proposals)
         view, begun = view.after(proposals), begun + len(proposals)
     assert 60 <= begun <= 80, "what stood, for two and a half minutes"
 
