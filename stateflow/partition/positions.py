@@ -646,5 +646,26 @@ def watermark_of(positions: Mapping[str, Position], without: Collection[str] = (
     return min(promised, default=None)
 
 
+def read_watermark(store: PartitionStore) -> int | None:
+    """Returns the watermark of the partition in ``store``, µs; None before the first."""
+    stored = store.get(layout.WATERMARK)
+    return None if stored is None else int.from_bytes(stored, "big", signed=True)
+
+
+def adopted(held: Mapping[str, Position], watermark_us: int | None) -> dict[bytes, bytes]:
+    """Returns the entries of positions that were held for a partition, and of its watermark after them."""
+    entries = {} if watermark_us is None else {layout.WATERMARK: watermark_us.to_bytes(8, "big", signed=True)}
+    for source, position in held.items():
+        name = source.encode()
+        entries |= {layout.POSITION + name: position.encode(), layout.OUTPUT + name: b""}
+    return entries
+
+
+def watermark_after(store: PartitionStore, held: Mapping[str, Position]) -> int | None:
+    """Returns the watermark of the partition in ``store`` after the batches of which it has only held positions."""
+    stored = {k[len(layout.POSITION) :].decode(): Position.decode(v) for k, v in store.scan(layout.POSITION)}
+    return _later(read_watermark(store), watermark_of({**stored, **held}))
+
+
 def _later(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else max(one, other)
