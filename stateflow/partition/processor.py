@@ -47,7 +47,7 @@ from stateflow.state import (
     KeyedState,
     declarations_of,
 )
-from stateflow.state.cells import TAGS
+from stateflow.state.cells import LATEST_US, TAGS
 from stateflow.state.evolution import Evolved
 from stateflow.state.keyed import described
 from stateflow.state.keys import KeyColumns
@@ -324,7 +324,7 @@ class PartitionProcessor:
         self._timers = Timers(store, self._keys)
         #: watermark of the partition, which its next batch's rows see
         self._watermark_us = read_watermark(store)
-        if self._watermark_us is None:  # earlier builds did not always store it
+        if self._watermark_us is None:  # earlier builds stored the end of a run in its place, or did not store it
             self._catch_up()
         self._instance = OperatorInstance(
             operator, partition, self.state, self._timers, self._watermark_us, figures or OwnFigures()
@@ -548,7 +548,9 @@ class PartitionProcessor:
         try:
             outputs: list[Any] = []
             silent = sources.silent(now_us, batch.source)
-            watermark_us = self._later(sources.positions.watermark_us(batch, silent))
+            watermark_us = until_us = self._later(sources.positions.watermark_us(batch, silent))
+            if until_us == LATEST_US:  # all timers fire, but event time goes on from the newest row
+                watermark_us = self._later(sources.positions.newest_us(batch))
             instance.begin()
             self.latest_us = max(self.latest_us, now_us)
             self.state.set_time(now_us, watermark_us)
@@ -557,7 +559,7 @@ class PartitionProcessor:
                 count = instance.process_batch(self._checked(rows), initial)
             elif rows is not None:
                 count = instance.process(self._checked(rows), outputs, initial)
-            self._advance(watermark_us, now_us, outputs)
+            self._advance(until_us, watermark_us, now_us, outputs)
             produced = instance.produced(outputs)
             worked = self._clock.monotonic()
             # sweeps twice as fast as state can grow, so that expired cells leave the disk in time
@@ -589,12 +591,19 @@ class PartitionProcessor:
             return self._watermark_us
         return watermark_us
 
-    def _advance(self, watermark_us: int | None, now_us: int, outputs: list[Any]) -> None:
-        """Advances time: calls the operator for a new watermark, then fires the timers that are due."""
-        if watermark_us is not None:
-            if watermark_us != self._watermark_us:
-                self._instance.on_watermark(watermark_us, outputs)
-            self._instance.fire(Domain.EVENT, watermark_us, outputs)
+    def _advance(self, until_us: int | None, watermark_us: int | None, now_us: int, outputs: list[Any]) -> None:
+        """Advances time: calls the operator for a new watermark, then fires the timers that are due.
+
+        Args:
+            until_us: the watermark, or LATEST_US at the end of a run, which the operator sees as the watermark while
+                timers of event time fire.
+        """
+        if until_us is not None:
+            if until_us != self._watermark_us:
+                self._instance.on_watermark(until_us, outputs)
+            self._instance.fire(Domain.EVENT, until_us, outputs)
+            if until_us != watermark_us:
+                self._instance.show_watermark(watermark_us)
         self._instance.fire(Domain.PROCESSING, now_us, outputs)
 
     def stage(self, ran: Ran, encoded: bytes | Exception) -> Commit:
