@@ -33,7 +33,8 @@ from stateflow.partition.environment import DutyCycle
 from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.processor import PartitionProcessor, is_evolved, read_schema, read_watermark
+from stateflow.partition.positions import read_watermark
+from stateflow.partition.processor import PartitionProcessor, is_evolved, read_schema
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partitioner import partition_of
 from stateflow.state import declarations_of, encode_row_key, stored_tags

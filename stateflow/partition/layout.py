@@ -369,7 +369,7 @@ class Committer:
         self.is_unsure = False
         #: entries to be written with the next commit
         self.unsaved: list[tuple[bytes, bytes]] = []
-        #: positions and outputs of skipped batches, written with the next commit unless it has its own for the source
+        #: entries that skipped batches have changed, written with the next commit unless it has its own
         self._adopted: dict[bytes, bytes] = {}
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
@@ -434,11 +434,9 @@ class Committer:
         if self._on_commit is not None:
             self._on_commit(self.sequence, changes.encode if logged is None else lambda: logged.change_set)
 
-    def adopt(self, held: Mapping[str, Position]) -> None:
-        """Accepts positions held for the partition while batches skipped it; the next commit writes them."""
-        for source, position in held.items():
-            name = source.encode()
-            self._adopted |= {POSITION + name: position.encode(), OUTPUT + name: b""}
+    def adopt(self, entries: Mapping[bytes, bytes]) -> None:
+        """Accepts what batches have changed that skipped the partition; the next commit writes it."""
+        self._adopted |= entries
 
     def _closed(self) -> Unavailable:
         return Unavailable(

@@ -248,9 +248,11 @@ class Batch:
 
     Attributes:
         number: rises by one per batch; a *sparse* source may skip numbers.
-        watermark_us: this source promises no older rows from its next batch on, µs; None: it makes no promise.
+        watermark_us: this source promises no older rows from its next batch on, µs; None: it makes no promise;
+            LATEST_US: it ends here, as a run of a batch DataFrame does with its last piece.
         attempt: the attempt that sends the batch, if known.
-        event_us: newest event time among the batch's rows for all partitions, µs.
+        event_us: newest event time among the batch's rows for all partitions, µs; in a run of a batch DataFrame less
+            the allowed lateness.
         rewind: an older batch is sent again, for partitions that lost it. Partitions that contain it skip it, and no
             longer have its output.
         session: the client's session, if the source belongs to one client at a time. The rows must then be the same
@@ -590,11 +592,16 @@ class Positions:
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
         """Returns the minimum of the watermarks that all sources except ``without`` have after ``batch``; None: no
-        source has one."""
+        source has one; LATEST_US: the batch ends a run, and no other source has one."""
         oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
-        promised = _later(None if known is None else known.watermark_us, batch.watermark_us)
+        before = None if known is None or known.watermark_us == LATEST_US else known.watermark_us
+        promised = _later(before, batch.watermark_us)
         return promised if oldest is None else oldest if promised is None else min(oldest, promised)
+
+    def newest_us(self, batch: Batch) -> int | None:
+        """Returns the newest event time that the source of ``batch`` has after it; None: there is none."""
+        return _later(self._known.get(batch.source, _NONE).event_us, batch.event_us)
 
     def overlaid(self, held: Mapping[str, Position]) -> dict[str, Position]:
         """Returns all known positions, with held ones in place of older ones. Callable from any thread."""
@@ -637,13 +644,38 @@ def behind(before: Position, batch: Batch, rows: int, now_us: int, digest: int |
 
 
 def watermark_of(positions: Mapping[str, Position], without: Collection[str] = ()) -> int | None:
-    """Returns the minimum watermark of all sources except ``without``; None: no source has one."""
+    """Returns the minimum watermark of all sources except ``without``; None: no source has one.
+
+    A source that has ended, with ``LATEST_US``, counts as one without a watermark. Its end is no point in event time.
+    """
     promised = (
         each.watermark_us
         for source, each in positions.items()
-        if each.watermark_us is not None and source not in without
+        if each.watermark_us is not None and each.watermark_us != LATEST_US and source not in without
     )
     return min(promised, default=None)
+
+
+def read_watermark(store: PartitionStore) -> int | None:
+    """Returns the watermark of the partition in ``store``, µs; None before the first."""
+    stored = store.get(layout.WATERMARK)
+    watermark_us = None if stored is None else int.from_bytes(stored, "big", signed=True)
+    return None if watermark_us == LATEST_US else watermark_us  # earlier builds stored the end of a run
+
+
+def adopted(held: Mapping[str, Position], watermark_us: int | None) -> dict[bytes, bytes]:
+    """Returns the entries of positions that were held for a partition, and of its watermark after them."""
+    entries = {} if watermark_us is None else {layout.WATERMARK: watermark_us.to_bytes(8, "big", signed=True)}
+    for source, position in held.items():
+        name = source.encode()
+        entries |= {layout.POSITION + name: position.encode(), layout.OUTPUT + name: b""}
+    return entries
+
+
+def watermark_after(store: PartitionStore, held: Mapping[str, Position]) -> int | None:
+    """Returns the watermark of the partition in ``store`` after the batches of which it has only held positions."""
+    stored = {k[len(layout.POSITION) :].decode(): Position.decode(v) for k, v in store.scan(layout.POSITION)}
+    return _later(read_watermark(store), watermark_of({**stored, **held}))
 
 
 def _later(one: int | None, other: int | None) -> int | None:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from stateflow.changes import Mutations
@@ -33,7 +33,7 @@ from stateflow.operator.timers import BY_TIME, Domain, Timers
 from stateflow.operator.watchdog import UNGUARDED, Guard
 from stateflow.partition import layout
 from stateflow.partition.layout import Committer, Staged
-from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, watermark_of
+from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, adopted, read_watermark, watermark_of
 from stateflow.partition.slices import digests_of
 from stateflow.partition.sources import Advance, SkipGrant, Sources
 from stateflow.partitioner import check_belongs
@@ -47,7 +47,7 @@ from stateflow.state import (
     KeyedState,
     declarations_of,
 )
-from stateflow.state.cells import TAGS
+from stateflow.state.cells import LATEST_US, TAGS
 from stateflow.state.evolution import Evolved
 from stateflow.state.keyed import described
 from stateflow.state.keys import KeyColumns
@@ -326,7 +326,10 @@ class PartitionProcessor:
         #: time that the operator took for the last batch
         self.operator_us = 0
         self._timers = Timers(store, self._keys)
+        #: watermark of the partition, which its next batch's rows see
         self._watermark_us = read_watermark(store)
+        if self._watermark_us is None:  # earlier builds stored the end of a run in its place, or did not store it
+            self._catch_up()
         self._instance = OperatorInstance(
             operator, partition, self.state, self._timers, self._watermark_us, figures or OwnFigures()
         )
@@ -436,19 +439,20 @@ class PartitionProcessor:
         """Accepts positions of sources whose batches skipped this partition; the next commit writes them."""
         if held:
             self._sources.adopt(held)
-            self._committer.adopt(held)
+            self._catch_up(held)
+            self._instance.show_watermark(self._watermark_us)
             self.latest_us = max(self.latest_us, *(position.at_us for position in held.values()))
+
+    def _catch_up(self, held: Mapping[str, layout.Position] = MappingProxyType({})) -> None:
+        """Advances the partition's watermark to what its sources have now; the next commit writes it, with ``held``."""
+        self._watermark_us = self.watermark_us({})
+        self._committer.adopt(adopted(held, self._watermark_us))
 
     def settle(self, held: Mapping[str, layout.Position]) -> None:
         """Commits positions of sources whose batches skipped this partition, without a batch. Raises the store's
         errors."""
         self.adopt(held)
-        mutations, watermark_us = Mutations(), self.watermark_us({})
-        if watermark_us is not None and watermark_us != self._watermark_us:
-            mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
-        self._committer.commit("", -1, mutations)
-        self._watermark_us = watermark_us
-        self._instance.show_watermark(watermark_us)
+        self._committer.commit("", -1, Mutations())
         self._committer.known()
 
     def watermark_us(self, held: Mapping[str, layout.Position]) -> int | None:
@@ -548,7 +552,9 @@ class PartitionProcessor:
         try:
             outputs: list[Any] = []
             silent = sources.silent(now_us, batch.source)
-            watermark_us = self._later(sources.positions.watermark_us(batch, silent))
+            watermark_us = until_us = self._later(sources.positions.watermark_us(batch, silent))
+            if until_us == LATEST_US:  # all timers fire, but event time goes on from the newest row
+                watermark_us = self._later(sources.positions.newest_us(batch))
             instance.begin()
             self.latest_us = max(self.latest_us, now_us)
             self.state.set_time(now_us, watermark_us)
@@ -557,7 +563,7 @@ class PartitionProcessor:
                 count = instance.process_batch(self._checked(rows), initial)
             elif rows is not None:
                 count = instance.process(self._checked(rows), outputs, initial)
-            self._advance(watermark_us, now_us, outputs)
+            self._advance(until_us, watermark_us, now_us, outputs)
             produced = instance.produced(outputs)
             worked = self._clock.monotonic()
             # sweeps twice as fast as state can grow, so that expired cells leave the disk in time
@@ -589,12 +595,19 @@ class PartitionProcessor:
             return self._watermark_us
         return watermark_us
 
-    def _advance(self, watermark_us: int | None, now_us: int, outputs: list[Any]) -> None:
-        """Advances time: calls the operator for a new watermark, then fires the timers that are due."""
-        if watermark_us is not None:
-            if watermark_us != self._watermark_us:
-                self._instance.on_watermark(watermark_us, outputs)
-            self._instance.fire(Domain.EVENT, watermark_us, outputs)
+    def _advance(self, until_us: int | None, watermark_us: int | None, now_us: int, outputs: list[Any]) -> None:
+        """Advances time: calls the operator for a new watermark, then fires the timers that are due.
+
+        Args:
+            until_us: the watermark, or LATEST_US at the end of a run, which the operator sees as the watermark while
+                timers of event time fire.
+        """
+        if until_us is not None:
+            if until_us != self._watermark_us:
+                self._instance.on_watermark(until_us, outputs)
+            self._instance.fire(Domain.EVENT, until_us, outputs)
+            if until_us != watermark_us:
+                self._instance.show_watermark(watermark_us)
         self._instance.fire(Domain.PROCESSING, now_us, outputs)
 
     def stage(self, ran: Ran, encoded: bytes | Exception) -> Commit:
@@ -607,7 +620,7 @@ class PartitionProcessor:
             source, watermark_us = ran.batch.source, ran.watermark_us
             advance = self._sources.advance(source, ran.position, output, ran.silent, mutations)
             if watermark_us is not None and watermark_us != self._watermark_us:
-                mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
+                mutations.puts += adopted({}, watermark_us).items()
             return Commit(output, advance, self._committer.stage(source, ran.batch.number, mutations))
         except BaseException:
             self.rollback()
@@ -668,9 +681,3 @@ class PartitionProcessor:
 
 def _micros(seconds: float) -> int:
     return int(seconds * 1e6)
-
-
-def read_watermark(store: PartitionStore) -> int | None:
-    """Returns the watermark of the partition in ``store``, µs; None before the first."""
-    stored = store.get(layout.WATERMARK)
-    return None if stored is None else int.from_bytes(stored, "big", signed=True)

@@ -44,7 +44,17 @@ from stateflow.partition.environment import Environment
 from stateflow.partition.held import HeldPositions, name_of, range_of, read
 from stateflow.partition.layout import Committer, Position, read_sequence
 from stateflow.partition.lifecycle import State
-from stateflow.partition.positions import INITIAL, Batch, Positions, Retention, Retired, Tombstones, behind
+from stateflow.partition.positions import (
+    INITIAL,
+    Batch,
+    Positions,
+    Retention,
+    Retired,
+    Tombstones,
+    adopted,
+    behind,
+    watermark_after,
+)
 from stateflow.storage import PartitionStore
 from stateflow.storage.commit_log import CommitLog
 from stateflow.storage.faults import damage
@@ -482,6 +492,8 @@ class SkippedBatches:
                 before = skipped.held.get(source) or processor.contains(source)
                 if before is None or before.batch != last:
                     continue
+                if before.watermark_us is None and watermark_us is not None:
+                    continue  # the source counts from this batch on: later the order of the batches is not known
                 alike = before.watermark_us, before.event_us, before.known
                 if (number := kinds.get(alike)) is None:
                     number = kinds[alike] = len(positions)
@@ -536,7 +548,7 @@ class SkippedBatches:
             processor.settle(held)
         elif held:
             committer = Committer(local.id, store, epoch, commits, local.tell)
-            committer.adopt(held)
+            committer.adopt(adopted(held, watermark_after(store, held)))
             committer.commit("", -1, Mutations())
         with self._lock:
             self._forget(local)

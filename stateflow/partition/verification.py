@@ -48,7 +48,8 @@ from stateflow.partition.environment import RateLimit
 from stateflow.partition.layout import read_sequence
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.processor import StoredStates, converted, evolution_of, is_evolved, read_watermark
+from stateflow.partition.positions import read_watermark
+from stateflow.partition.processor import StoredStates, converted, evolution_of, is_evolved
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.state import (
     CellReader,

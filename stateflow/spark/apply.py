@@ -321,7 +321,8 @@ def apply_operator(
             shuffle delivers them, and a batch DataFrame's rows in an order that is the same each time.
         watermark: a timestamp column. The operator's watermark after a micro-batch is the newest time that this column
             had in all earlier micro-batches, less ``allowed_lateness``. Rows are not expected to be older than the
-            watermark. In a batch query every timer fires when all rows have been processed.
+            watermark. In a batch query every timer fires when all rows have been processed, or up to the watermark of
+            another source if there is one; event time then goes on from the newest row, less ``allowed_lateness``.
         allowed_lateness: how far the watermark stays behind the newest time. Needs ``watermark``.
         name: name of the deployment, if it differs from the name of the class.
         source: a name that distinguishes two uses of one operator in one query, or makes a batch run repeatable.

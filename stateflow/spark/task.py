@@ -295,7 +295,7 @@ class OperatorTask:
         work.routed()
         reached = {} if asked is None else self._checked(batch, asked)
         if self.watermark is not None:
-            batch = replace(batch, watermark_us=self._watermark_us(batch, reached))
+            batch = replace(batch, watermark_us=self._watermark_us(batch, reached), event_us=rows.newest_us)
         tables = self._delivered(batch, rows, work)
         if len(rows.batch) == self.partitions:
             _WHOLE[(*self._identity, batch.source)] = batch.number
@@ -315,8 +315,10 @@ class OperatorTask:
             piece.clear()  # several frames hold this list
             work.routed()
             watermark_us = LATEST_US if last and self.watermark is not None else None  # no row follows the last piece
+            event_us = None if rows.newest_us is None else rows.newest_us - self.lateness_us
+            sent = replace(first, number=number, watermark_us=watermark_us, event_us=event_us)
             try:
-                tables = self._delivered(replace(first, number=number, watermark_us=watermark_us), rows, work)
+                tables = self._delivered(sent, rows, work)
             except StateflowError as error:
                 if number or not last:
                     error.located(piece=number, pieces_applied=number)
@@ -329,7 +331,6 @@ class OperatorTask:
             work.given()
 
     def _delivered(self, batch: Batch, rows: _Rows, work: Work) -> list[pa.Table]:
-        batch = replace(batch, event_us=rows.newest_us)
         delivery = self.router().deliver(batch, rows.batch)
         work.delivered(delivery, len(rows.batch))
         try:

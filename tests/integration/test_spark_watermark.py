@@ -117,6 +117,41 @@ def test_a_batch_query_ends_every_window(cluster: LocalCluster, spark: SparkSess
     assert sum(n for _, _, n in windows(out)) == len(rows)
 
 
+def test_a_batch_query_leaves_event_time_at_its_newest_row(
+    cluster: LocalCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A second batch query, and the stream behind it, go on from there: only rows older than that are late."""
+    cluster.cluster.deploy(Minutes, 8, name="Nightly")
+    arguments: dict[str, Any] = {
+        "cluster": cluster.cluster,
+        "name": "Nightly",
+        "watermark": "at",
+        "allowed_lateness": MINUTE,
+        "tasks": 1,
+    }
+
+    def run(*minutes: float) -> DataFrame:
+        rows = [("k0", T0 + minute * MINUTE) for minute in minutes]
+        return apply_operator(spark.createDataFrame(rows, SCHEMA), Minutes, **arguments)
+
+    assert windows(run(0.5, 3.5)) == {("k0", 0, 1), ("k0", 3, 1)}
+    second = run(1.2, 3.7, 6.5)  # the watermark is at 2.5
+    assert windows(second) == {("k0", 3, 1), ("k0", 6, 1)}
+    assert second.where("late is not null").count() == 1
+    (tmp_path / "in").mkdir()
+    for number, minute in enumerate([4.2, 5.8, 9.0, 9.1]):  # the watermark is at 5.5
+        times = pa.array([T0 + minute * MINUTE], pa.timestamp("us", "UTC"))
+        pq.write_table(pa.table({"k": ["k0"], "at": times}), tmp_path / "in" / f"{number}.parquet")
+        os.utime(tmp_path / "in" / f"{number}.parquet", (1_400_000_000 + number,) * 2)
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+    query = apply_operator(stream, Minutes, **arguments).writeStream.format("parquet")
+    query = query.option("checkpointLocation", str(tmp_path / "ckpt")).trigger(availableNow=True)
+    query.start(str(tmp_path / "out")).awaitTermination()
+    out = spark.read.parquet(str(tmp_path / "out"))
+    assert windows(out) == {("k0", 5, 1)}, "the watermark of the last micro-batch is 8.0"
+    assert out.where("late is not null").count() == 1
+
+
 def test_odd_watermarks_are_refused(cluster: LocalCluster, spark: SparkSession) -> None:
     cluster.cluster.deploy(Minutes, 8, name="Odd")
     rows = spark.createDataFrame([("a", T0)], SCHEMA)

@@ -118,13 +118,11 @@ class Doubles:
         world.loop.spawn(self._stranger, world.guarded(self._deploy()))
 
     async def _deploy(self) -> None:
-        from tests.simulation.sim.world import SPEC
-
         stub = controller_pb2_grpc.ControllerServiceStub(self._world.net.connect("controller:1"))
         while self._world.blank is not None:
             await asyncio.sleep(0.5 + self._random.random())
             try:
-                await stub.Deploy(message_of(cpb.DeployRequest, spec=SPEC), timeout=10)
+                await stub.Deploy(message_of(cpb.DeployRequest, spec=self._world.spec), timeout=10)
             except grpc.aio.AioRpcError:
                 continue
 

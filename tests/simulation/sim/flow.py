@@ -1,4 +1,4 @@
-"""The operator of the simulated cluster, and rows for it."""
+"""The operators of the simulated cluster, and rows for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ step: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class Flow(Operator):
-    """An operator with counters, a map, timers of both domains and a side output. It also emits at every watermark."""
+    """An operator with counters, a map, timers of both domains and a side output. Its rows tell the watermark that they
+    see. It does not hear of watermarks, so that batches with new ones skip partitions."""
 
     key = "k"
     output = "k string, n long, total long, why string"
@@ -43,11 +44,15 @@ class Flow(Operator):
             ctx.set_timer(row.processing_us, name=tag, domain="processing")
         if row.v % 7 == 0:
             ctx.emit("sevens", (row.k, row.v))
-        yield row.k, self.n.value, self.total.value, "row"
+        yield row.k, self.n.value, self.total.value, f"row {ctx.watermark}"
 
     def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[str, int, int, str]]:
         self.n.value += 100
         yield timer.key, self.n.value, self.total.value, f"{timer.domain} {timer.name} {timer.at.timestamp():.6f}"
+
+
+class Hearing(Flow):
+    """A :class:`Flow` that also emits at every watermark."""
 
     def on_watermark(self, watermark: Any, ctx: Context) -> Iterator[tuple[str, int, int, str]]:
         yield "", int(watermark.timestamp()), 0, "watermark"

@@ -115,10 +115,11 @@ class Oracle:
 
     Args:
         acknowledge: the replicas' setting, which decides in which cases acknowledged batches may be lost.
+        operator: the class that is deployed.
     """
 
-    def __init__(self, acknowledge: str) -> None:
-        self.acknowledge = acknowledge
+    def __init__(self, acknowledge: str, operator: type[Flow] = Flow) -> None:
+        self.acknowledge, self.operator = acknowledge, operator
         self.epochs: dict[PartitionId, int] = {}  # the newest epoch that had an owner
         self.acknowledged: dict[tuple[PartitionId, str, int], bytes] = {}
         self.owners: dict[tuple[PartitionId, int], str] = {}  # by epoch
@@ -338,15 +339,14 @@ class Oracle:
             different = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
             raise Violation(f"{partition} differs from an uninterrupted run in {different[:5]}")
 
-    @staticmethod
-    def _play(partition: PartitionId, history: History, *, visits: bool = False) -> dict[bytes, bytes]:
+    def _play(self, partition: PartitionId, history: History, *, visits: bool = False) -> dict[bytes, bytes]:
         """Replays the history on an operator that never moved and never crashed, and returns the entries of its store.
 
         Args:
             visits: also apply the batches that the partition skipped.
         """
         store = MemoryStore()
-        processor, newest = PartitionProcessor(Flow, partition, store, 1), None
+        processor, newest = PartitionProcessor(self.operator, partition, store, 1), None
         step, flow.step = flow.step, lambda: None  # no thread may pause here, as the replay is not part of the run
         skipped_batches = deque(history.skipped_batches)
         try:
@@ -370,7 +370,7 @@ class Oracle:
                     # the same session again: the client opened its source once more, at another copy
                     if commit.batch.session == newest:
                         store.apply(Mutations(puts=layout.lapsing(store)))
-                        processor = PartitionProcessor(Flow, partition, store, 1)
+                        processor = PartitionProcessor(self.operator, partition, store, 1)
                     newest = commit.batch.session
                     processor.adopt(held)
                     processor.open_source(commit.batch.source, commit.batch.session)

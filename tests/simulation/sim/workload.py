@@ -34,7 +34,7 @@ from tests.simulation.sim.flow import PARTITIONS, messages, sorted_rows
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.streams import Streams
-from tests.simulation.sim.world import REPLICAS, SPEC, World
+from tests.simulation.sim.world import REPLICAS, World
 
 #: sizes at which requests are split: into pieces of a partition's rows, into one message per partition, or not at all
 CHUNK_BYTES = (150, 400, 1 << 20)
@@ -245,7 +245,7 @@ class Mover:
     async def run(self, for_s: float) -> None:
         world, random = self._world, self._world.random
         begun: list[str] = []
-        deploy = message_of(cpb.DeployRequest, spec=SPEC, failover="manual" if world.manual else "")
+        deploy = message_of(cpb.DeployRequest, spec=world.spec, failover="manual" if world.manual else "")
         while not await self._asked("Deploy", deploy, 30):
             await asyncio.sleep(0.3)
         standby = cpb.StandbyRequest(operator="Flow", count=world.standbys)
@@ -264,7 +264,7 @@ class Mover:
             )
             if world.manual and world.person.random() < 0.1:
                 failover = world.person.choice(("automatic", "manual"))
-                await self._asked("Deploy", message_of(cpb.DeployRequest, spec=SPEC, failover=failover))
+                await self._asked("Deploy", message_of(cpb.DeployRequest, spec=world.spec, failover=failover))
             reply = await self._asked("Migrate", request)
             if reply is not None:
                 begun.append(reply.id)

@@ -50,7 +50,7 @@ from tests.simulation.sim.net import Methods, Network
 from tests.simulation.sim.oracle import Oracle, Plan, Violation, may_commit
 
 REPLICAS = ("cloud-0", "edge-0", "edge-1")
-SPEC = describe(flow.Flow, flow.PARTITIONS, "Flow")
+SPECS = {cls: describe(cls, flow.PARTITIONS, "Flow") for cls in (flow.Flow, flow.Hearing)}
 DRIFT_MAX = 0.01
 APART_S = 7200.0  # largest difference between the clocks of two processes
 SETTLE_S = 600.0
@@ -273,7 +273,9 @@ class World:
         self.loop = SimLoop(self.random)
         self.net = Network(self.loop)
         self.net.log = self.log
-        self.oracle = Oracle(self.acknowledge)
+        operator = flow.Hearing if self.seed % 2 else flow.Flow
+        self.spec = SPECS[operator]
+        self.oracle = Oracle(self.acknowledge, operator)
         self.clock_skew_s = 0.0
         self.ledger = MemoryLedger(lambda: self.loop.now + self.clock_skew_s)
         self.blank: MemoryLedger | None = None  # while it is set, the first controller uses this ledger, see doubles.py
@@ -613,4 +615,4 @@ class World:
             raise Violation(f"never ended: {stranded}")
 
 
-__all__ = ["REPLICAS", "SPEC", "Counts", "Crashed", "Program", "StateflowError", "World"]
+__all__ = ["REPLICAS", "Counts", "Crashed", "Program", "StateflowError", "World"]

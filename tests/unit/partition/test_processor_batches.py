@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +32,12 @@ from stateflow.errors import (
 )
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import BatchOperator, Context, Operator, output_schema
+from stateflow.operator.timers import TumblingWindows
 from stateflow.partition import layout
-from stateflow.partition.positions import Batch
+from stateflow.partition.positions import Batch, read_watermark
 from stateflow.partition.processor import Applied, PartitionProcessor
 from stateflow.partitioner import partition_of
+from stateflow.state.cells import LATEST_US
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId
@@ -602,3 +605,171 @@ def test_a_dict_that_is_filled_again_leaves_the_rows_of_watermarks_and_timers() 
         harness.send([{"k": "a", "v": 2}])
         late = [(row["k"], row["n"]) for row in harness.advance_watermark(1)]
         assert late == [("w", 3), ("w", 4), ("a", 5), ("a", 6)]
+
+
+# -- the end of a run of a batch DataFrame ----------------------------------------------------------------------------
+
+S = 1_000_000
+TIMED = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+TIMES = state.counter(name="times")
+
+
+class Minutes(Operator):
+    """Counts rows per key and minute. Rows also see how many of their key's rows event time has not passed by a day."""
+
+    key, event_time, output = "k", "at", "k string, what string, at long, n long"
+    minutes = TumblingWindows(timedelta(minutes=1))
+    recent = state.value(int, default=0, ttl=timedelta(days=1), ttl_domain="event")
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.recent.value += 1
+        for window in self.minutes.of(ctx):
+            window.state(TIMES).add()
+        yield row.k, "late" if self.minutes.is_late(ctx) else "row", row.at.timestamp(), self.recent.value
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[Any]:
+        for window in self.minutes.ended(timer, ctx):
+            yield ctx.key, "window", window.start.timestamp(), window.state(TIMES).value
+
+
+class Hears(Minutes):
+    """A :class:`Minutes` that also outputs each watermark."""
+
+    def on_watermark(self, watermark: Any, ctx: Context) -> Iterator[Any]:
+        yield "", "watermark", None if watermark.year == 9999 else watermark.timestamp(), 0
+
+
+class Runs:
+    """A partition to which runs of batch DataFrames and queries send rows, given by their seconds."""
+
+    def __init__(self, cls: type[Operator] = Minutes, restarts: bool = False) -> None:
+        self.cls, self.restarts, self.store = cls, restarts, MemoryStore()
+        self.start()
+
+    def start(self) -> None:
+        self.processor = PartitionProcessor(self.cls, P, self.store, epoch=4)
+
+    def applied(self, source: str, number: int, watermark_us: int | None, *seconds: int) -> bytes:
+        if self.restarts:
+            self.start()
+        rows = pa.RecordBatch.from_pylist([{"k": "a", "at": second * S} for second in seconds], schema=TIMED)
+        event_us = max(seconds) * S if seconds else None
+        batch = Batch(source, number, watermark_us=watermark_us, event_us=event_us)
+        data = rows.serialize().to_pybytes() if seconds else b""
+        return self.processor.apply(batch, TIMED.serialize().to_pybytes(), data, NOW_US).output
+
+    def send(self, source: str, number: int, watermark_s: int | None, *seconds: int) -> list[tuple[Any, ...]]:
+        output = self.applied(source, number, None if watermark_s is None else watermark_s * S, *seconds)
+        return self.rows(output)
+
+    def end(self, source: str, number: int, *seconds: int) -> list[tuple[Any, ...]]:
+        """Sends the last piece of a run."""
+        return self.rows(self.applied(source, number, LATEST_US, *seconds))
+
+    def rows(self, output: bytes) -> list[tuple[Any, ...]]:
+        table = read_batch(output, output_schema(self.cls))
+        return [tuple(row.values())[1:] for row in table.to_pylist()]
+
+
+@pytest.fixture(params=[False, True], ids=["", "restarts"])
+def runs(request: pytest.FixtureRequest) -> Runs:
+    return Runs(restarts=request.param)
+
+
+DAY_S = 86_400
+
+
+def test_the_end_of_a_run_ends_its_windows_and_event_time_goes_on_from_its_newest_row(runs: Runs) -> None:
+    assert runs.send("batch:monday", 0, None, 10) == [("row", 10, 1)]
+    assert runs.end("batch:monday", 1, 70, 75) == [
+        ("row", 70, 2),
+        ("row", 75, 3),
+        ("window", 0, 1),
+        ("window", 60, 2),
+    ]
+    assert read_watermark(runs.store) == 75 * S
+    assert runs.end("batch:tuesday", 0, DAY_S + 10, 20) == [
+        ("row", DAY_S + 10, 4),
+        ("late", 20, 5),
+        ("window", DAY_S, 1),
+    ]
+    day = 2 * DAY_S
+    assert runs.send("query:q", 0, None, day) == [("row", day, 6)]
+    assert runs.send("query:q", 1, day + 11, day + 61) == [("row", day + 61, 1)], (
+        "event time has passed the run by a day"
+    )
+    assert runs.send("query:q", 2, day + 61) == [("window", day, 1)]
+    assert read_watermark(runs.store) == (day + 61) * S
+
+
+def test_the_end_of_a_run_without_rows_leaves_the_watermark(runs: Runs) -> None:
+    assert runs.send("batch:m", 0, None, 10)
+    assert runs.end("batch:m", 1) == [("window", 0, 1)]
+    assert read_watermark(runs.store) == 10 * S, "of the run's pieces before"
+    assert runs.end("batch:n", 0) == []
+    assert read_watermark(runs.store) == 10 * S
+    assert Runs().end("batch:n", 0) == []
+
+
+def test_the_end_of_a_run_waits_for_the_watermark_of_another_source(runs: Runs) -> None:
+    runs.send("query:q", 0, None, 10)
+    assert runs.send("query:q", 1, 50) == []
+    assert runs.end("batch:m", 0, 130) == [("row", 130, 2)]
+    assert read_watermark(runs.store) == 50 * S
+    assert runs.send("query:q", 2, 70) == [("window", 0, 1)], "the run that has ended holds nothing back"
+    assert runs.send("query:q", 3, 200) == [("window", 120, 1)]
+
+
+def test_a_piece_behind_the_end_of_its_run_is_no_end(runs: Runs) -> None:
+    runs.end("batch:m", 0, 10)
+    assert runs.send("batch:m", 1, None, 70) == [("row", 70, 2)]
+    assert runs.end("batch:m", 2, 80) == [("row", 80, 3), ("window", 60, 2)]
+
+
+def test_a_last_piece_that_comes_again_has_the_same_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
+    runs.send("batch:m", 0, None, 10)
+    ended = Minutes.on_timer
+
+    def fails(self: Minutes, timer: Any, ctx: Context) -> Any:
+        yield from ended(self, timer, ctx)
+        raise ValueError("no")
+
+    monkeypatch.setattr(Minutes, "on_timer", fails)
+    with pytest.raises(OperatorFailed):
+        runs.end("batch:m", 1, 20)
+    monkeypatch.undo()
+    assert runs.send("query:q", 0, None, 5) == [("row", 5, 2)], "it is not late"
+    found = runs.end("batch:m", 1, 20)
+    assert found == [("row", 20, 3), ("window", 0, 3)]
+    assert runs.end("batch:m", 1, 20) == found
+    assert read_watermark(runs.store) == 20 * S
+
+
+def test_an_operator_that_hears_watermarks_hears_the_end_of_each_run() -> None:
+    runs = Runs(Hears)
+    end = ("watermark", None, 0)
+    assert runs.end("batch:m", 0, 10) == [("row", 10, 1), end, ("window", 0, 1)]
+    assert runs.end("batch:n", 0, 70) == [("row", 70, 2), end, ("window", 60, 1)]
+    assert runs.send("query:q", 0, 70) == []
+    assert runs.send("query:q", 1, 71, 90) == [("row", 90, 3), ("watermark", 71, 0)]
+
+
+@pytest.mark.parametrize("watermark_s", [None, 50])
+def test_a_partition_that_stored_the_end_of_a_run_goes_on_from_its_sources(watermark_s: int | None) -> None:
+    """Earlier builds stored the end of a run as the partition's watermark, and all later rows were late."""
+    runs = Runs()
+    runs.send("batch:m", 0, None, 10)
+    runs.end("batch:m", 1, 20)
+    runs.send("query:q", 0, watermark_s)
+    stored = {layout.WATERMARK: LATEST_US.to_bytes(8, "big", signed=True)}
+    runs.store.apply(Mutations(puts=[*stored.items()]))
+    runs.start()
+    assert read_watermark(runs.store) is None
+    before_s = watermark_s or 0
+    assert runs.send("query:q", 1, watermark_s, before_s + 5) == [("row", before_s + 5, 3)]
+    assert read_watermark(runs.store) == (None if watermark_s is None else watermark_s * S)
+    assert runs.send("query:r", 0, 30) == [], "a source that joins does not lower it"
+    runs.start()
+    assert runs.send("query:q", 2, 100, 40) == [("row", 40, 4)]
+    assert read_watermark(runs.store) == max(30, before_s) * S

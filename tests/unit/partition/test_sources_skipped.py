@@ -19,8 +19,9 @@ import pytest
 from stateflow import BatchOperator, Context, Operator, state
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore
-from stateflow.errors import DiskFull, PositionGap, StaleBatch
-from stateflow.operator.operator import describe
+from stateflow.errors import DiskFull, OperatorFailed, PositionGap, StaleBatch
+from stateflow.operator.arrow import read_batch
+from stateflow.operator.operator import describe, output_schema
 from stateflow.partition import sources
 from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import INITIAL, Batch
@@ -135,16 +136,17 @@ def test_a_position_is_that_of_a_visit(two: Two) -> None:
     """A skipped batch leaves the position that a visit would leave, except for its time."""
     attempts = [Attempt("run", "use", str(task)) for task in range(3)]
     two.send(two.a, 1)
+    visit(two.a, 1, watermark_us=1)
     said: dict[str, Any] = {"watermark_us": 5, "event_us": 9}
-    assert skipped_batches(two.a, 1, attempt=attempts[0], **said)
-    assert skipped_batches(two.a, 2, attempt=attempts[1], event_us=4)
+    assert skipped_batches(two.a, 2, attempt=attempts[0], **said)
+    assert skipped_batches(two.a, 3, attempt=attempts[1], event_us=4)
     held = two.a.reader.position(P, "s")
-    visit(two.a, 3, attempt=attempts[2])  # the skipped batches are committed with this visit
+    visit(two.a, 4, attempt=attempts[2])  # the skipped batches are committed with this visit
     assert held is not None
-    assert held._replace(at_us=0) == Position(2, 5, 0, attempts[1], 9, 9)
+    assert held._replace(at_us=0) == Position(3, 5, 0, attempts[1], 9, 9)
     found = two.a.reader.position(P, "s")
     assert found is not None
-    assert found._replace(at_us=0) == Position(3, 5, 0, attempts[2], 9, 9)
+    assert found._replace(at_us=0) == Position(4, 5, 0, attempts[2], 9, 9)
 
 
 # -- kills --------------------------------------------------------------------------------------------------
@@ -565,6 +567,84 @@ def test_a_watermark_that_passed_is_the_partitions(timed: Two) -> None:
     )
     timed.restart("a")
     assert timed.send(timed.a, 60, number=3).output, "a timer for a time that it has passed is due"
+
+
+class Reads(Operator):
+    """An operator whose rows see the watermark, and that does not hear of it."""
+
+    key, output = "k", "k string, at long"
+    seen = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[str, int | None]]:
+        self.seen.value += 1
+        yield row.k, None if ctx.watermark is None else round(ctx.watermark.timestamp() * 1e6)
+
+
+def nothing(two: Two) -> None:
+    pass
+
+
+def kill(two: Two) -> None:
+    two.restart("a")
+
+
+def settle(two: Two) -> None:
+    two.a._registry.settle(two.a._registry.local(P))
+
+
+def stop(two: Two) -> None:
+    two.a.close()  # the replica settles
+    two.start("a")
+
+
+def kill_and_settle(two: Two) -> None:
+    two.restart("a")  # before the partition has a processor
+    settle(two)
+
+
+def retire_another(two: Two) -> None:
+    assert two.a.batches.retire_source(P, "t")  # this commit takes the skipped batch along
+    two.restart("a")
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("between", [nothing, kill, settle, stop, kill_and_settle, retire_another])
+def test_rows_see_the_watermark_of_the_batches_that_were_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: Callable[[Two], None], failed: bool
+) -> None:
+    """A row sees the watermark of the batches before it, whether or not they visited the partition."""
+
+    def shown(two: Two, number: int) -> Any:
+        rows = pa.record_batch([["k1"], [1]], schema=SCHEMA).serialize().to_pybytes()
+        batch = Batch("s", number, watermark_us=60)
+        found = apply_to(two.a, P, 1, batch, SCHEMA.serialize().to_pybytes(), rows)
+        return read_batch(found.output, output_schema(Reads)).to_pylist()[0]["at"]
+
+    two = Two(tmp_path, Reads)
+    two.send(two.a, 1, number=0)
+    apply_to(two.a, P, 1, Batch("t", 0), SCHEMA.serialize().to_pybytes(), b"")
+    visit(two.a, 1, watermark_us=10)
+    assert skipped_batches(two.a, 2, watermark_us=50)
+    between(two)
+    if failed:
+        monkeypatch.setattr(Reads, "process", lambda *_: 1 / 0)
+        with pytest.raises(OperatorFailed):
+            shown(two, 3)
+        monkeypatch.undo()
+    assert shown(two, 3) == 50
+    assert shown(two, 4) == 60
+    two.close()
+
+
+def test_the_first_watermark_of_a_source_visits(tmp_path: Path) -> None:
+    """The source holds the others back from that batch on, so the order of the batches counts."""
+    two = Two(tmp_path, Reads)
+    two.send(two.a, 1, number=0)
+    assert skipped_batches(two.a, 1)
+    assert not skipped_batches(two.a, 2, watermark_us=50)
+    visit(two.a, 2, watermark_us=50)
+    assert skipped_batches(two.a, 3, watermark_us=60)
+    two.close()
 
 
 # -- expired state ------------------------------------------------------------------------------------------

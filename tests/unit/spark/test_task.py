@@ -18,6 +18,7 @@ from stateflow.router import Delivery
 from stateflow.rpc.apply import BatchRows
 from stateflow.spark import task as tasks
 from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, Inbox, OperatorTask
+from stateflow.state.cells import LATEST_US
 from stateflow.types import OperatorSpec
 
 ROWS_EACH, BATCHES = 1000, 60
@@ -135,6 +136,33 @@ def test_a_batch_frame_that_micro_batches_evaluate_is_applied_as_its_own_run(
         pass
     assert [(each.source, each.number) for each in delivered] == [("batch:s", number) for number in range(12)]
     assert {each.attempt.run for each in delivered} == {""}
+
+
+def test_the_last_piece_ends_the_run_and_each_says_its_event_time_less_the_lateness(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered: list[Batch] = []
+
+    class Noting(Replicas):
+        def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
+            delivered.append(batch)
+            return super().deliver(batch, rows, after)
+
+    def timed() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(source):
+            times = pa.array([1000 + number] * ROWS_EACH, pa.timestamp("us", "UTC"))
+            yield batch.append_column("at", times)
+
+    source = Input()
+    replicas = Noting(source)
+    monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
+    monkeypatch.setattr(tasks, "ended", lambda: True)
+    work = tasks.Work(task, None, Batch("batch:s", 0), 0, ManualClock())
+    task = replace(task, watermark="at", lateness_us=100)
+    for _ in task._in_pieces(Batch("batch:s", 0), 0, timed(), work, 20 * next(timed()).nbytes):
+        pass
+    found = [(each.watermark_us, each.event_us) for each in delivered]
+    assert found == [(None, 919), (None, 939), (LATEST_US, 959)]
 
 
 @pytest.mark.parametrize(("group", "run"), [(Context.group, Context.group), ("load of the day", "")])
