@@ -45,6 +45,7 @@ from stateflow.code.statements import (
     is_literal,
     names_bound,
     names_stored,
+    names_surely_bound,
 )
 from stateflow.errors import OperatorNotImportable
 
@@ -330,6 +331,7 @@ def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt],
         code = "\n".join(lines[first - 1 : last]) if alone and not relative else ast.unparse(node)
         imports = isinstance(node, ast.Import | ast.ImportFrom)
         statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
+        statement.keeps = statement.binds - names_surely_bound(node)
         statement.defines = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and is_empty(node.value)
         statement.repeats = imports or statement.defines or (isinstance(node, ast.Assign) and is_literal(node.value))
@@ -524,10 +526,11 @@ class _Taking:
         if not makers:
             return None
         own = {statement.order for statement in makers}
+        since = (-1, 0) if name in makers[-1].keeps else makers[-1].order
         for touch in self._program.touches:
             if bool(touch.through) != (taken is not None) or (taken is not None and touch.order in taken):
                 continue
-            if touch.name == name and touch.order > makers[-1].order and touch.order not in own:
+            if touch.name == name and touch.order > since and touch.order not in own:
                 if self._values is not None:
                     part = self._values.get(touch.through, value)
                     found = touch.may_change(value) and (not touch.through or not is_fixed(part))

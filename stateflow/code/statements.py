@@ -49,6 +49,7 @@ class Statement:
     order: tuple[int, int]  # (number of the text, number of the line)
     code: str
     binds: frozenset[str]
+    keeps: frozenset[str] = frozenset()  # those whose former value, or its submodules, the statement may keep
     at_once: set[str] = field(default_factory=set)  # names that the statement reads when it runs
     own: set[str] = field(default_factory=set)  # those of them that a class body binds for itself
     uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
@@ -74,14 +75,16 @@ class Program:
     def makers(self, name: str) -> list[Statement]:
         """Returns the statements that make the final value of a name, last first.
 
-        The list begins with the last statement that binds the name. If this statement also reads the name, the previous
-        statement that binds the name follows, and so on.
+        The list begins with the last statement that binds the name. If this statement also reads the name, or may keep
+        its former value, the previous statement that binds the name follows, and so on.
         """
         found: list[Statement] = []
         for statement in reversed(self.statements):
             if name in statement.binds:
+                if statement.imports and all(each.imports for each in found):  # an import again does nothing
+                    found = [each for each in found if each.code != statement.code]
                 found.append(statement)
-                if name not in statement.at_once:
+                if name not in statement.at_once | statement.keeps:
                     break
         return found
 
@@ -114,6 +117,32 @@ def names_bound(node: ast.stmt) -> set[str] | None:
     if type(node).__name__ == "TypeAlias":  # from Python 3.12 on
         return {node.name.id}  # type: ignore[attr-defined]
     return None
+
+
+def names_surely_bound(node: ast.stmt) -> set[str]:
+    """Returns those names that a statement gives a new value whenever it succeeds.
+
+    ``import a.b`` is not among the statements that do so: ``a`` keeps its other submodules.
+    """
+    match node:
+        case ast.Import():
+            return {each.asname for each in node.names if each.asname is not None}
+        case ast.If():
+            return _one_binds(node.body, node.orelse)
+        case ast.Try():
+            paths = [[*node.body, *node.orelse], *(handler.body for handler in node.handlers)]
+            return _one_binds(*paths) | _one_binds(node.finalbody)
+    return names_bound(node) or set()
+
+
+def _one_binds(*paths: list[ast.stmt]) -> set[str]:
+    """Returns the names that are surely bound whichever of these bodies is run, except those that raise."""
+    bound = [{name for each in body for name in names_surely_bound(each)} for body in paths if not _raises(body)]
+    return set.intersection(*bound) if bound else set()
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    return any(isinstance(each, ast.Raise) for each in body)
 
 
 def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:

@@ -93,6 +93,81 @@ def test_what_the_class_uses_comes_along(before: str, expression: str, where: st
         assert names["Op"]().f() == 3
 
 
+def with_text(source: str) -> list[str]:
+    """Returns the excerpts of a program that has run and of one that has not."""
+    return [excerpt([source], "Op", run(source, "live")), excerpt([source], "Op")]
+
+
+@pytest.mark.parametrize(
+    ("made", "perhaps", "expression"),
+    [
+        ("N = 3", "if not M: N = 4", "N"),
+        ("N = re.compile('3')", "if not M:\n    N = re.compile('4')", "int(N.pattern)"),
+        ("N = re.compile('4')", "if M:\n    N = re.compile('3')", "int(N.pattern)"),
+        ("def N(): return 3", "if not M:\n    def N(): return 4", "N()"),
+        ("def round(_): return 3", "if not M:\n    def round(_): return 4", "round(1.5)"),
+        ("class N: n = 3", "if not M:\n    class N: n = 4\nelif M:\n    pass", "N.n"),
+        ("import math as m", "try:\n    import no_such as m\nexcept ImportError:\n    pass", "m.floor(3.5)"),
+        (
+            "import math as m",
+            "try:\n    from no_such import x\n    m = x\nexcept ImportError:\n    x = 1",
+            "m.floor(3.5)",
+        ),
+    ],
+)
+def test_a_statement_that_may_leave_a_name_as_it_is(made: str, perhaps: str, expression: str) -> None:
+    source = f"import re\nM = 1\n{made}\n{perhaps}\nclass Op:\n    f = lambda self: {expression}"
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == 3
+
+
+@pytest.mark.parametrize(
+    "always",
+    [
+        "if M:\n    N = object()\nelse:\n    N = len",
+        "if not M:\n    N = object()\nelif M:\n    N = len\nelse:\n    raise ValueError",
+        "try:\n    import no_such\n    N = 1\nexcept ImportError:\n    N = len",
+        "try:\n    pass\nexcept ImportError:\n    raise\nelse:\n    N = len",
+        "try:\n    pass\nfinally:\n    N = len",
+    ],
+)
+def test_a_statement_that_binds_a_name_whatever_happens(always: str) -> None:
+    for text in with_text(f"M = 1\nN = open('/dev/null')\n{always}\nclass Op:\n    f = lambda self: N"):
+        assert "/dev/null" not in text
+
+
+def test_a_loop_whose_name_the_next_statement_may_leave_as_it_is() -> None:
+    source = "import re\nfor N in [re.compile('3')]: ...\nif not re: N = 4\nclass Op:\n    f = lambda self: N"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that"):
+            excerpt([source], "Op", live)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import json.decoder\nimport json.encoder",
+        "import json.decoder\nimport json.encoder\nimport json",
+        "import json.decoder, re\nif True:\n    import json.encoder",
+        "import json.decoder\ntry:\n    import json.encoder\nexcept ImportError:\n    import json.scanner",
+    ],
+)
+def test_modules_of_one_package(imports: str) -> None:
+    for text in with_text(f"{imports}\nclass Op:\n    f = lambda self: json"):
+        assert "import json.decoder" in text
+        assert "import json.encoder" in text
+
+
+def test_imports_that_run_again_change_nothing() -> None:
+    cells = ["import json.decoder", "import json.encoder", "class Op:\n    f = lambda self: json.decoder"]
+    live: dict[str, Any] = {"__name__": "live"}
+    for each in cells:
+        exec(compile(each, "<cell>", "exec", dont_inherit=True), live)
+    text = excerpt(cells, "Op", live)
+    assert text.splitlines()[:2] == cells[:2]
+    assert excerpt([*cells, *cells[:2], *cells[:2]], "Op", live) == text
+
+
 def in_cells(*cells: str, name: str = "Op") -> dict[str, Any]:
     """Returns what the excerpt of a notebook defines. The cells are in the order in which they ran."""
     live: dict[str, Any] = {"__name__": "live"}
