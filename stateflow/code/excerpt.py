@@ -282,7 +282,7 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
     for number, lines, body in bodies:
         _read(program, number, lines, body, package)
         for node in body:
-            order = (number, first_line(node))
+            order = (number, first_line(node), node.col_offset)
             program.touches += aliases.touches(node, order, names_bound(node) or (), functions)
     for statement in program.statements:
         find_names(statement, program.futures)
@@ -330,7 +330,9 @@ def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt],
             each.level = 0
         code = "\n".join(lines[first - 1 : last]) if alone and not relative else ast.unparse(node)
         imports = isinstance(node, ast.Import | ast.ImportFrom)
-        statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
+        statement = Statement(
+            (number, first, node.col_offset), code, frozenset(binds), star="*" in binds, imports=imports
+        )
         statement.keeps = statement.binds - names_surely_bound(node)
         statement.defines = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and is_empty(node.value)
@@ -484,7 +486,7 @@ class _Taking:
         value as it is now."""
         return name in self._as_now and self._is_changed(name, reader.order, _LAST)
 
-    def _is_changed(self, name: str, after: tuple[int, int], before: tuple[int, int]) -> bool:
+    def _is_changed(self, name: str, after: tuple[int, ...], before: tuple[int, ...]) -> bool:
         """Tells whether a statement between two places may have changed the value of a name."""
         return any(
             each.may_change_any() if self._values is None else each.may_change(self._values[name])
@@ -514,7 +516,7 @@ class _Taking:
                 raise self._changed(name, user, f" (also named {touch.through!r}),", touch)
 
     def _touch(
-        self, name: str, makers: list[Statement], value: object, taken: Container[tuple[int, int]] | None = None
+        self, name: str, makers: list[Statement], value: object, taken: Container[tuple[int, ...]] | None = None
     ) -> Touch | None:
         """Returns the first place where another statement may change the object that ``makers`` made; None: there is no
         such place.

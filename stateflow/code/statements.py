@@ -46,7 +46,7 @@ _CHANGES = re.compile(
 class Statement:
     """A statement that defines names."""
 
-    order: tuple[int, int]  # (number of the text, number of the line)
+    order: tuple[int, ...]  # (number of the text, number of the line, column)
     code: str
     binds: frozenset[str]
     keeps: frozenset[str] = frozenset()  # those whose former value, or its submodules, the statement may keep
@@ -259,7 +259,7 @@ class Touch:
     """
 
     name: str
-    order: tuple[int, int]
+    order: tuple[int, ...]
     line: int
     path: tuple[str, ...]
     stores: bool = False
@@ -305,7 +305,7 @@ def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
 
 
 def touches(
-    node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
+    node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
 ) -> Iterator[Touch]:
     """Yields the places where a top-level statement may change objects that it does not bind itself.
 
@@ -338,7 +338,7 @@ class Aliases:
         self._of: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     def touches(
-        self, node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
+        self, node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
     ) -> Iterator[Touch]:
         """Yields what :func:`touches` yields, and the places where a value may be changed through another name. Call it
         with the statements in their order."""

@@ -168,6 +168,27 @@ def test_imports_that_run_again_change_nothing() -> None:
     assert excerpt([*cells, *cells[:2], *cells[:2]], "Op", live) == text
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import re; N = re.compile('3')",
+        "import re; make = re.compile; N = make('3')",
+        "import re; a = '3'; b = ''; N = re.compile(a + b)",
+    ],
+)
+def test_statements_on_one_line_keep_their_order(line: str) -> None:
+    for text in with_text(f"{line}\nclass Op:\n    f = lambda self: int(N.pattern)"):
+        assert run(text)["Op"]().f() == 3
+
+
+def test_a_change_on_the_line_of_the_definition() -> None:
+    line = "N = ConfigParser(); N.read_string('[a]')"
+    source = f"from configparser import ConfigParser\n{line}\nclass Op:\n    f = lambda self: N"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that"):
+            excerpt([source], "Op", live)
+
+
 def in_cells(*cells: str, name: str = "Op") -> dict[str, Any]:
     """Returns what the excerpt of a notebook defines. The cells are in the order in which they ran."""
     live: dict[str, Any] = {"__name__": "live"}
