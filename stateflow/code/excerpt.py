@@ -527,7 +527,8 @@ class _Taking:
         """
         if not makers:
             return None
-        own = {statement.order for statement in makers}
+        run = [each for each in self.statements if not each.binds <= self._as_now]  # others are written as they are now
+        own = {statement.order for statement in (*makers, *run)}
         since = (-1, 0) if name in makers[-1].keeps else makers[-1].order
         for touch in self._program.touches:
             if bool(touch.through) != (taken is not None) or (taken is not None and touch.order in taken):

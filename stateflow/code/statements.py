@@ -375,7 +375,7 @@ def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set
                 for decorator in node.decorator_list:
                     if isinstance(decorator, ast.Name):
                         called.add(decorator.id)
-                    elif (at := _path(decorator)) is not None and at[1]:
+                    elif (at := _path(getattr(decorator, "func", decorator))) is not None and at[1]:
                         yield at[0], decorator.lineno, at[1], False, True
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
                 if (root := _root(node)) is not None:

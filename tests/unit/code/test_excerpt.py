@@ -585,12 +585,25 @@ def test_another_name_that_changes_nothing_else_comes_along(other: str, uses: st
         ("N = []", "for n in range(3): N.append(n)"),
         ("N = make()", "N.start()"),
         ("N = None", "with open('x') as f: N = f.read()"),
+        ("N = Router()", "@N.on('a')\ndef one(): ..."),
+        ("N = Router()", "@N.parts['a'].on(key='a')\nclass One: ..."),
     ],
 )
 def test_a_file_that_does_not_run_here_says_what_it_fills(made: str, filled: str) -> None:
     source = f"{made}\n{filled}\nclass Op:\n    def f(self):\n        return N\n"
     with pytest.raises(OperatorNotImportable, match=r"Op uses 'N', which is changed by .*\(line=2\): build it in one"):
         excerpt([source], "Op")
+
+
+def test_a_decorator_of_what_goes_along() -> None:
+    router = "class Router:\n    def __init__(self): self.of = {}\n    def on(self, name):\n"
+    router += "        return lambda f: self.of.setdefault(name, f)\nN = Router()\n"
+    source = f"{router}class Op:\n    @N.on('f')\n    def f(self):\n        return [*N.of]\n"
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == ["f"]
+    counted = f"{router}n = len(N.of.setdefault('n', 'abc'))\nclass Op:\n    f = lambda self: (n, N)"
+    with pytest.raises(OperatorNotImportable, match="Op uses 'N', a Router, which is changed by a statement that"):
+        excerpt([counted], "Op", run(counted, "live"))
 
 
 def test_a_logger_of_a_file_that_does_not_run_here_may_be_set_up() -> None:
