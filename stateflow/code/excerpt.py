@@ -32,6 +32,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from stateflow.code.statements import (
+    AWAIT,
     FUTURE,
     Aliases,
     Program,
@@ -269,6 +270,7 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
     for number, text in enumerate(map(partial(_cell, program), texts)):
         try:
             tree = ast.parse(text)
+            compile(tree, "<program>", "exec", AWAIT, dont_inherit=True)  # finds more errors, such as a wrong break
         except SyntaxError as error:
             if program.single:
                 raise OperatorNotImportable(
@@ -427,8 +429,7 @@ class _Taking:
         todo = list(self.statements)
         while todo:
             statement = todo.pop()
-            at_once = statement.at_once - statement.own
-            for name in sorted(self._read_by(at_once) - statement.binds - self._late.keys()):
+            for name in sorted(self._read_by(statement.at_once) - statement.binds - self._late.keys()):
                 made = self._making(name)
                 if made and all(each.order > statement.order for each in made):
                     moved = self._moved_up(name, made, statement)
@@ -436,7 +437,7 @@ class _Taking:
                     is_late = not moved and self._is_bound_before(name, statement)
                 else:
                     is_late = self._is_changed_after(name, statement)
-                if is_late and name in at_once:
+                if is_late and name in statement.at_once:
                     raise self._read_before(name, statement)
         for name, made in self._late.items():
             for statement in self.statements:

@@ -7,6 +7,7 @@ the program.
 from __future__ import annotations
 
 import ast
+import dis
 import enum
 import functools
 import inspect
@@ -17,12 +18,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 
 FUTURE = "from __future__ import annotations"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+#: instructions that read a name of the program
+READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+#: flag to compile cells of a notebook, which may contain ``await``
+AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 #: types whose values never change, or whose changes do not matter to an operator
 _FIXED = (
@@ -51,7 +57,6 @@ class Statement:
     binds: frozenset[str]
     keeps: frozenset[str] = frozenset()  # those whose former value, or its submodules, the statement may keep
     at_once: set[str] = field(default_factory=set)  # names that the statement reads when it runs
-    own: set[str] = field(default_factory=set)  # those of them that a class body binds for itself
     uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
     hints: set[str] = field(default_factory=set)  # names in annotations, which may or may not be read
     star: bool = False
@@ -181,31 +186,42 @@ def find_names(statement: Statement, futures: bool) -> None:
     code = f"{FUTURE}\n{statement.code}" if futures else statement.code
     top = symtable.symtable(code, "<excerpt>", "exec")
     tree = ast.parse(statement.code)
-    statement.at_once = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
-    statement.at_once |= {
-        n.target.id for n in tree.body if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
-    }
-    statement.uses = set(statement.at_once)
-    _add_globals(top, statement, now=True)
+    flags = AWAIT | (annotations.compiler_flag if futures else 0)
+    statement.at_once = _read_at_once(compile(tree, "<excerpt>", "exec", flags, dont_inherit=True))
+    statement.uses = {each.get_name() for each in top.get_symbols() if each.is_referenced()} | statement.at_once
+    _add_globals(top, statement)
     for node in ast.walk(tree):
         for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(hint, ast.expr):
                 statement.hints |= named_in(hint)
 
 
-def _add_globals(table: symtable.SymbolTable, statement: Statement, *, now: bool) -> None:
+def _read_at_once(code: CodeType) -> set[str]:
+    """Returns the names that a code object reads when it runs, also in comprehensions and class bodies. A class body's
+    own names are among them if it reads them before it binds them."""
+    read, bound = set[str](), set[str]()
+    for each in dis.get_instructions(code):
+        if each.opname in READS and each.argval not in bound:
+            read.add(each.argval)
+        elif each.opname == "STORE_NAME" and code.co_name != "<module>":
+            bound.add(each.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and (
+            inner.co_name in _COMPREHENSION_NAMES or not inner.co_flags & inspect.CO_OPTIMIZED
+        ):
+            read |= _read_at_once(inner)
+    return read
+
+
+def _add_globals(table: symtable.SymbolTable, statement: Statement) -> None:
     for inner in table.get_children():
         is_class = inner.get_type() == "class"
-        names = {
+        statement.uses |= {
             each.get_name()
             for each in inner.get_symbols()
             if each.is_referenced() and (each.is_global() or (is_class and each.is_local()))
         }
-        statement.uses |= names
-        if now and is_class:  # a class body runs with its statement
-            statement.at_once |= names
-            statement.own |= {each.get_name() for each in inner.get_symbols() if each.is_local()}
-        _add_globals(inner, statement, now=now and is_class)
+        _add_globals(inner, statement)
 
 
 def named_in(hint: ast.expr) -> set[str]:

@@ -230,6 +230,10 @@ def test_a_cell_that_empties_what_the_class_has_read() -> None:
     ("made", "reads", "changed"),
     [
         ("n = 1", "class A:\n    m = n", "n = 2"),
+        ("n = 1", "class A:\n    n = n + 1", "n = 2"),
+        ("n = 1", "class A:\n    class B:\n        m = n\n        n = 3", "n = 2"),
+        ("n = 1", "A = re.compile('|'.join([str(n) for _ in 'ab']))", "n = 2"),
+        ("n = 1", "class A:\n    m = {n for _ in 'ab'}", "n = 2"),
         ("n = 1", "def f(n=n):\n    return n\nA = f", "n = 2"),
         ("n = 1", "A = re.compile(str(n))", "for n in range(3): ..."),
         ("n = 1", "A = re.compile(str(n))", "def count():\n    global n\n    n += 1\ncount()"),
@@ -247,7 +251,8 @@ def test_a_value_that_changes_after_a_definition_has_read_it(made: str, reads: s
 
 
 def test_a_name_that_a_class_body_binds_for_itself() -> None:
-    source = "class Op:\n    key = 'k'\n    output = key + ' string'\nfor key in 'abc': ..."
+    inner = "\n    class A:\n        key = 'a'\n        for n in key: m = n\n    def f(self, n=3): return key"
+    source = f"class Op:\n    key = 'k'\n    output = key + ' string'{inner}\nfor key in 'abc': n = object"
     assert run(excerpt([source], "Op", run(source, "live")))["Op"].output == "k string"
 
 
@@ -696,11 +701,13 @@ def test_cells_of_a_notebook() -> None:
         "",
         "N = 1\ndef n(): return N",
         "this is no python",
+        "def n(): break",
+        "N = await n()",
         "def n(): return N + 10",
         "class Op:\n    f = lambda self: n()",
     ]
     live: dict[str, Any] = {"__name__": "live"}
-    for cell in (*cells[:2], *cells[3:]):
+    for cell in (*cells[:2], *cells[5:]):
         exec(cell, live)
     live["N"] = 5
     assert run(excerpt(cells, "Op", live))["Op"]().f() == 15
@@ -738,6 +745,7 @@ Session.__module__ = "pyspark.sql.session"
             "a Session, which cannot be sent to a replica",
         ),
         ("class Op:\n  def f(self) return", None, "SyntaxError"),
+        ("class Op:\n  def f(self): break", None, "SyntaxError: 'break' outside loop .*line=2"),
         ("def g():\n    return N\nwith x() as N: ...\nclass Op:\n    f = g", None, "g uses 'N'"),
     ],
 )
