@@ -351,12 +351,19 @@ class _Taking:
         self._as_now: set[str] = set()  # names whose values are written as they are now
 
     def take(self, name: str, *, needed_by: str, hint: bool) -> None:
-        todo = [(name, needed_by, hint)]
+        todo, put_off = [(name, needed_by, hint)], set[str]()
         while todo:
             name, needed_by, hint = todo.pop()
             if name in self._done or name in _OWN:
                 continue
-            found = self._made(name, needed_by, hint)
+            try:
+                found = self._made(name, needed_by, hint)
+            except OperatorNotImportable:
+                put_off.add(name)  # the statement that changes its object may be one of those still to come
+                if all(other in put_off for other, _, _ in todo):
+                    raise
+                todo.insert(0, (name, needed_by, hint))
+                continue
             if not found and hint:
                 continue
             self._done.add(name)
@@ -541,7 +548,8 @@ class _Taking:
                 elif makers[0].imports:
                     found = False
                 elif makers[0].defines:
-                    found = touch.may_change_any() and (touch.stores or touch.path[-1] == "register")
+                    inner = touch.path[-1:] == ("register",) or (len(touch.path) > 1 and touch.has_name_of_change())
+                    found = touch.may_change_any() and (touch.stores or inner)
                 else:
                     found = touch.may_change_any()
                 if found:

@@ -288,6 +288,8 @@ class Touch:
         if self.stores and not isinstance(value, ModuleType):
             return True
         if isinstance(value, type):
+            if self.path == ("register",):  # of an abstract base class
+                return True
             inner = inspect.getattr_static(value, self.path[0], None) if len(self.path) > 1 else None
             return isinstance(inner, list | dict | set | deque) and not only_looks(self.path)
         if isinstance(value, FunctionType):
@@ -298,7 +300,10 @@ class Touch:
         """Tells whether the statement at this place may change the name's value. Use it if the value is not known."""
         if self.guarded or (not self.stores and only_looks(self.path)):
             return False
-        return self.stores or self.discards or bool(_CHANGES.fullmatch(self.path[-1]))
+        return self.stores or self.discards or self.has_name_of_change()
+
+    def has_name_of_change(self) -> bool:
+        return bool(self.path) and _CHANGES.fullmatch(self.path[-1]) is not None
 
 
 def only_looks(path: tuple[str, ...]) -> bool:
@@ -316,8 +321,36 @@ def _is_frozen(value: object) -> bool:
 
 
 def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
-    """Returns name → definition for the functions at the top level of a program."""
-    return {node.name: node for body in bodies for node in body if isinstance(node, _Function)}
+    """Returns name → definition for the functions at the top level of a program.
+
+    Methods that run when a class statement does, such as ``__init_subclass__``, are named "<class> <base> <method>".
+    The base is the class that has the method, or has a metaclass with it.
+    """
+    found: dict[str, _Function] = {}
+    classes: dict[str, ast.ClassDef] = {}
+    for node in (each for body in bodies for each in body):
+        if isinstance(node, _Function):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            for base, method in _run_by_class(node, classes):
+                found[f"{node.name} {base} {method.name}"] = method
+            classes[node.name] = node
+    return found
+
+
+def _run_by_class(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[tuple[str, _Function]]:
+    """Yields (base, method) for each method of the program that runs when a class is made."""
+    for base in (classes.get(each.id) for each in node.bases if isinstance(each, ast.Name)):
+        if base is not None:
+            yield from ((base.name, each) for each in _methods(base, "__init_subclass__"))
+            yield from _run_by_class(base, classes)
+    for each in node.keywords:
+        if each.arg == "metaclass" and isinstance(each.value, ast.Name) and each.value.id in classes:
+            yield from ((node.name, method) for method in _methods(classes[each.value.id], "__init__", "__new__"))
+
+
+def _methods(node: ast.ClassDef, *names: str) -> Iterator[_Function]:
+    return (each for each in node.body if isinstance(each, _Function) and each.name in names)
 
 
 def touches(
@@ -341,9 +374,13 @@ def touches(
         for name in new:
             function = seen[name]
             local = _local(function)
+            made, base, _ = (name + "  ").split(" ", 2)
+            args = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
             for found, _, path, stores, discards in _found(list(ast.walk(function)), seen, called):
                 if found not in local:
                     yield Touch(found, order, node.lineno, path, stores, discards, guarded)
+                elif base not in ("", made) and [found] == args[:1] and len(path) > 1:  # of what the base has
+                    yield Touch(base, order, node.lineno, (*path[:-1], path[-1] or "update"), discards=True)
 
 
 class Aliases:
@@ -393,9 +430,11 @@ def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set
                         called.add(decorator.id)
                     elif (at := _path(getattr(decorator, "func", decorator))) is not None and at[1]:
                         yield at[0], decorator.lineno, at[1], False, True
+                if isinstance(node, ast.ClassDef):
+                    called |= {name for name in functions if name.startswith(f"{node.name} ")}
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
-                if (root := _root(node)) is not None:
-                    yield root, node.lineno, ("",), True, False
+                if (at := _path(node.value)) is not None:
+                    yield at[0], node.lineno, (*at[1], ""), True, False
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()) if id(node) not in inner:
                 yield name, node.lineno, (), True, False
 

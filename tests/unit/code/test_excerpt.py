@@ -629,6 +629,65 @@ def test_what_a_class_holds_is_looked_at_too(filled: str) -> None:
         excerpt([source], "Op", live)
 
 
+HOOK = "class N:\n    held = {}\n    def __init_subclass__(cls, **named): "
+META = "class M(type):\n    def __init__(cls, *made): "
+
+
+@pytest.mark.parametrize(
+    "filled",
+    [
+        f"{HOOK}N.held.update(a=cls)\nclass A(N): ...",
+        f"{HOOK}N.held['a'] = cls\nclass A(N): ...",
+        f"{HOOK}cls.held['a'] = cls\nclass A(N): ...",
+        f"{HOOK}cls.held.setdefault('a', cls)\nclass A(N, name='a'): ...",
+        f"{HOOK}add(cls)\ndef add(cls): N.held['a'] = cls\nclass A(N): ...",
+        f"{HOOK}cls.held[cls.__name__] = cls\nclass Mixin: ...\nclass A(Mixin, N): ...\nclass B(A): ...",
+        f"{META}cls.held['a'] = cls\nclass N(metaclass=M):\n    held = {{}}\nclass A(N): ...",
+        f"{META}N.put(cls)\nclass Held:\n    def put(self, cls): ...\nN = Held()\nclass A(metaclass=M): ...",
+        "from abc import ABC\nclass N(ABC): ...\nclass A: ...\nN.register(A)",
+        "from abc import ABC\nclass N(ABC): ...\n@N.register\nclass A: ...",
+    ],
+)
+def test_what_the_making_of_a_class_changes_is_refused(filled: str) -> None:
+    source = f"{filled}\nclass Op:\n    f = lambda self: N\n"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that replicas do"):
+            excerpt([source], "Op", live)
+
+
+@pytest.mark.parametrize(
+    ("base", "others"),
+    [
+        (f"{HOOK}cls.own = 3", "class A(N): ..."),
+        (f"{HOOK}super().__init_subclass__(**named)\n    own = 3", "class A(N): ..."),
+        (f"{HOOK}cls.own = N.held.setdefault('n', 3)", ""),  # what goes along is run
+        (f"{HOOK}cls.own = 3\n    def add(self): N.held['a'] = 1", "class A(N): ..."),
+        (f"{META}cls.own = 3\nclass N(metaclass=M): ...", "class A(N): ..."),
+    ],
+)
+def test_a_base_class_that_changes_only_its_subclasses(base: str, others: str) -> None:
+    for text in with_text(f"{base}\n{others}\nclass Op(N):\n    f = lambda self: self.own"):
+        assert run(text)["Op"]().f() == 3
+
+
+@pytest.mark.parametrize("get", ["get", "Get"])  # before and after the classes in the order of names
+def test_all_that_changes_a_base_class_goes_along(get: str) -> None:
+    source = f"{HOOK}cls.held[cls.__name__] = 3\nclass A(N): ...\nclass B(N): ...\ndef get(): return [*N.held]\n"
+    source = f"{source}class Op:\n    f = lambda self: (A, B) and get()".replace("get", get)
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == ["A", "B"]
+    lacking = source.replace("(A, B)", "A")
+    for live in (run(lacking, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"uses 'N',.* is changed by a statement that replicas do"):
+            excerpt([lacking], "Op", live)
+
+
+def test_a_base_class_without_parameters() -> None:
+    source = "class N:\n    def __init_subclass__(*made): ...\nclass A(N): ...\nclass Op(N): ..."
+    for text in with_text(source):
+        assert issubclass(run(text)["Op"], object)
+
+
 @pytest.mark.parametrize(
     ("made", "looked"),
     [
