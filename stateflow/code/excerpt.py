@@ -41,6 +41,7 @@ from stateflow.code.statements import (
     find_names,
     first_line,
     functions_of,
+    instructions,
     is_empty,
     is_fixed,
     is_literal,
@@ -684,7 +685,9 @@ def _functions(value: object, values: Mapping[str, Any]) -> Iterator[FunctionTyp
 
 
 def _equal(one: CodeType, other: CodeType) -> bool:
-    if (one.co_code, one.co_names, len(one.co_consts)) != (other.co_code, other.co_names, len(other.co_consts)):
+    if (one.co_names, len(one.co_consts)) != (other.co_names, len(other.co_consts)):
+        return False
+    if one.co_code != other.co_code and instructions(one) != instructions(other):
         return False
     return all(
         _equal(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else (type(a), a) == (type(b), b)

@@ -14,6 +14,7 @@ import inspect
 import logging
 import re
 import symtable
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -256,6 +257,23 @@ def is_literal(made: ast.expr) -> bool:
     except (ValueError, TypeError, RecursionError):
         return False
     return True
+
+
+def instructions(code: CodeType) -> list[tuple[str, object]]:
+    """Returns the instructions of a code object, with equal results whether or not its text imports a name.
+
+    Python compiles the call ``json.dumps(x)`` in another way if the same text imports ``json``. Cells of a notebook are
+    compiled one by one, an excerpt as a whole.
+    """
+    kept = [each for each in dis.get_instructions(code) if each.opname not in ("PUSH_NULL", "EXTENDED_ARG")]
+    offsets = [each.offset for each in kept]
+    found = list[tuple[str, object]]()
+    for each in kept:
+        value = each.arg if each.opcode in dis.hasconst else each.argval
+        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            value = bisect_left(offsets, each.argval)
+        found.append((each.opname.replace("LOAD_METHOD", "LOAD_ATTR"), value))
+    return found
 
 
 # -- What statements change ------------------------------------------------------------------------------------------

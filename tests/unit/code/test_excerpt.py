@@ -215,6 +215,19 @@ def test_a_cell_above_the_class_is_run_again(again: str) -> None:
     assert made["Op"]().f() == 3
 
 
+@pytest.mark.parametrize("flow", ["return {}", "for n in 'ab':\n            if {}: return n\n        return {}"])
+def test_a_call_of_a_module_that_another_cell_imports(flow: str) -> None:
+    made = in_cells("import json", "class Op:\n    def f(self):\n        " + flow.replace("{}", "json.loads('3')"))
+    assert made["Op"]().f() in (3, "a")
+
+
+def test_a_call_of_a_module_that_cannot_be_imported() -> None:
+    source = "import json\ntry:\n    import no_such\nexcept ImportError:\n    no_such = None\n"
+    source += "class Op:\n    f = lambda self: json.loads('3') if no_such is None else no_such.loads('3')"
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == 3
+
+
 def test_all_cells_are_run_again() -> None:
     cells = ["N = 3", "def add(cls):\n    cls.n = N\n    return cls", "@add\nclass A: ...", "class Op(A): ..."]
     assert in_cells(*cells, *cells)["Op"]().n == 3
@@ -821,6 +834,10 @@ def test_a_file_that_was_changed_since_it_was_run() -> None:
     assert excerpt([f"# a comment\n{source}"], "Op", live)
     with pytest.raises(OperatorNotImportable, match=r"Op\.f has changed since it was loaded"):
         excerpt([source.replace("3", "4")], "Op", live)
+    source = "class Op:\n    def f(self, a):\n        if a:\n            a()\n            a()\n"
+    exec(source, live)
+    with pytest.raises(OperatorNotImportable, match=r"Op\.f has changed since it was loaded"):
+        excerpt([source.removesuffix("    a()\n") + "a()\n"], "Op", live)
 
 
 WRAPPED = """
