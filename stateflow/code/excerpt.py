@@ -32,6 +32,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from stateflow.code.statements import (
+    AWAIT,
     FUTURE,
     Aliases,
     Program,
@@ -40,11 +41,13 @@ from stateflow.code.statements import (
     find_names,
     first_line,
     functions_of,
+    instructions,
     is_empty,
     is_fixed,
     is_literal,
     names_bound,
     names_stored,
+    names_surely_bound,
 )
 from stateflow.errors import OperatorNotImportable
 
@@ -268,6 +271,7 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
     for number, text in enumerate(map(partial(_cell, program), texts)):
         try:
             tree = ast.parse(text)
+            compile(tree, "<program>", "exec", AWAIT, dont_inherit=True)  # finds more errors, such as a wrong break
         except SyntaxError as error:
             if program.single:
                 raise OperatorNotImportable(
@@ -281,7 +285,7 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
     for number, lines, body in bodies:
         _read(program, number, lines, body, package)
         for node in body:
-            order = (number, first_line(node))
+            order = (number, first_line(node), node.col_offset)
             program.touches += aliases.touches(node, order, names_bound(node) or (), functions)
     for statement in program.statements:
         find_names(statement, program.futures)
@@ -329,7 +333,10 @@ def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt],
             each.level = 0
         code = "\n".join(lines[first - 1 : last]) if alone and not relative else ast.unparse(node)
         imports = isinstance(node, ast.Import | ast.ImportFrom)
-        statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
+        statement = Statement(
+            (number, first, node.col_offset), code, frozenset(binds), star="*" in binds, imports=imports
+        )
+        statement.keeps = statement.binds - names_surely_bound(node)
         statement.defines = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and is_empty(node.value)
         statement.repeats = imports or statement.defines or (isinstance(node, ast.Assign) and is_literal(node.value))
@@ -345,12 +352,19 @@ class _Taking:
         self._as_now: set[str] = set()  # names whose values are written as they are now
 
     def take(self, name: str, *, needed_by: str, hint: bool) -> None:
-        todo = [(name, needed_by, hint)]
+        todo, put_off = [(name, needed_by, hint)], set[str]()
         while todo:
             name, needed_by, hint = todo.pop()
             if name in self._done or name in _OWN:
                 continue
-            found = self._made(name, needed_by, hint)
+            try:
+                found = self._made(name, needed_by, hint)
+            except OperatorNotImportable:
+                put_off.add(name)  # the statement that changes its object may be one of those still to come
+                if all(other in put_off for other, _, _ in todo):
+                    raise
+                todo.insert(0, (name, needed_by, hint))
+                continue
             if not found and hint:
                 continue
             self._done.add(name)
@@ -423,8 +437,7 @@ class _Taking:
         todo = list(self.statements)
         while todo:
             statement = todo.pop()
-            at_once = statement.at_once - statement.own
-            for name in sorted(self._read_by(at_once) - statement.binds - self._late.keys()):
+            for name in sorted(self._read_by(statement.at_once) - statement.binds - self._late.keys()):
                 made = self._making(name)
                 if made and all(each.order > statement.order for each in made):
                     moved = self._moved_up(name, made, statement)
@@ -432,7 +445,7 @@ class _Taking:
                     is_late = not moved and self._is_bound_before(name, statement)
                 else:
                     is_late = self._is_changed_after(name, statement)
-                if is_late and name in at_once:
+                if is_late and name in statement.at_once:
                     raise self._read_before(name, statement)
         for name, made in self._late.items():
             for statement in self.statements:
@@ -482,7 +495,7 @@ class _Taking:
         value as it is now."""
         return name in self._as_now and self._is_changed(name, reader.order, _LAST)
 
-    def _is_changed(self, name: str, after: tuple[int, int], before: tuple[int, int]) -> bool:
+    def _is_changed(self, name: str, after: tuple[int, ...], before: tuple[int, ...]) -> bool:
         """Tells whether a statement between two places may have changed the value of a name."""
         return any(
             each.may_change_any() if self._values is None else each.may_change(self._values[name])
@@ -512,7 +525,7 @@ class _Taking:
                 raise self._changed(name, user, f" (also named {touch.through!r}),", touch)
 
     def _touch(
-        self, name: str, makers: list[Statement], value: object, taken: Container[tuple[int, int]] | None = None
+        self, name: str, makers: list[Statement], value: object, taken: Container[tuple[int, ...]] | None = None
     ) -> Touch | None:
         """Returns the first place where another statement may change the object that ``makers`` made; None: there is no
         such place.
@@ -523,18 +536,21 @@ class _Taking:
         """
         if not makers:
             return None
-        own = {statement.order for statement in makers}
+        run = [each for each in self.statements if not each.binds <= self._as_now]  # others are written as they are now
+        own = {statement.order for statement in (*makers, *run)}
+        since = (-1, 0) if name in makers[-1].keeps else makers[-1].order
         for touch in self._program.touches:
             if bool(touch.through) != (taken is not None) or (taken is not None and touch.order in taken):
                 continue
-            if touch.name == name and touch.order > makers[-1].order and touch.order not in own:
+            if touch.name == name and touch.order > since and touch.order not in own:
                 if self._values is not None:
                     part = self._values.get(touch.through, value)
                     found = touch.may_change(value) and (not touch.through or not is_fixed(part))
                 elif makers[0].imports:
                     found = False
                 elif makers[0].defines:
-                    found = touch.may_change_any() and (touch.stores or touch.path[-1] == "register")
+                    inner = touch.path[-1:] == ("register",) or (len(touch.path) > 1 and touch.has_name_of_change())
+                    found = touch.may_change_any() and (touch.stores or inner)
                 else:
                     found = touch.may_change_any()
                 if found:
@@ -669,7 +685,9 @@ def _functions(value: object, values: Mapping[str, Any]) -> Iterator[FunctionTyp
 
 
 def _equal(one: CodeType, other: CodeType) -> bool:
-    if (one.co_code, one.co_names, len(one.co_consts)) != (other.co_code, other.co_names, len(other.co_consts)):
+    if (one.co_names, len(one.co_consts)) != (other.co_names, len(other.co_consts)):
+        return False
+    if one.co_code != other.co_code and instructions(one) != instructions(other):
         return False
     return all(
         _equal(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else (type(a), a) == (type(b), b)

@@ -182,7 +182,7 @@ def _is_called(instructions: Sequence[dis.Instruction], at: int, *functions: str
     return before >= 0 and instructions[before].opname in _READS and instructions[before].argval in functions
 
 
-def _touch(instructions: Sequence[dis.Instruction], at: int, order: tuple[int, int], line: int) -> Touch | None:
+def _touch(instructions: Sequence[dis.Instruction], at: int, order: tuple[int, ...], line: int) -> Touch | None:
     path, stores = _goes_on(instructions, at)
     if not path and not stores:
         return None

@@ -7,22 +7,29 @@ the program.
 from __future__ import annotations
 
 import ast
+import dis
 import enum
 import functools
 import inspect
 import logging
 import re
 import symtable
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 
 FUTURE = "from __future__ import annotations"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+#: instructions that read a name of the program
+READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+#: flag to compile cells of a notebook, which may contain ``await``
+AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 #: types whose values never change, or whose changes do not matter to an operator
 _FIXED = (
@@ -46,11 +53,11 @@ _CHANGES = re.compile(
 class Statement:
     """A statement that defines names."""
 
-    order: tuple[int, int]  # (number of the text, number of the line)
+    order: tuple[int, ...]  # (number of the text, number of the line, column)
     code: str
     binds: frozenset[str]
+    keeps: frozenset[str] = frozenset()  # those whose former value, or its submodules, the statement may keep
     at_once: set[str] = field(default_factory=set)  # names that the statement reads when it runs
-    own: set[str] = field(default_factory=set)  # those of them that a class body binds for itself
     uses: set[str] = field(default_factory=set)  # the same, and names that its functions read later
     hints: set[str] = field(default_factory=set)  # names in annotations, which may or may not be read
     star: bool = False
@@ -74,14 +81,16 @@ class Program:
     def makers(self, name: str) -> list[Statement]:
         """Returns the statements that make the final value of a name, last first.
 
-        The list begins with the last statement that binds the name. If this statement also reads the name, the previous
-        statement that binds the name follows, and so on.
+        The list begins with the last statement that binds the name. If this statement also reads the name, or may keep
+        its former value, the previous statement that binds the name follows, and so on.
         """
         found: list[Statement] = []
         for statement in reversed(self.statements):
             if name in statement.binds:
+                if statement.imports and all(each.imports for each in found):  # an import again does nothing
+                    found = [each for each in found if each.code != statement.code]
                 found.append(statement)
-                if name not in statement.at_once:
+                if name not in statement.at_once | statement.keeps:
                     break
         return found
 
@@ -114,6 +123,32 @@ def names_bound(node: ast.stmt) -> set[str] | None:
     if type(node).__name__ == "TypeAlias":  # from Python 3.12 on
         return {node.name.id}  # type: ignore[attr-defined]
     return None
+
+
+def names_surely_bound(node: ast.stmt) -> set[str]:
+    """Returns those names that a statement gives a new value whenever it succeeds.
+
+    ``import a.b`` is not among the statements that do so: ``a`` keeps its other submodules.
+    """
+    match node:
+        case ast.Import():
+            return {each.asname for each in node.names if each.asname is not None}
+        case ast.If():
+            return _one_binds(node.body, node.orelse)
+        case ast.Try():
+            paths = [[*node.body, *node.orelse], *(handler.body for handler in node.handlers)]
+            return _one_binds(*paths) | _one_binds(node.finalbody)
+    return names_bound(node) or set()
+
+
+def _one_binds(*paths: list[ast.stmt]) -> set[str]:
+    """Returns the names that are surely bound whichever of these bodies is run, except those that raise."""
+    bound = [{name for each in body for name in names_surely_bound(each)} for body in paths if not _raises(body)]
+    return set.intersection(*bound) if bound else set()
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    return any(isinstance(each, ast.Raise) for each in body)
 
 
 def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:
@@ -152,31 +187,42 @@ def find_names(statement: Statement, futures: bool) -> None:
     code = f"{FUTURE}\n{statement.code}" if futures else statement.code
     top = symtable.symtable(code, "<excerpt>", "exec")
     tree = ast.parse(statement.code)
-    statement.at_once = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
-    statement.at_once |= {
-        n.target.id for n in tree.body if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
-    }
-    statement.uses = set(statement.at_once)
-    _add_globals(top, statement, now=True)
+    flags = AWAIT | (annotations.compiler_flag if futures else 0)
+    statement.at_once = _read_at_once(compile(tree, "<excerpt>", "exec", flags, dont_inherit=True))
+    statement.uses = {each.get_name() for each in top.get_symbols() if each.is_referenced()} | statement.at_once
+    _add_globals(top, statement)
     for node in ast.walk(tree):
         for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(hint, ast.expr):
                 statement.hints |= named_in(hint)
 
 
-def _add_globals(table: symtable.SymbolTable, statement: Statement, *, now: bool) -> None:
+def _read_at_once(code: CodeType) -> set[str]:
+    """Returns the names that a code object reads when it runs, also in comprehensions and class bodies. A class body's
+    own names are among them if it reads them before it binds them."""
+    read, bound = set[str](), set[str]()
+    for each in dis.get_instructions(code):
+        if each.opname in READS and each.argval not in bound:
+            read.add(each.argval)
+        elif each.opname == "STORE_NAME" and code.co_name != "<module>":
+            bound.add(each.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and (
+            inner.co_name in _COMPREHENSION_NAMES or not inner.co_flags & inspect.CO_OPTIMIZED
+        ):
+            read |= _read_at_once(inner)
+    return read
+
+
+def _add_globals(table: symtable.SymbolTable, statement: Statement) -> None:
     for inner in table.get_children():
         is_class = inner.get_type() == "class"
-        names = {
+        statement.uses |= {
             each.get_name()
             for each in inner.get_symbols()
             if each.is_referenced() and (each.is_global() or (is_class and each.is_local()))
         }
-        statement.uses |= names
-        if now and is_class:  # a class body runs with its statement
-            statement.at_once |= names
-            statement.own |= {each.get_name() for each in inner.get_symbols() if each.is_local()}
-        _add_globals(inner, statement, now=now and is_class)
+        _add_globals(inner, statement)
 
 
 def named_in(hint: ast.expr) -> set[str]:
@@ -213,6 +259,23 @@ def is_literal(made: ast.expr) -> bool:
     return True
 
 
+def instructions(code: CodeType) -> list[tuple[str, object]]:
+    """Returns the instructions of a code object, with equal results whether or not its text imports a name.
+
+    Python compiles the call ``json.dumps(x)`` in another way if the same text imports ``json``. Cells of a notebook are
+    compiled one by one, an excerpt as a whole.
+    """
+    kept = [each for each in dis.get_instructions(code) if each.opname not in ("PUSH_NULL", "EXTENDED_ARG")]
+    offsets = [each.offset for each in kept]
+    found = list[tuple[str, object]]()
+    for each in kept:
+        value = each.arg if each.opcode in dis.hasconst else each.argval
+        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            value = bisect_left(offsets, each.argval)
+        found.append((each.opname.replace("LOAD_METHOD", "LOAD_ATTR"), value))
+    return found
+
+
 # -- What statements change ------------------------------------------------------------------------------------------
 
 
@@ -230,7 +293,7 @@ class Touch:
     """
 
     name: str
-    order: tuple[int, int]
+    order: tuple[int, ...]
     line: int
     path: tuple[str, ...]
     stores: bool = False
@@ -243,6 +306,8 @@ class Touch:
         if self.stores and not isinstance(value, ModuleType):
             return True
         if isinstance(value, type):
+            if self.path == ("register",):  # of an abstract base class
+                return True
             inner = inspect.getattr_static(value, self.path[0], None) if len(self.path) > 1 else None
             return isinstance(inner, list | dict | set | deque) and not only_looks(self.path)
         if isinstance(value, FunctionType):
@@ -253,7 +318,10 @@ class Touch:
         """Tells whether the statement at this place may change the name's value. Use it if the value is not known."""
         if self.guarded or (not self.stores and only_looks(self.path)):
             return False
-        return self.stores or self.discards or bool(_CHANGES.fullmatch(self.path[-1]))
+        return self.stores or self.discards or self.has_name_of_change()
+
+    def has_name_of_change(self) -> bool:
+        return bool(self.path) and _CHANGES.fullmatch(self.path[-1]) is not None
 
 
 def only_looks(path: tuple[str, ...]) -> bool:
@@ -271,12 +339,40 @@ def _is_frozen(value: object) -> bool:
 
 
 def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
-    """Returns name → definition for the functions at the top level of a program."""
-    return {node.name: node for body in bodies for node in body if isinstance(node, _Function)}
+    """Returns name → definition for the functions at the top level of a program.
+
+    Methods that run when a class statement does, such as ``__init_subclass__``, are named "<class> <base> <method>".
+    The base is the class that has the method, or has a metaclass with it.
+    """
+    found: dict[str, _Function] = {}
+    classes: dict[str, ast.ClassDef] = {}
+    for node in (each for body in bodies for each in body):
+        if isinstance(node, _Function):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            for base, method in _run_by_class(node, classes):
+                found[f"{node.name} {base} {method.name}"] = method
+            classes[node.name] = node
+    return found
+
+
+def _run_by_class(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[tuple[str, _Function]]:
+    """Yields (base, method) for each method of the program that runs when a class is made."""
+    for base in (classes.get(each.id) for each in node.bases if isinstance(each, ast.Name)):
+        if base is not None:
+            yield from ((base.name, each) for each in _methods(base, "__init_subclass__"))
+            yield from _run_by_class(base, classes)
+    for each in node.keywords:
+        if each.arg == "metaclass" and isinstance(each.value, ast.Name) and each.value.id in classes:
+            yield from ((node.name, method) for method in _methods(classes[each.value.id], "__init__", "__new__"))
+
+
+def _methods(node: ast.ClassDef, *names: str) -> Iterator[_Function]:
+    return (each for each in node.body if isinstance(each, _Function) and each.name in names)
 
 
 def touches(
-    node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
+    node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
 ) -> Iterator[Touch]:
     """Yields the places where a top-level statement may change objects that it does not bind itself.
 
@@ -296,9 +392,13 @@ def touches(
         for name in new:
             function = seen[name]
             local = _local(function)
+            made, base, _ = (name + "  ").split(" ", 2)
+            args = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
             for found, _, path, stores, discards in _found(list(ast.walk(function)), seen, called):
                 if found not in local:
                     yield Touch(found, order, node.lineno, path, stores, discards, guarded)
+                elif base not in ("", made) and [found] == args[:1] and len(path) > 1:  # of what the base has
+                    yield Touch(base, order, node.lineno, (*path[:-1], path[-1] or "update"), discards=True)
 
 
 class Aliases:
@@ -309,7 +409,7 @@ class Aliases:
         self._of: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     def touches(
-        self, node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
+        self, node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
     ) -> Iterator[Touch]:
         """Yields what :func:`touches` yields, and the places where a value may be changed through another name. Call it
         with the statements in their order."""
@@ -346,11 +446,13 @@ def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set
                 for decorator in node.decorator_list:
                     if isinstance(decorator, ast.Name):
                         called.add(decorator.id)
-                    elif (at := _path(decorator)) is not None and at[1]:
+                    elif (at := _path(getattr(decorator, "func", decorator))) is not None and at[1]:
                         yield at[0], decorator.lineno, at[1], False, True
+                if isinstance(node, ast.ClassDef):
+                    called |= {name for name in functions if name.startswith(f"{node.name} ")}
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
-                if (root := _root(node)) is not None:
-                    yield root, node.lineno, ("",), True, False
+                if (at := _path(node.value)) is not None:
+                    yield at[0], node.lineno, (*at[1], ""), True, False
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()) if id(node) not in inner:
                 yield name, node.lineno, (), True, False
 

@@ -93,6 +93,102 @@ def test_what_the_class_uses_comes_along(before: str, expression: str, where: st
         assert names["Op"]().f() == 3
 
 
+def with_text(source: str) -> list[str]:
+    """Returns the excerpts of a program that has run and of one that has not."""
+    return [excerpt([source], "Op", run(source, "live")), excerpt([source], "Op")]
+
+
+@pytest.mark.parametrize(
+    ("made", "perhaps", "expression"),
+    [
+        ("N = 3", "if not M: N = 4", "N"),
+        ("N = re.compile('3')", "if not M:\n    N = re.compile('4')", "int(N.pattern)"),
+        ("N = re.compile('4')", "if M:\n    N = re.compile('3')", "int(N.pattern)"),
+        ("def N(): return 3", "if not M:\n    def N(): return 4", "N()"),
+        ("def round(_): return 3", "if not M:\n    def round(_): return 4", "round(1.5)"),
+        ("class N: n = 3", "if not M:\n    class N: n = 4\nelif M:\n    pass", "N.n"),
+        ("import math as m", "try:\n    import no_such as m\nexcept ImportError:\n    pass", "m.floor(3.5)"),
+        (
+            "import math as m",
+            "try:\n    from no_such import x\n    m = x\nexcept ImportError:\n    x = 1",
+            "m.floor(3.5)",
+        ),
+    ],
+)
+def test_a_statement_that_may_leave_a_name_as_it_is(made: str, perhaps: str, expression: str) -> None:
+    source = f"import re\nM = 1\n{made}\n{perhaps}\nclass Op:\n    f = lambda self: {expression}"
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == 3
+
+
+@pytest.mark.parametrize(
+    "always",
+    [
+        "if M:\n    N = object()\nelse:\n    N = len",
+        "if not M:\n    N = object()\nelif M:\n    N = len\nelse:\n    raise ValueError",
+        "try:\n    import no_such\n    N = 1\nexcept ImportError:\n    N = len",
+        "try:\n    pass\nexcept ImportError:\n    raise\nelse:\n    N = len",
+        "try:\n    pass\nfinally:\n    N = len",
+    ],
+)
+def test_a_statement_that_binds_a_name_whatever_happens(always: str) -> None:
+    for text in with_text(f"M = 1\nN = open('/dev/null')\n{always}\nclass Op:\n    f = lambda self: N"):
+        assert "/dev/null" not in text
+
+
+def test_a_loop_whose_name_the_next_statement_may_leave_as_it_is() -> None:
+    source = "import re\nfor N in [re.compile('3')]: ...\nif not re: N = 4\nclass Op:\n    f = lambda self: N"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that"):
+            excerpt([source], "Op", live)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import json.decoder\nimport json.encoder",
+        "import json.decoder\nimport json.encoder\nimport json",
+        "import json.decoder, re\nif True:\n    import json.encoder",
+        "import json.decoder\ntry:\n    import json.encoder\nexcept ImportError:\n    import json.scanner",
+    ],
+)
+def test_modules_of_one_package(imports: str) -> None:
+    for text in with_text(f"{imports}\nclass Op:\n    f = lambda self: json"):
+        assert "import json.decoder" in text
+        assert "import json.encoder" in text
+
+
+def test_imports_that_run_again_change_nothing() -> None:
+    cells = ["import json.decoder", "import json.encoder", "class Op:\n    f = lambda self: json.decoder"]
+    live: dict[str, Any] = {"__name__": "live"}
+    for each in cells:
+        exec(compile(each, "<cell>", "exec", dont_inherit=True), live)
+    text = excerpt(cells, "Op", live)
+    assert text.splitlines()[:2] == cells[:2]
+    assert excerpt([*cells, *cells[:2], *cells[:2]], "Op", live) == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import re; N = re.compile('3')",
+        "import re; make = re.compile; N = make('3')",
+        "import re; a = '3'; b = ''; N = re.compile(a + b)",
+    ],
+)
+def test_statements_on_one_line_keep_their_order(line: str) -> None:
+    for text in with_text(f"{line}\nclass Op:\n    f = lambda self: int(N.pattern)"):
+        assert run(text)["Op"]().f() == 3
+
+
+def test_a_change_on_the_line_of_the_definition() -> None:
+    line = "N = ConfigParser(); N.read_string('[a]')"
+    source = f"from configparser import ConfigParser\n{line}\nclass Op:\n    f = lambda self: N"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that"):
+            excerpt([source], "Op", live)
+
+
 def in_cells(*cells: str, name: str = "Op") -> dict[str, Any]:
     """Returns what the excerpt of a notebook defines. The cells are in the order in which they ran."""
     live: dict[str, Any] = {"__name__": "live"}
@@ -119,6 +215,19 @@ def test_a_cell_above_the_class_is_run_again(again: str) -> None:
     assert made["Op"]().f() == 3
 
 
+@pytest.mark.parametrize("flow", ["return {}", "for n in 'ab':\n            if {}: return n\n        return {}"])
+def test_a_call_of_a_module_that_another_cell_imports(flow: str) -> None:
+    made = in_cells("import json", "class Op:\n    def f(self):\n        " + flow.replace("{}", "json.loads('3')"))
+    assert made["Op"]().f() in (3, "a")
+
+
+def test_a_call_of_a_module_that_cannot_be_imported() -> None:
+    source = "import json\ntry:\n    import no_such\nexcept ImportError:\n    no_such = None\n"
+    source += "class Op:\n    f = lambda self: json.loads('3') if no_such is None else no_such.loads('3')"
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == 3
+
+
 def test_all_cells_are_run_again() -> None:
     cells = ["N = 3", "def add(cls):\n    cls.n = N\n    return cls", "@add\nclass A: ...", "class Op(A): ..."]
     assert in_cells(*cells, *cells)["Op"]().n == 3
@@ -134,6 +243,10 @@ def test_a_cell_that_empties_what_the_class_has_read() -> None:
     ("made", "reads", "changed"),
     [
         ("n = 1", "class A:\n    m = n", "n = 2"),
+        ("n = 1", "class A:\n    n = n + 1", "n = 2"),
+        ("n = 1", "class A:\n    class B:\n        m = n\n        n = 3", "n = 2"),
+        ("n = 1", "A = re.compile('|'.join([str(n) for _ in 'ab']))", "n = 2"),
+        ("n = 1", "class A:\n    m = {n for _ in 'ab'}", "n = 2"),
         ("n = 1", "def f(n=n):\n    return n\nA = f", "n = 2"),
         ("n = 1", "A = re.compile(str(n))", "for n in range(3): ..."),
         ("n = 1", "A = re.compile(str(n))", "def count():\n    global n\n    n += 1\ncount()"),
@@ -151,7 +264,8 @@ def test_a_value_that_changes_after_a_definition_has_read_it(made: str, reads: s
 
 
 def test_a_name_that_a_class_body_binds_for_itself() -> None:
-    source = "class Op:\n    key = 'k'\n    output = key + ' string'\nfor key in 'abc': ..."
+    inner = "\n    class A:\n        key = 'a'\n        for n in key: m = n\n    def f(self, n=3): return key"
+    source = f"class Op:\n    key = 'k'\n    output = key + ' string'{inner}\nfor key in 'abc': n = object"
     assert run(excerpt([source], "Op", run(source, "live")))["Op"].output == "k string"
 
 
@@ -489,12 +603,25 @@ def test_another_name_that_changes_nothing_else_comes_along(other: str, uses: st
         ("N = []", "for n in range(3): N.append(n)"),
         ("N = make()", "N.start()"),
         ("N = None", "with open('x') as f: N = f.read()"),
+        ("N = Router()", "@N.on('a')\ndef one(): ..."),
+        ("N = Router()", "@N.parts['a'].on(key='a')\nclass One: ..."),
     ],
 )
 def test_a_file_that_does_not_run_here_says_what_it_fills(made: str, filled: str) -> None:
     source = f"{made}\n{filled}\nclass Op:\n    def f(self):\n        return N\n"
     with pytest.raises(OperatorNotImportable, match=r"Op uses 'N', which is changed by .*\(line=2\): build it in one"):
         excerpt([source], "Op")
+
+
+def test_a_decorator_of_what_goes_along() -> None:
+    router = "class Router:\n    def __init__(self): self.of = {}\n    def on(self, name):\n"
+    router += "        return lambda f: self.of.setdefault(name, f)\nN = Router()\n"
+    source = f"{router}class Op:\n    @N.on('f')\n    def f(self):\n        return [*N.of]\n"
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == ["f"]
+    counted = f"{router}n = len(N.of.setdefault('n', 'abc'))\nclass Op:\n    f = lambda self: (n, N)"
+    with pytest.raises(OperatorNotImportable, match="Op uses 'N', a Router, which is changed by a statement that"):
+        excerpt([counted], "Op", run(counted, "live"))
 
 
 def test_a_logger_of_a_file_that_does_not_run_here_may_be_set_up() -> None:
@@ -513,6 +640,65 @@ def test_what_a_class_holds_is_looked_at_too(filled: str) -> None:
         OperatorNotImportable, match="Op uses 'Op', a type, which is changed by a statement that replicas do not"
     ):
         excerpt([source], "Op", live)
+
+
+HOOK = "class N:\n    held = {}\n    def __init_subclass__(cls, **named): "
+META = "class M(type):\n    def __init__(cls, *made): "
+
+
+@pytest.mark.parametrize(
+    "filled",
+    [
+        f"{HOOK}N.held.update(a=cls)\nclass A(N): ...",
+        f"{HOOK}N.held['a'] = cls\nclass A(N): ...",
+        f"{HOOK}cls.held['a'] = cls\nclass A(N): ...",
+        f"{HOOK}cls.held.setdefault('a', cls)\nclass A(N, name='a'): ...",
+        f"{HOOK}add(cls)\ndef add(cls): N.held['a'] = cls\nclass A(N): ...",
+        f"{HOOK}cls.held[cls.__name__] = cls\nclass Mixin: ...\nclass A(Mixin, N): ...\nclass B(A): ...",
+        f"{META}cls.held['a'] = cls\nclass N(metaclass=M):\n    held = {{}}\nclass A(N): ...",
+        f"{META}N.put(cls)\nclass Held:\n    def put(self, cls): ...\nN = Held()\nclass A(metaclass=M): ...",
+        "from abc import ABC\nclass N(ABC): ...\nclass A: ...\nN.register(A)",
+        "from abc import ABC\nclass N(ABC): ...\n@N.register\nclass A: ...",
+    ],
+)
+def test_what_the_making_of_a_class_changes_is_refused(filled: str) -> None:
+    source = f"{filled}\nclass Op:\n    f = lambda self: N\n"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that replicas do"):
+            excerpt([source], "Op", live)
+
+
+@pytest.mark.parametrize(
+    ("base", "others"),
+    [
+        (f"{HOOK}cls.own = 3", "class A(N): ..."),
+        (f"{HOOK}super().__init_subclass__(**named)\n    own = 3", "class A(N): ..."),
+        (f"{HOOK}cls.own = N.held.setdefault('n', 3)", ""),  # what goes along is run
+        (f"{HOOK}cls.own = 3\n    def add(self): N.held['a'] = 1", "class A(N): ..."),
+        (f"{META}cls.own = 3\nclass N(metaclass=M): ...", "class A(N): ..."),
+    ],
+)
+def test_a_base_class_that_changes_only_its_subclasses(base: str, others: str) -> None:
+    for text in with_text(f"{base}\n{others}\nclass Op(N):\n    f = lambda self: self.own"):
+        assert run(text)["Op"]().f() == 3
+
+
+@pytest.mark.parametrize("get", ["get", "Get"])  # before and after the classes in the order of names
+def test_all_that_changes_a_base_class_goes_along(get: str) -> None:
+    source = f"{HOOK}cls.held[cls.__name__] = 3\nclass A(N): ...\nclass B(N): ...\ndef get(): return [*N.held]\n"
+    source = f"{source}class Op:\n    f = lambda self: (A, B) and get()".replace("get", get)
+    for text in with_text(source):
+        assert run(text)["Op"]().f() == ["A", "B"]
+    lacking = source.replace("(A, B)", "A")
+    for live in (run(lacking, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"uses 'N',.* is changed by a statement that replicas do"):
+            excerpt([lacking], "Op", live)
+
+
+def test_a_base_class_without_parameters() -> None:
+    source = "class N:\n    def __init_subclass__(*made): ...\nclass A(N): ...\nclass Op(N): ..."
+    for text in with_text(source):
+        assert issubclass(run(text)["Op"], object)
 
 
 @pytest.mark.parametrize(
@@ -587,11 +773,13 @@ def test_cells_of_a_notebook() -> None:
         "",
         "N = 1\ndef n(): return N",
         "this is no python",
+        "def n(): break",
+        "N = await n()",
         "def n(): return N + 10",
         "class Op:\n    f = lambda self: n()",
     ]
     live: dict[str, Any] = {"__name__": "live"}
-    for cell in (*cells[:2], *cells[3:]):
+    for cell in (*cells[:2], *cells[5:]):
         exec(cell, live)
     live["N"] = 5
     assert run(excerpt(cells, "Op", live))["Op"]().f() == 15
@@ -629,6 +817,7 @@ Session.__module__ = "pyspark.sql.session"
             "a Session, which cannot be sent to a replica",
         ),
         ("class Op:\n  def f(self) return", None, "SyntaxError"),
+        ("class Op:\n  def f(self): break", None, "SyntaxError: 'break' outside loop .*line=2"),
         ("def g():\n    return N\nwith x() as N: ...\nclass Op:\n    f = g", None, "g uses 'N'"),
     ],
 )
@@ -645,6 +834,10 @@ def test_a_file_that_was_changed_since_it_was_run() -> None:
     assert excerpt([f"# a comment\n{source}"], "Op", live)
     with pytest.raises(OperatorNotImportable, match=r"Op\.f has changed since it was loaded"):
         excerpt([source.replace("3", "4")], "Op", live)
+    source = "class Op:\n    def f(self, a):\n        if a:\n            a()\n            a()\n"
+    exec(source, live)
+    with pytest.raises(OperatorNotImportable, match=r"Op\.f has changed since it was loaded"):
+        excerpt([source.removesuffix("    a()\n") + "a()\n"], "Op", live)
 
 
 WRAPPED = """
