@@ -281,15 +281,37 @@ def _changes(instructions: Sequence[dis.Instruction], at: int) -> bool:
 
 def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:
     """Returns (attributes looked up on the object that instruction ``at`` loads, whether a value is stored into it)."""
-    begin = at + 1
+    begin, first = at + 1, instructions[at]
     if _is_called(instructions, at, "vars"):
+        first = instructions[_before(instructions, at)]
         begin = next((n for n in range(begin, len(instructions)) if instructions[n].opname == "CALL"), at) + 1
     behind = begin
     while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         behind += 1
     stores = any(each.opname in _CHANGING for each in instructions[behind : behind + 2])
-    stores |= _is_called(instructions, at, "setattr", "delattr")
+    stores |= _is_target(instructions, begin, first) or _is_called(instructions, at, "setattr", "delattr")
     return tuple(each.argval for each in instructions[begin:behind]), stores
+
+
+def _is_target(instructions: Sequence[dis.Instruction], at: int, first: dis.Instruction) -> bool:
+    """Tells whether an assignment or deletion has a target that begins where ``first`` does, as in ``a.b += c``.
+
+    Args:
+        at: index of the instruction before which the target's object is on top of the stack.
+    """
+    height = 1  # of the stack, from this object on
+    while at < len(instructions) and height > 0:
+        here = instructions[at]
+        if here.opname in _CHANGING:
+            return _place(here) == _place(first)
+        height += dis.stack_effect(here.opcode, here.arg, jump=False)
+        at += 1
+    return False
+
+
+def _place(instruction: dis.Instruction) -> tuple[int | None, int | None]:
+    position = instruction.positions
+    return (None, None) if position is None else (position.lineno, position.col_offset)
 
 
 def _line(instruction: dis.Instruction) -> int:
