@@ -80,7 +80,9 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
         now: offset of the instruction that runs now; None: the program has ended.
     """
     instructions = list(dis.get_instructions(code))
-    found, elsewhere, module = list[Statement](), dict[str, int](), None
+    found, elsewhere = list[Statement](), dict[str, int]()
+    constant, module, names = None, "", None  # names: those after "from module import"; None: "import module"
+    packages = defaultdict[str, list[tuple[int, str]]](list)  # name → its statements "import name.module"
     statement_at: dict[int, Statement] = {}
     stores = defaultdict[str, list[int]](list)
     ways = _ways(code, instructions)
@@ -89,15 +91,22 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
         goals = {max(at for at, each in enumerate(instructions) if each.offset <= now)}
     begun = _reached(_turned(ways), goals)  # other instructions have not run yet
     for at, instruction in enumerate(instructions):
+        if instruction.opname == "LOAD_CONST":
+            constant = instruction.argval
         if instruction.opname == "IMPORT_NAME":
-            module = instruction.argval
+            module, names = instruction.argval, constant
         if instruction.opname not in _STORES or at not in begun:
             continue
         name, before = instruction.argval, instructions[at - 1]
         begin = _begin(instructions, at)
+        if before.opname == "IMPORT_NAME" and module.partition(".")[0] == name:
+            packages[name].append((at, module))
+            if len(packages[name]) > 1:  # the same object once more
+                continue
         stores[name].append(at)
         if before.opname == "IMPORT_FROM":
-            order, source = (at, _line(instruction)), f"from {module} import {before.argval} as {name}"
+            imports = f"import {module}" if names is None else f"from {module} import {before.argval}"
+            order, source = (at, _line(instruction)), f"{imports} as {name}"
             found.append(Statement(order, source, frozenset({name}), imports=True))
         elif begin is None:
             elsewhere.setdefault(name, _line(instruction))
@@ -111,6 +120,11 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
             )
             found.append(statement)
             statement_at.update(dict.fromkeys(range(begin, at + 1), statement))
+    for name, imported in packages.items():
+        if modules := dict.fromkeys(each for _, each in imported if each in sys.modules):  # others failed in a "try"
+            order, source = (imported[0][0], _line(instructions[imported[0][0]])), f"import {', '.join(modules)}"
+            found.append(Statement(order, source, frozenset({name}), imports=True))
+    found.sort(key=lambda each: each.order)
     left_out = _left_out(instructions, ways, goals, stores, {each.order[0]: each for each in found})
     for at in left_out:
         elsewhere.setdefault(instructions[at].argval, _line(instructions[at]))

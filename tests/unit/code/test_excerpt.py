@@ -64,6 +64,8 @@ def piped(source: str, name: str, live: dict[str, Any]) -> str:
         ("N = 1\nN += 2", "N"),
         ("import math", "math.floor(3.5)"),
         ("import os.path", "len(os.path.join('a', 'b'))"),
+        ("import os.path as p", "len(p.join('a', 'b'))"),
+        ("import xml.etree.ElementTree as t", "len(t.fromstring('<aaa/>').tag)"),
         ("from math import floor as down", "down(3.5)"),
         ("from math import *", "floor(3.5)"),
         ("def three():\n    return 3", "three()"),
@@ -777,6 +779,12 @@ def test_compiled_code_that_binds_a_name_in_branches_is_refused(source: str) -> 
 def test_compiled_code_that_binds_a_name_in_branches_comes_along_as_it_ran(source: str, expression: str) -> None:
     source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: {expression}\n"
     assert run(piped(source, "Op", run(source, "live")))["Op"]().f() == 3
+
+
+def test_every_module_of_a_package_that_compiled_code_imports_comes_along() -> None:
+    source = "import xml.etree.ElementTree\nclass Op:\n    f = lambda self: xml\nimport xml.dom.minidom\n"
+    source += "try: import xml.no_such\nexcept ImportError: pass\n"
+    assert "import xml.etree.ElementTree, xml.dom.minidom\n" in piped(source, "Op", run(source, "live"))
 
 
 def test_statements_that_have_not_run_yet_are_left_out() -> None:
