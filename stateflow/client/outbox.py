@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType
@@ -267,19 +267,20 @@ class Outbox:
         Batches up to ``alone_to`` are not joined.
         """
         with self._written():
-            found = self._stored(partition, "", GROUP_PARTS)
-            if not found:
-                return None
-            sent_as = found[0].sent_as
+            with closing(self._stored(partition)) as found:
+                first = next(found, None)
+                if first is None:
+                    return None
+                group = _together(first, found, alone_to) if first.sent_as is None else []
+            sent_as = first.sent_as
             if sent_as is not None:
-                group = self._stored(partition, f"AND sent_as = {sent_as}", -1)
+                group = list(self._stored(partition, f"AND sent_as = {sent_as}"))
             else:
-                group = _together(found, alone_to)
                 sent_as = group[-1].number
                 where = "WHERE partition = ? AND number BETWEEN ? AND ?"
-                columns = sent_as, partition, group[0].number, sent_as
+                columns = sent_as, partition, first.number, sent_as
                 self._db.execute(f"UPDATE part SET sent_as = ? {where}", columns)
-            attempted = found[0].sent_as is not None
+            attempted = first.sent_as is not None
         for each in group:
             self._check(each.checksum, each.schema, each.rows)
         return Part(partition, sent_as, self._joined(partition, group), group[-1].watermark_us, attempted, len(group))
@@ -290,10 +291,12 @@ class Outbox:
             where = "WHERE partition = ? AND sent_as = ?"
             self._db.execute(f"UPDATE part SET sent_as = NULL {where}", (part.partition, part.number))
 
-    def _stored(self, partition: int, which: str, limit: int) -> list[_Stored]:
+    def _stored(self, partition: int, which: str = "") -> Generator[_Stored]:
+        """Yields the parts of a partition, each of which is read from disk only when it is asked for."""
         columns = ", ".join(_Stored._fields)
-        query = f"SELECT {columns} FROM part WHERE partition = ? {which} ORDER BY number LIMIT ?"
-        return [_Stored(*each) for each in self._db.execute(query, (partition, limit))]
+        query = f"SELECT {columns} FROM part WHERE partition = ? {which} ORDER BY number"
+        for each in self._db.execute(query, (partition,)):
+            yield _Stored(*each)
 
     def _joined(self, partition: int, group: list[_Stored]) -> BatchRows:
         read = [self._read(each.schema, each.rows, partition, each.row_count) for each in group]
@@ -478,20 +481,23 @@ def _checksum(*data: bytes) -> int:
     return found >> 1  # SQLite's integers are signed
 
 
-def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
+def _together(first: _Stored, others: Iterator[_Stored], alone_to: int) -> list[_Stored]:
     """Returns as many of the first parts as can be sent as one batch.
 
     All of them have the same schema. A part with a watermark is the last of them, because a watermark takes effect
     after the rows that are sent with it.
     """
-    group = found[:1]
-    size = group[0].size
-    for each in found[1:]:
-        size += each.size
-        apart = each.number <= alone_to or group[0].number <= alone_to or group[-1].watermark_us is not None
-        if apart or each.sent_as is not None or size > GROUP_BYTES or not _fits(group, each):
+    group, size = [first], first.size
+    if first.number <= alone_to:
+        return group
+    while len(group) < GROUP_PARTS and size < GROUP_BYTES and group[-1].watermark_us is None:
+        part = next(others, None)
+        if part is None or part.number <= alone_to or part.sent_as is not None:
             break
-        group.append(each)
+        size += part.size
+        if size > GROUP_BYTES or not _fits(group, part):
+            break
+        group.append(part)
     return group
 
 

@@ -23,7 +23,8 @@ import stat
 import sys
 import threading
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType
@@ -55,10 +56,10 @@ _COMMAND = re.compile(r"-[bBdEhiIOPqsSuvVx]*c(.*)", re.DOTALL)
 # -- Programs without text -------------------------------------------------------------------------------------------
 
 
-def code_of_main(values: Mapping[str, Any]) -> CodeType | None:
-    """Returns the code object of the running ``__main__``, found among the frames of the main thread.
+def code_of_main(values: Mapping[str, Any]) -> tuple[CodeType, int] | None:
+    """Returns (code object of the running ``__main__``, offset of the instruction that runs now).
 
-    Returns None if ``__main__`` is not running.
+    They are found among the frames of the main thread. Returns None if ``__main__`` is not running.
 
     Args:
         values: namespace of ``__main__``.
@@ -67,25 +68,45 @@ def code_of_main(values: Mapping[str, Any]) -> CodeType | None:
     frame = None if main is None else sys._current_frames().get(main)
     while frame is not None:
         if frame.f_globals is values and frame.f_code.co_name == "<module>":
-            return frame.f_code
+            return frame.f_code, frame.f_lasti
         frame = frame.f_back
     return None
 
 
-def compiled(code: CodeType) -> Program:
-    """Reads a program's statements from its code object."""
+def compiled(code: CodeType, now: int | None = None) -> Program:
+    """Reads a program's statements from its code object.
+
+    Args:
+        now: offset of the instruction that runs now; None: the program has ended.
+    """
     instructions = list(dis.get_instructions(code))
-    found, elsewhere, module = [], dict[str, int](), None
+    found, elsewhere = list[Statement](), dict[str, int]()
+    constant, module, names = None, "", None  # names: those after "from module import"; None: "import module"
+    packages = defaultdict[str, list[tuple[int, str]]](list)  # name → its statements "import name.module"
     statement_at: dict[int, Statement] = {}
+    stores = defaultdict[str, list[int]](list)
+    ways = _ways(code, instructions)
+    goals = {at for at, each in enumerate(instructions) if each.opname.startswith("RETURN_")}
+    if now is not None:  # while a called function runs, the offset may be that of the call's cache
+        goals = {max(at for at, each in enumerate(instructions) if each.offset <= now)}
+    begun = _reached(_turned(ways), goals)  # other instructions have not run yet
     for at, instruction in enumerate(instructions):
+        if instruction.opname == "LOAD_CONST":
+            constant = instruction.argval
         if instruction.opname == "IMPORT_NAME":
-            module = instruction.argval
-        if instruction.opname not in _STORES:
+            module, names = instruction.argval, constant
+        if instruction.opname not in _STORES or at not in begun:
             continue
         name, before = instruction.argval, instructions[at - 1]
         begin = _begin(instructions, at)
+        if before.opname == "IMPORT_NAME" and module.partition(".")[0] == name:
+            packages[name].append((at, module))
+            if len(packages[name]) > 1:  # the same object once more
+                continue
+        stores[name].append(at)
         if before.opname == "IMPORT_FROM":
-            order, source = (at, _line(instruction)), f"from {module} import {before.argval} as {name}"
+            imports = f"import {module}" if names is None else f"from {module} import {before.argval}"
+            order, source = (at, _line(instruction)), f"{imports} as {name}"
             found.append(Statement(order, source, frozenset({name}), imports=True))
         elif begin is None:
             elsewhere.setdefault(name, _line(instruction))
@@ -99,13 +120,89 @@ def compiled(code: CodeType) -> Program:
             )
             found.append(statement)
             statement_at.update(dict.fromkeys(range(begin, at + 1), statement))
-    return Program(found, elsewhere, list(_touches(code, instructions, statement_at)))
+    for name, imported in packages.items():
+        if modules := dict.fromkeys(each for _, each in imported if each in sys.modules):  # others failed in a "try"
+            order, source = (imported[0][0], _line(instructions[imported[0][0]])), f"import {', '.join(modules)}"
+            found.append(Statement(order, source, frozenset({name}), imports=True))
+    found.sort(key=lambda each: each.order)
+    left_out = _left_out(instructions, ways, goals, stores, {each.order[0]: each for each in found})
+    for at in left_out:
+        elsewhere.setdefault(instructions[at].argval, _line(instructions[at]))
+    found = [each for each in found if each.order[0] not in left_out]
+    statement_at = {at: each for at, each in statement_at.items() if each.order[0] not in left_out}
+    return Program(found, elsewhere, list(_touches(code, instructions, statement_at, begun)))
+
+
+def _left_out(
+    instructions: Sequence[dis.Instruction],
+    ways: Sequence[Sequence[int]],
+    goals: Set[int],
+    stores: Mapping[str, list[int]],
+    statements: Mapping[int, Statement],
+) -> set[int]:
+    """Returns the indexes of stores whose statements cannot be used.
+
+    The code does not tell which of the name's statements made its value, because one of them may have been passed over
+    or repeated: it is in a branch, a loop or a ``try``.
+    """
+    found = set[int]()
+    for name, indexes in stores.items():
+        # from Python 3.12 on, the code of handlers follows all other code
+        in_order = sorted(indexes, key=lambda at: (_line(instructions[at]), at))
+        for at in reversed(in_order if len(in_order) > 1 else []):
+            statement = statements.get(at)
+            is_passed = not goals.isdisjoint(_reached(ways, [0], without=at))
+            if statement is None or is_passed or at in _reached(ways, ways[at]):
+                found.update(indexes)
+                break
+            if name not in statement.at_once:
+                break
+    return found
+
+
+def _reached(ways: Sequence[Sequence[int]], begin: Iterable[int], without: int = -1) -> set[int]:
+    """Returns the indexes of the instructions that may run, these included, if instruction ``without`` may not."""
+    found, todo = set[int](), [*begin]
+    while todo:
+        at = todo.pop()
+        if at not in found and at != without:
+            found.add(at)
+            todo += ways[at]
+    return found
+
+
+def _ways(code: CodeType, instructions: Sequence[dis.Instruction]) -> list[list[int]]:
+    """Returns for each instruction the indexes of those that may run next, handlers of exceptions included."""
+    index = {each.offset: at for at, each in enumerate(instructions)}
+    found: list[list[int]] = []
+    for at, each in enumerate(instructions):
+        ends = each.opname.startswith(("RETURN_", "RERAISE", "RAISE_", "JUMP_FORWARD", "JUMP_BACKWARD"))
+        found.append([] if ends else [at + 1])
+        if each.opcode in dis.hasjrel:
+            found[-1].append(index[each.argval])
+    for entry in getattr(dis.Bytecode(code), "exception_entries"):  # noqa: B009 - for mypy
+        for offset in range(entry.start, entry.end, 2):
+            if offset in index:  # otherwise a cache
+                found[index[offset]].append(index[entry.target])
+    return found
+
+
+def _turned(ways: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns for each instruction the indexes of those that may run before it."""
+    found: list[list[int]] = [[] for _ in ways]
+    for at, following in enumerate(ways):
+        for each in following:
+            found[each].append(at)
+    return found
 
 
 def _touches(
-    code: CodeType, instructions: Sequence[dis.Instruction], statement_at: Mapping[int, Statement]
+    code: CodeType,
+    instructions: Sequence[dis.Instruction],
+    statement_at: Mapping[int, Statement],
+    begun: Container[int],
 ) -> Iterator[Touch]:
-    """Yields the places where a name's object may be changed.
+    """Yields the places, among the instructions of ``begun``, where a name's object may be changed.
 
     There, instructions load the name, or another name of its object or of a part of it, and soon after call a method of
     the object or store into the object.
@@ -113,6 +210,8 @@ def _touches(
     functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
     others: dict[str, tuple[str, tuple[str, ...]]] = {}  # name → the name whose value it is a part of, path to the part
     for at, instruction in enumerate(instructions):
+        if at not in begun:
+            continue
         for touch in _touches_at(instructions, at, functions, statement_at.get(at)):
             yield touch
             if touch.name in others and touch.path:  # an empty path binds the other name anew
@@ -196,15 +295,37 @@ def _changes(instructions: Sequence[dis.Instruction], at: int) -> bool:
 
 def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:
     """Returns (attributes looked up on the object that instruction ``at`` loads, whether a value is stored into it)."""
-    begin = at + 1
+    begin, first = at + 1, instructions[at]
     if _is_called(instructions, at, "vars"):
+        first = instructions[_before(instructions, at)]
         begin = next((n for n in range(begin, len(instructions)) if instructions[n].opname == "CALL"), at) + 1
     behind = begin
     while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         behind += 1
     stores = any(each.opname in _CHANGING for each in instructions[behind : behind + 2])
-    stores |= _is_called(instructions, at, "setattr", "delattr")
+    stores |= _is_target(instructions, begin, first) or _is_called(instructions, at, "setattr", "delattr")
     return tuple(each.argval for each in instructions[begin:behind]), stores
+
+
+def _is_target(instructions: Sequence[dis.Instruction], at: int, first: dis.Instruction) -> bool:
+    """Tells whether an assignment or deletion has a target that begins where ``first`` does, as in ``a.b += c``.
+
+    Args:
+        at: index of the instruction before which the target's object is on top of the stack.
+    """
+    height = 1  # of the stack, from this object on
+    while at < len(instructions) and height > 0:
+        here = instructions[at]
+        if here.opname in _CHANGING:
+            return _place(here) == _place(first)
+        height += dis.stack_effect(here.opcode, here.arg, jump=False)
+        at += 1
+    return False
+
+
+def _place(instruction: dis.Instruction) -> tuple[int | None, int | None]:
+    position = instruction.positions
+    return (None, None) if position is None else (position.lineno, position.col_offset)
 
 
 def _line(instruction: dis.Instruction) -> int:
@@ -313,7 +434,7 @@ def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
         texts += _typed()
     code = None if texts or interactive else code_of_main(values)
     if code is not None:
-        return "<stdin>", compiled(code), values
+        return "<stdin>", compiled(*code), values
     if not texts:
         raise OperatorNotImportable(
             f"the source of {needed_by} cannot be found: Python keeps typed input only in its line editor's history",

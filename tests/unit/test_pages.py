@@ -159,6 +159,14 @@ def test_what_is_wrong_is_found(command: str, said: str) -> None:
         test_commands("", command)
 
 
+@pytest.mark.parametrize(
+    "command", ["stateflow migrat", "stateflow state read|get", "stateflow state --wach", "stateflow status --wach=1"]
+)
+def test_what_is_wrong_in_sentences_is_found(command: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(command)):
+        check_named(command)
+
+
 #: a folder, where ``tests`` may be left out, and a file in it
 NAMED = re.compile(
     r"`((?:tests/)?(?:stateflow|reconfig|benchmarks|docs|unit|integration|contract|property)/[\w/.]+\.\w+)"
@@ -169,7 +177,33 @@ SETTINGS = known_variables()
 TESTS = [ROOT / "tests", ROOT / "stateflow" / "examples"]
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", [*TEXTS, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_within_sentences(page: Path) -> None:
+    for command in re.findall(r"`(stateflow [a-z][^`\n]*)`", page.read_text()):
+        check_named(command)
+
+
+def check_named(command: str) -> None:
+    """Checks a command that a sentence names: a group may stand without a command, and an option without its value."""
+    group: Any = PROGRAM
+    words = re.sub(r"[\[\]…]", " ", command).split(" | ")[0].split()[1:]
+    while isinstance(group, TyperGroup) and words and not words[0].startswith("-"):
+        first, *words = words
+        for name in first.split("|"):
+            assert name in group.commands, f"there is no command {name!r} in {command}"
+        group = group.commands[name]
+    every = group.commands.values() if isinstance(group, TyperGroup) else ()
+    options = {
+        name for each in (group, *every) for param in each.params for name in (*param.opts, *param.secondary_opts)
+    }
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert given <= {*options, "--help"}, command
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
     text = page.read_text()
     linked = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]

@@ -128,6 +128,19 @@ def test_what_does_not_fit_together_goes_apart(directory: Path) -> None:
     outbox.close()
 
 
+def test_only_batches_that_go_together_are_read(directory: Path) -> None:
+    outbox = Outbox(directory, "Op", "s", 1 << 30)
+    for number in range(9):
+        outbox.log(number, words({0: b"x" * (GROUP_BYTES // 3)}), [], None, [])
+    read: list[tuple[object, ...]] = []
+    outbox._db.row_factory = lambda _, row: read.append(row) or row
+    part = outbox.next(0)
+    assert part is not None
+    assert part.parts == 2
+    assert len(read) == 3, "the third one would exceed the limit"
+    outbox.close()
+
+
 def test_of_a_batch_that_has_no_room_nothing_is_kept(directory: Path) -> None:
     small = Outbox(directory, "Op", "s", 1_000)
     log(small, 0, 0, attempted=(0,))

@@ -64,6 +64,8 @@ def piped(source: str, name: str, live: dict[str, Any]) -> str:
         ("N = 1\nN += 2", "N"),
         ("import math", "math.floor(3.5)"),
         ("import os.path", "len(os.path.join('a', 'b'))"),
+        ("import os.path as p", "len(p.join('a', 'b'))"),
+        ("import xml.etree.ElementTree as t", "len(t.fromstring('<aaa/>').tag)"),
         ("from math import floor as down", "down(3.5)"),
         ("from math import *", "floor(3.5)"),
         ("def three():\n    return 3", "three()"),
@@ -525,6 +527,11 @@ CHANGED = [
     ("from configparser import ConfigParser\nN = ConfigParser()", "for a in 'xy': N[a] = {}", "a ConfigParser"),
     ("class A:\n    n = 0\n    def add(self): self.n += 1\nN = A()", "N.add()", "a A"),
     ("class A: ...\nN = A()", "for _ in range(2): N.x = 1", "a A"),
+    ("class A:\n    x = 0\nN = A()", "for _ in range(2): N.x += 1 if _ else 2", "a A"),
+    ("class A:\n    x = {1: [0, 0]}\nN = A()", "for _ in range(2): N.x[1][len(str(_))] += 1", "a A"),
+    ("class A: ...\nN = A()\nN.x = {}", "for _ in range(2): vars(N)['x'] |= {}", "a A"),
+    ("class A: ...\nN = A()\nN.x = {}", "for _ in range(2): N.x[str(_ + 1)] = 1", "a A"),
+    ("class A:\n    x = 0\nN = A()\ndef add(n): n.x += 1", "for _ in range(2): add(N)", "a A"),
     ("class A:\n    table = {}\nN = A", "N.table.update(a=1)", "a type"),
     ("class A: ...\nN = A()", "setattr(N, 'x', 1)", "a A"),
     ("class A: ...\nN = A()", "def fill(): setattr(N, 'x', 1)\nfill()", "a A"),
@@ -925,6 +932,64 @@ def _codes_in(text: str) -> list[Any]:
 
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and len(node.args) == 2]
     return [code(*(each.value for each in call.args)) for call in calls if isinstance(call.func, ast.Attribute)]  # type: ignore[attr-defined]
+
+
+A = "class A:\n    def __init__(self, of=None): self.of = of\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def N(): return 1\nif not sys:\n    def N(): return 2",
+        "if sys:\n    class N: ...\nelse:\n    class N:\n        n = 2",
+        "N = A()\nif not sys: N = A(2)",
+        "N = A()\nfor n in range(2): N = A(N)",
+        "N = A()\nwhile True:\n    N = A(N)\n    if N.of.of: break",
+        "N = A()\ntry: len(1)\nexcept TypeError: pass\nelse: N = A(2)",
+        "if not sys: N = A()\nif sys: N = A(2)\nN = A(N)",
+        "with open('/dev/null') as N: ...\nif sys: N = A()",
+    ],
+)
+def test_compiled_code_that_binds_a_name_in_branches_is_refused(source: str) -> None:
+    source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: N\n"
+    with pytest.raises(OperatorNotImportable, match="uses 'N', which is defined by a statement that replicas do not"):
+        piped(source, "Op", run(source, "live"))
+
+
+@pytest.mark.parametrize(
+    ("source", "expression"),
+    [
+        ("try: from math import floor as N\nexcept ImportError: from math import ceil as N", "N(3.5)"),
+        ("import json as N\nif sys: import math as N", "N.floor(3.5)"),
+        ("N = 4\nif sys: N = 3", "N"),
+        ("if not sys: N = A(2)\nN = A(3)", "N.of"),
+        ("try: N = A(2)\nexcept TypeError: N = A(4)\nN = A(3)", "N.of"),
+        ("N = A(3)\ntry: N = A(N)\nfinally: len('')", "N.of.of"),
+        ("try: len(1)\nexcept TypeError: pass\nN = A(3)\nN = A(N)", "N.of.of"),
+        ("if sys:\n    N = A(3)", "N.of"),
+    ],
+)
+def test_compiled_code_that_binds_a_name_in_branches_comes_along_as_it_ran(source: str, expression: str) -> None:
+    source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: {expression}\n"
+    assert run(piped(source, "Op", run(source, "live")))["Op"]().f() == 3
+
+
+def test_every_module_of_a_package_that_compiled_code_imports_comes_along() -> None:
+    source = "import xml.etree.ElementTree\nclass Op:\n    f = lambda self: xml\nimport xml.dom.minidom\n"
+    source += "try: import xml.no_such\nexcept ImportError: pass\n"
+    assert "import xml.etree.ElementTree, xml.dom.minidom\n" in piped(source, "Op", run(source, "live"))
+
+
+def test_statements_that_have_not_run_yet_are_left_out() -> None:
+    source = f"{A}N = A(3)\nclass Op:\n    f = lambda self: N\ntext = excerpt_of(Op)\nN = A(4)\nwhile N: N = None\n"
+
+    def excerpt_of(op: type) -> str:
+        frame = sys._getframe(1)
+        return module_under_test.excerpt(compiled(frame.f_code, frame.f_lasti), "Op", {**frame.f_globals})
+
+    live: dict[str, Any] = {"__name__": "live", "excerpt_of": excerpt_of}
+    exec(compile(source, "<stdin>", "exec", dont_inherit=True), live)
+    assert run(live["text"])["Op"]().f().of == 3
 
 
 def test_many_constants_and_names() -> None:
