@@ -30,10 +30,9 @@ from stateflow.partition import layout
 from stateflow.partition.change_feed import base_digest
 from stateflow.partition.entries import At, ReadableStates, StateColumns, is_exact, unknown
 from stateflow.partition.environment import DutyCycle
-from stateflow.partition.layout import read_sequence
+from stateflow.partition.layout import read_sequence, read_watermark
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.positions import read_watermark
 from stateflow.partition.processor import PartitionProcessor, is_evolved, read_schema
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partitioner import partition_of

@@ -45,7 +45,7 @@ write-ahead log. With the file, an interrupted start can be repeated even if the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -57,6 +57,7 @@ from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import CommitLogDamaged, DecodeError, DiskFull, StateDamaged, TooFewFiles, Unavailable
 from stateflow.partition.environment import Environment
 from stateflow.settings import ReplicaSettings
+from stateflow.state.cells import LATEST_US
 from stateflow.storage import PartitionStore
 from stateflow.storage.commit_log import Commit, CommitLog, Found, Logged, decode, encode, recover, segment_header
 from stateflow.storage.faults import DAMAGED, meaning
@@ -370,7 +371,7 @@ class Committer:
         #: entries to be written with the next commit
         self.unsaved: list[tuple[bytes, bytes]] = []
         #: entries that skipped batches have changed, written with the next commit unless it has its own
-        self._adopted: dict[bytes, bytes] = {}
+        self.adopted: dict[bytes, bytes] = {}
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
         """Calls :meth:`stage`, :meth:`log` and :meth:`write`. With ``sync``, the commit survives a power loss."""
@@ -395,9 +396,9 @@ class Committer:
                 partition=self._partition,
             )
         sequence = self.sequence + 1
-        if self._adopted:
+        if self.adopted:
             said = {key for key, _ in mutations.puts}.union(mutations.deletes)
-            mutations.puts += [entry for entry in self._adopted.items() if entry[0] not in said]
+            mutations.puts += [entry for entry in self.adopted.items() if entry[0] not in said]
         mutations.puts += [*self.unsaved, (SEQUENCE, sequence.to_bytes(8, "big"))]
         operator, partition = self._partition.operator, self._partition.partition
         changes = ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations)
@@ -430,20 +431,13 @@ class Committer:
             self._store.apply(changes.mutations)
             self._log.written(self._partition, changes.sequence)
         self.sequence = changes.sequence
-        self.unsaved, self._adopted = [], {}
+        self.unsaved, self.adopted = [], {}
         if self._on_commit is not None:
             self._on_commit(self.sequence, changes.encode if logged is None else lambda: logged.change_set)
 
-    def adopt(self, entries: Mapping[bytes, bytes]) -> None:
-        """Accepts what batches have changed that skipped the partition; the next commit writes it."""
-        self._adopted |= entries
-
     def _closed(self) -> Unavailable:
-        return Unavailable(
-            "the partition was closed on this replica",
-            remedy="resend the batch; it was not applied",
-            partition=self._partition,
-        )
+        remedy = "resend the batch; it was not applied"
+        return Unavailable("the partition was closed on this replica", remedy=remedy, partition=self._partition)
 
     def known(self) -> None:
         """Marks the last commit as complete, on disk and in memory."""
@@ -457,6 +451,13 @@ class Committer:
 def read_sequence(store: PartitionStore) -> int:
     """Returns the sequence of the last commit in ``store``, 0 when there is none."""
     return int.from_bytes(store.get(SEQUENCE) or b"", "big")
+
+
+def read_watermark(store: PartitionStore) -> int | None:
+    """Returns the watermark of the partition in ``store``, µs; None before the first."""
+    stored = store.get(WATERMARK)
+    watermark_us = None if stored is None else int.from_bytes(stored, "big", signed=True)
+    return None if watermark_us == LATEST_US else watermark_us  # earlier builds stored the end of a run
 
 
 # -- Commit log of the replica ---------------------------------------------------------------------------------------

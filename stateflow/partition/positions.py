@@ -656,13 +656,6 @@ def watermark_of(positions: Mapping[str, Position], without: Collection[str] = (
     return min(promised, default=None)
 
 
-def read_watermark(store: PartitionStore) -> int | None:
-    """Returns the watermark of the partition in ``store``, µs; None before the first."""
-    stored = store.get(layout.WATERMARK)
-    watermark_us = None if stored is None else int.from_bytes(stored, "big", signed=True)
-    return None if watermark_us == LATEST_US else watermark_us  # earlier builds stored the end of a run
-
-
 def adopted(held: Mapping[str, Position], watermark_us: int | None) -> dict[bytes, bytes]:
     """Returns the entries of positions that were held for a partition, and of its watermark after them."""
     entries = {} if watermark_us is None else {layout.WATERMARK: watermark_us.to_bytes(8, "big", signed=True)}
@@ -675,7 +668,7 @@ def adopted(held: Mapping[str, Position], watermark_us: int | None) -> dict[byte
 def watermark_after(store: PartitionStore, held: Mapping[str, Position]) -> int | None:
     """Returns the watermark of the partition in ``store`` after the batches of which it has only held positions."""
     stored = {k[len(layout.POSITION) :].decode(): Position.decode(v) for k, v in store.scan(layout.POSITION)}
-    return _later(read_watermark(store), watermark_of({**stored, **held}))
+    return _later(layout.read_watermark(store), watermark_of({**stored, **held}))
 
 
 def _later(one: int | None, other: int | None) -> int | None:

@@ -33,7 +33,7 @@ from stateflow.operator.timers import BY_TIME, Domain, Timers
 from stateflow.operator.watchdog import UNGUARDED, Guard
 from stateflow.partition import layout
 from stateflow.partition.layout import Committer, Staged
-from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, adopted, read_watermark, watermark_of
+from stateflow.partition.positions import INITIAL, MIGRATION, Batch, Retention, adopted, watermark_of
 from stateflow.partition.slices import digests_of
 from stateflow.partition.sources import Advance, SkipGrant, Sources
 from stateflow.partitioner import check_belongs
@@ -327,7 +327,7 @@ class PartitionProcessor:
         self.operator_us = 0
         self._timers = Timers(store, self._keys)
         #: watermark of the partition, which its next batch's rows see
-        self._watermark_us = read_watermark(store)
+        self._watermark_us = layout.read_watermark(store)
         if self._watermark_us is None:  # earlier builds stored the end of a run in its place, or did not store it
             self._catch_up()
         self._instance = OperatorInstance(
@@ -446,7 +446,7 @@ class PartitionProcessor:
     def _catch_up(self, held: Mapping[str, layout.Position] = MappingProxyType({})) -> None:
         """Advances the partition's watermark to what its sources have now; the next commit writes it, with ``held``."""
         self._watermark_us = self.watermark_us({})
-        self._committer.adopt(adopted(held, self._watermark_us))
+        self._committer.adopted |= adopted(held, self._watermark_us)
 
     def settle(self, held: Mapping[str, layout.Position]) -> None:
         """Commits positions of sources whose batches skipped this partition, without a batch. Raises the store's

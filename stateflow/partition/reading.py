@@ -9,9 +9,9 @@ from stateflow.errors import StateDamaged
 from stateflow.partition import layout
 from stateflow.partition.batches import Batches, not_owned
 from stateflow.partition.entries import At, Row, StateColumns, listed
-from stateflow.partition.layout import read_sequence
+from stateflow.partition.layout import read_sequence, read_watermark
 from stateflow.partition.lifecycle import State
-from stateflow.partition.positions import Retired, SourceView, read_watermark, sources_in
+from stateflow.partition.positions import Retired, SourceView, sources_in
 from stateflow.partition.processor import is_evolved
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.storage import PartitionStore

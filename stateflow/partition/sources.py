@@ -548,7 +548,7 @@ class SkippedBatches:
             processor.settle(held)
         elif held:
             committer = Committer(local.id, store, epoch, commits, local.tell)
-            committer.adopt(adopted(held, watermark_after(store, held)))
+            committer.adopted |= adopted(held, watermark_after(store, held))
             committer.commit("", -1, Mutations())
         with self._lock:
             self._forget(local)

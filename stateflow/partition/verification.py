@@ -45,10 +45,9 @@ from stateflow.operator.timers import Timers
 from stateflow.partition.checkpoints import DIGEST_SHARE, NOT_STATE
 from stateflow.partition.control import Verification
 from stateflow.partition.environment import RateLimit
-from stateflow.partition.layout import read_sequence
+from stateflow.partition.layout import read_sequence, read_watermark
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
-from stateflow.partition.positions import read_watermark
 from stateflow.partition.processor import StoredStates, converted, evolution_of, is_evolved
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.state import (

@@ -19,7 +19,8 @@ from stateflow.operator.arrow import read_table
 from stateflow.operator.operator import describe
 from stateflow.partition.checkpoints import read_checkpoint
 from stateflow.partition.entries import At, declaration_of, entries_of, joined
-from stateflow.partition.positions import Batch, read_watermark
+from stateflow.partition.layout import read_watermark
+from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.state import encode_row_key, scan_entries

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.partition.positions import Batch, read_watermark, sources_in
+from stateflow.partition.layout import read_watermark
+from stateflow.partition.positions import Batch, sources_in
 from stateflow.partition.processor import PartitionProcessor
 from tests.unit.operators import Count
 from tests.unit.partition.test_positions_retirement import DAY, SCHEMA_BYTES, One

@@ -34,7 +34,8 @@ from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import BatchOperator, Context, Operator, output_schema
 from stateflow.operator.timers import TumblingWindows
 from stateflow.partition import layout
-from stateflow.partition.positions import Batch, read_watermark
+from stateflow.partition.layout import read_watermark
+from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied, PartitionProcessor
 from stateflow.partitioner import partition_of
 from stateflow.state.cells import LATEST_US
