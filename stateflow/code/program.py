@@ -31,7 +31,7 @@ from types import CodeType
 from typing import Any
 
 from stateflow.code.excerpt import written
-from stateflow.code.statements import CONTAINERS, Program, Statement, Touch, named_in, only_looks
+from stateflow.code.statements import CONTAINERS, READS, Program, Statement, Touch, named_in, only_looks
 from stateflow.errors import OperatorNotImportable
 
 #: instructions of an expression or definition without a jump; a definition that has any other instruction is not cut
@@ -44,7 +44,6 @@ _PLAIN = (
 _STORES = ("STORE_NAME", "STORE_GLOBAL")
 #: instructions that change the object on top of the stack, or the one below
 _CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
-_READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 #: instructions of a call that stand, depending on the version of Python, between a function and its arguments, or
 #: between them and ``CALL``
 _OF_CALLS = ("PUSH_NULL", "PRECALL")
@@ -115,7 +114,7 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
             statement = Statement((at, _line(run[0])), _source(code, run), frozenset({name}))
             _find_names(statement, run)
             statement.empty = run[0].opname in ("BUILD_MAP", "BUILD_LIST") and not run[0].arg and len(run) == 2
-            statement.empty |= any(each.opname in _READS and each.argval in CONTAINERS for each in run) and not any(
+            statement.empty |= any(each.opname in READS and each.argval in CONTAINERS for each in run) and not any(
                 each.opcode in dis.hasconst for each in run
             )
             found.append(statement)
@@ -233,7 +232,7 @@ def _touches_at(
     order, line = (at, _line(instruction)) if statement is None else statement.order, _line(instruction)
     if statement is None and instruction.opname in _STORES and instructions[at - 1].opname != "IMPORT_FROM":
         yield Touch(instruction.argval, order, line, (), stores=True)
-    if instruction.opname not in _READS:
+    if instruction.opname not in READS:
         return
     touch = _touch(instructions, at, order, line)
     if touch is not None and (statement is None or touch.name not in statement.binds):
@@ -243,10 +242,10 @@ def _touches_at(
         inside = list(dis.get_instructions(inner))
         if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
             for given in instructions[at + 1 : at + 4]:  # most likely the arguments of the call
-                if given.opname in _READS:
+                if given.opname in READS:
                     yield Touch(given.argval, order, line, ("", "change"), discards=True)
         for number, each in enumerate(inside):
-            found = _touch(inside, number, order, line) if each.opname in _READS else None
+            found = _touch(inside, number, order, line) if each.opname in READS else None
             if found is not None:
                 yield found
 
@@ -264,7 +263,7 @@ def _stored(instructions: Sequence[dis.Instruction], at: int) -> tuple[str, tupl
         at = _before(instructions, at)
         if not _is_called(instructions, at, "vars"):
             return None
-    return (instructions[at].argval, tuple(path)) if at >= 0 and instructions[at].opname in _READS else None
+    return (instructions[at].argval, tuple(path)) if at >= 0 and instructions[at].opname in READS else None
 
 
 def _before(instructions: Sequence[dis.Instruction], at: int) -> int:
@@ -278,7 +277,7 @@ def _before(instructions: Sequence[dis.Instruction], at: int) -> int:
 def _is_called(instructions: Sequence[dis.Instruction], at: int, *functions: str) -> bool:
     """Tells whether the value that instruction ``at`` loads is the first argument of one of these functions."""
     before = _before(instructions, at)
-    return before >= 0 and instructions[before].opname in _READS and instructions[before].argval in functions
+    return before >= 0 and instructions[before].opname in READS and instructions[before].argval in functions
 
 
 def _touch(instructions: Sequence[dis.Instruction], at: int, order: tuple[int, ...], line: int) -> Touch | None:
@@ -386,11 +385,11 @@ def code(magic: str, data: str) -> CodeType:
 
 
 def _find_names(statement: Statement, run: Sequence[dis.Instruction]) -> None:
-    statement.at_once = {each.argval for each in run if each.opname in _READS}
+    statement.at_once = {each.argval for each in run if each.opname in READS}
     statement.uses = set(statement.at_once)
     for constant in (each.argval for each in run if isinstance(each.argval, CodeType)):
         for inner in _with_inner(constant):
-            statement.uses |= {each.argval for each in dis.get_instructions(inner) if each.opname in _READS}
+            statement.uses |= {each.argval for each in dis.get_instructions(inner) if each.opname in READS}
             if "__annotations__" in inner.co_names:  # annotations are text there
                 statement.hints |= {
                     name for each in inner.co_consts if isinstance(each, str) for name in named_in(ast.Constant(each))
