@@ -80,7 +80,6 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
             "bytes_per_vehicle": size.message,
             "seconds_per_link": size.seconds,
             "rows_per_batch": REPORTING,
-            "batches_per_s_and_region": 1 / INTERVAL_S,
             "speedup": SPEEDUP,
         },
         seed=seed,
@@ -90,10 +89,12 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 def measure(link: Link, size: Size, seed: int) -> tuple[dict[str, Any], Correctness]:
     fleet = Fleet(seed, REGIONS, size.vehicles, SITES, SPEEDUP)
-    with rig(link) as local:
+    carried: dict[str, Any] = {}
+    interval_s = INTERVAL_S + link.rtt_ms / 1e3  # a source sends one batch at a time, and must not fall behind
+    with rig(link, carried) as local:
         truth = Truth()
         sources = [
-            Source(local.stream(OPERATOR, f"region-{r.number}"), _reporter(fleet, r.number, size), INTERVAL_S)
+            Source(local.stream(OPERATOR, f"region-{r.number}"), _reporter(fleet, r.number, size), interval_s)
             for r in fleet.regions
         ]
         for region, source in zip(fleet.regions, sources, strict=True):  # every vehicle once, with its message
@@ -112,6 +113,7 @@ def measure(link: Link, size: Size, seed: int) -> tuple[dict[str, Any], Correctn
             whole.took_s += source.latencies.took_s
         pauses = [move.pause_ms for move in moves]
         figures = {
+            "batches_per_s_and_region": round(1 / interval_s, 1),
             "pause_ms": spread(pauses),
             "pause_over_model": spread([move.pause_ms / model_ms(move, link) for move in moves]),
             "latency_ms": summary(whole.between(load.began_s, load.began_s + size.seconds)),
@@ -130,7 +132,7 @@ def measure(link: Link, size: Size, seed: int) -> tuple[dict[str, Any], Correctn
                 for move in moves
             ],
         }
-    return figures, Correctness(truth.lost, truth.duplicated, 0, equal)
+    return figures | {"carried": carried}, Correctness(truth.lost, truth.duplicated, 0, equal)
 
 
 def model_ms(move: MoveReport, link: Link) -> float:
@@ -143,11 +145,11 @@ def model_ms(move: MoveReport, link: Link) -> float:
 
 
 @contextmanager
-def rig(link: Link) -> Iterator[SpacedCluster]:
+def rig(link: Link, carried: dict[str, Any]) -> Iterator[SpacedCluster]:
     sites = [f"edge{number}" for number in range(SITES)]
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-m5-") as folder,
-        network(sites, link) as spaces,
+        network(sites, link, carried) as spaces,
         SpacedCluster(Vehicles, spaces=spaces, partitions=REGIONS, data_dir=folder, checkpoint_interval_s=0) as local,
     ):
         yield local

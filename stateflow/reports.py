@@ -78,8 +78,9 @@ class MoveReport(Report, Failing):
         bytes_delta: bytes that the target received as change sets.
         duration_s: seconds until the end of the move was recorded; the source may not know of the end yet.
         pause_ms: time from the fence until the target served, less the time that the source still spent on its running
-            batch. The controller measures it, so it includes half a round trip to either side and needs no common
-            clock.
+            batch. The controller measures it on its own clock and subtracts half of its round trips to source and
+            target: the partition is served while the fence travels to the source, and again while the controller hears
+            from the target.
 
     Example: ``[move.pause_ms for move in migration.wait().moves]``
     """

@@ -4,7 +4,7 @@ them to messages."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -51,6 +51,7 @@ DROP_TIMEOUT_S = 600.0
 #: a takeover may read a whole checkpoint
 TAKE_OVER_TIMEOUT_S = 600.0
 CHECKPOINT_TIMEOUT_S = RESTORE_TIMEOUT_S = 3600.0
+ROUND_TRIPS_KEPT = 8
 #: a request number above all that replicas assign, so that a reply lists no requests
 _NO_REQUESTS = 1 << 62
 #: a request for a partition that does not exist; every replica answers it at once
@@ -86,6 +87,7 @@ class Replicas:
         self._random = random
         self._channels: dict[str, grpc.aio.Channel] = {}  # by address
         self._users: Counter[str] = Counter()  # calls under way, by address
+        self._round_trips: dict[str, deque[float]] = {}  # in seconds, by address
         self._closing: set[asyncio.Task[None]] = set()
 
     async def reach(self, name: str) -> None:
@@ -150,6 +152,24 @@ class Replicas:
                 f"{name} answered with a wrong number of round trips", remedy="check which stateflow version it runs"
             )
         return {other: took for other, took in zip(to, reply.milliseconds, strict=True) if took >= 0}
+
+    async def round_trip_s(self, name: str) -> float | None:
+        """Measures the round trip to a replica. Returns the shortest of the last ones, in seconds; None: no answer.
+
+        The shortest of ``ROUND_TRIPS_KEPT`` waited least for something else: this is the clock filter of NTP (RFC 5905,
+        section 10).
+        """
+        try:
+            await self._connected(name)
+            began = self._clock.monotonic()
+            with self._stub(name) as stub:
+                if not await _answers(stub, self._settings.rpc_timeout_s):
+                    return None
+            took = self._round_trips.setdefault(self._address(name), deque(maxlen=ROUND_TRIPS_KEPT))
+        except Unavailable:
+            return None
+        took.append(self._clock.monotonic() - began)
+        return min(took)
 
     # -- moves --------------------------------------------------------------------------------------------
 
@@ -313,6 +333,7 @@ class Replicas:
         restart. A channel in use stays open."""
         known = {info.address for info in self._cluster.roster.replicas.values()}
         self._users = +self._users
+        self._round_trips = {address: took for address, took in self._round_trips.items() if address in known}
         for address in self._channels.keys() - known - self._users.keys():
             closing = asyncio.get_running_loop().create_task(self._channels.pop(address).close())
             self._closing.add(closing)

@@ -53,6 +53,8 @@ PATIENCE_S_DEFAULT = 30.0
 TURN_S_MAX = 0.5
 #: maximum seconds to wait for the source's answer to a fence: the target, which has the seal, may answer first
 ANSWER_S_MAX = 0.5
+#: number of round trips to a replica that are measured for a move
+ROUND_TRIPS = 3
 #: fields of the target's progress that are copied into a report
 SHOWN = (
     *("bytes_warm", "bytes_reused", "bytes_delta", "lag_bytes", "bytes_stored", "base_bytes"),
@@ -326,6 +328,7 @@ class MoveRunner(Runner):
     _joined_s: float = 0.0  # seconds for which the base copy was complete before this move used it
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
+    _round_trips_ms: dict[str, float] = field(default_factory=dict)  # from here, by replica
     _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # the call to fence has ended
     lost: StateflowError | None = None  # why the target lost the partition that it owned; None: not lost
     sequence: int = 0  # newest change set at the target, as last reported
@@ -421,7 +424,7 @@ class MoveRunner(Runner):
                     elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._source_answered.wait(), ANSWER_S_MAX)
-                    self._tell(pause_ms=max(0.0, elapsed_ms - self._in_hand_ms))
+                    self._tell(pause_ms=max(0.0, elapsed_ms - self._in_hand_ms - self._ways_ms))
                 if isinstance(event, m.TargetFailed):
                     self._note_proof(event.error)
                 if isinstance(event, m.CaughtUp):
@@ -488,6 +491,9 @@ class MoveRunner(Runner):
         match instruction:
             case m.Prepare():
                 self._preparing = self._start(self._prepare())
+                if self.machine.kind is not Kind.STANDBY:
+                    self._start(self._measure(self.source.name))
+                    self._start(self._measure(self.target.name))
             case m.RecordGrant():
                 try:
                     await self.hooks.record_grant()
@@ -528,6 +534,21 @@ class MoveRunner(Runner):
                 self._start(self._later(self._cancel_target))
 
     # -- calls --------------------------------------------------------------------------------------------
+
+    async def _measure(self, name: str) -> None:
+        """Measures the round trip to a replica, which answers before the move can be fenced."""
+        for _ in range(ROUND_TRIPS):
+            took_s = await self.replicas.round_trip_s(name)
+            if took_s is not None:
+                self._round_trips_ms[name] = took_s * 1e3
+
+    @property
+    def _ways_ms(self) -> float:
+        """The time for which the fence travelled to the source, and the news of its end from the target.
+
+        Without a common clock, it is taken as half of both round trips. The partition was served meanwhile.
+        """
+        return sum(self._round_trips_ms.values()) / 2
 
     async def _prepare(self) -> None:
         self._copied_from = source = self.current(self.source)

@@ -174,7 +174,7 @@ def test_compare_warns_of_other_settings(tmp_path: Path) -> None:
 
 def test_skipped_is_complete_and_a_failure_is_not() -> None:
     nothing = Correctness(None, None, None, None)
-    assert record(correctness=nothing, skipped="no netem").complete
+    assert record(correctness=nothing, skipped="no namespaces").complete
     assert not record(correctness=nothing).complete
     assert not record(correctness=Correctness(1, 0, 0, True), skipped="the rest").complete
     assert "skipped" not in record().to_json()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import socket
+import threading
+from pathlib import Path
 
 import pytest
 
 from benchmarks import netns
 from benchmarks.edge import REGIONS, REPORTING, Size, Truth, _reporter
-from benchmarks.netns import Link
+from benchmarks.netns import Link, Wire, carry, report_of
 from benchmarks.vehicles import Fleet, Vehicles
 from stateflow.partitioner import partition_of
 from stateflow.testing import OperatorHarness
@@ -72,15 +77,58 @@ def test_what_was_made_is_undone_when_the_link_cannot_be(monkeypatch: pytest.Mon
 
     def run(*command: str) -> None:
         done.append(command)
-        if "netem" in command:
-            raise netns.CannotShape("no netem in this kernel")
 
     monkeypatch.setattr(netns, "_run", run)
     monkeypatch.setattr(netns, "_quietly", run)
+    monkeypatch.setattr(netns, "_TUN", Path("/nonexistent/tun"))
     monkeypatch.setattr(netns.os, "geteuid", lambda: 0)
     monkeypatch.setattr(netns.shutil, "which", lambda tool: tool)
-    assert "no netem" in netns.probe(Link(10, 100))
-    made = {command[:3] for command in done if "add" in command[:3]}
-    assert made == {("ip", "link", "add"), ("ip", "addr", "add"), ("ip", "netns", "add")}
-    gone = [command[1:3] for command in done[-3:]]
-    assert gone == [("link", "del"), ("netns", "del"), ("link", "del")]
+    assert netns.probe(Link(10, 100)) == "/nonexistent/tun cannot be opened: No such file or directory"
+    made = [command[1:3] for command in done if "add" in command[:3]]
+    assert made == [("link", "add"), ("addr", "add"), ("netns", "add")]
+    assert [command[1:3] for command in done[-2:]] == [("netns", "del"), ("link", "del")]
+
+
+def test_a_frame_arrives_after_its_turn_and_its_way() -> None:
+    wire = Wire(delay_s=0.050, mbit=8.0)  # a microsecond for each byte
+    wire.take(b"a" * 1_000, 0.0)
+    wire.take(b"b" * 2_000, 0.0)  # waits for the first
+    wire.take(b"c" * 1_000, 0.010)
+    assert [len(frame) for frame in wire.arrived(0.0505)] == []
+    assert [frame[:1] for frame in wire.arrived(0.0535)] == [b"a", b"b"]
+    assert [frame[:1] for frame in wire.arrived(1.0)] == [b"c"]
+    report = report_of([wire])
+    assert (report["frames"], report["dropped"]) == (3, 0)
+    assert report["late_ms"] == {"p50": 2.5, "p99": 2.5, "p100": 939.0}
+
+
+def test_a_link_without_a_rate_only_delays_and_a_full_one_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns, "_WAITING", 2)
+    wire = Wire(delay_s=1.0, mbit=0.0)
+    for number in range(3):
+        wire.take(bytes([number]), 0.0)
+    assert list(wire.arrived(1.0)) == [b"\0", b"\1"]
+    assert report_of([wire])["dropped"] == 1
+
+
+def test_frames_are_carried_both_ways_until_the_input_ends() -> None:
+    """Datagram sockets stand in for the TAP devices: they keep frames apart, too."""
+    with contextlib.ExitStack() as stack:
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+        (inner, site), (outer, host) = pairs
+        for end in (inner, site, outer, host):
+            stack.enter_context(end)
+            end.setblocking(end in (site, host))
+        reading, writing = os.pipe()
+        wire = Wire(delay_s=0.001, mbit=1_000.0)
+        carrying = threading.Thread(target=carry, args=([wire], [inner.fileno()], [outer.fileno()], reading))
+        carrying.start()
+        site.send(b"from the site")
+        site.send(b"another")
+        host.send(b"to the site")
+        assert [host.recv(100), host.recv(100)] == [b"from the site", b"another"]
+        assert site.recv(100) == b"to the site"
+        os.close(writing)
+        carrying.join()
+        os.close(reading)
+    assert report_of([wire])["frames"] == 2

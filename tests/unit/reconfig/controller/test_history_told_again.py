@@ -59,6 +59,9 @@ class Replicas:
         self._sealed.set()
         return Fenced(0.01)
 
+    async def round_trip_s(self, _: str) -> float | None:
+        return None
+
     async def cancel(self, *_: object, at_once: bool) -> Cancelled:
         return Cancelled()
 

@@ -178,6 +178,23 @@ def test_round_trips_of_those_that_answer() -> None:
         done(world.replicas.round_trips_ms("a", ["a"], 1.0))
 
 
+def test_the_round_trip_of_a_replica_that_answers_or_refuses() -> None:
+    unanswered = grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata())
+    world = World(rpb.PartitionView(), refusal(MoveUnknown("no such partition")), unanswered)
+    assert [done(world.replicas.round_trip_s("a")) is not None for _ in range(3)] == [True, True, False]
+    del world.known["a"]
+    assert done(world.replicas.round_trip_s("a")) is None
+
+
+def test_the_shortest_of_the_last_round_trips_counts() -> None:
+    took = iter([0.3, 0.1, *[0.2] * calls.ROUND_TRIPS_KEPT])
+    world = World(*[rpb.PartitionView() for _ in range(10)])
+    times = iter([at for each in took for at in (0.0, each)])
+    world.replicas._clock = SimpleNamespace(monotonic=lambda: next(times))  # type: ignore[assignment]
+    found = [done(world.replicas.round_trip_s("a")) for _ in range(10)]
+    assert found == [0.3, *[0.1] * calls.ROUND_TRIPS_KEPT, 0.2]
+
+
 def test_a_process_that_is_new_is_asked_again_when_it_has_registered() -> None:
     world = World(refusal(LeaseLost("not registered yet")), rpb.FenceReply(sealed=True))
 

@@ -53,6 +53,9 @@ class Pair:
             await asyncio.sleep(0)
         return Fenced(IN_HAND_MS)
 
+    async def round_trip_s(self, name: str) -> float | None:
+        return None
+
     async def release(self, *_: object) -> None: ...
 
 
@@ -97,6 +100,30 @@ def test_a_pause_is_without_the_batch_in_hand_though_the_target_is_heard_first()
     report, recorded = asyncio.run(run())
     assert report.pause_ms == 0.0
     assert recorded == report, "what is recorded is all that is told afterwards"
+
+
+def test_a_pause_is_without_the_ways_from_and_to_the_controller() -> None:
+    """A controller 100 ms away from two replicas side by side told of a pause of 100 ms, and refused shorter ones."""
+    now_s = 0.0
+    trips = {"a": iter([0.5, 0.08, None]), "b": iter([0.3, 0.12, 0.12])}  # one request was not answered
+
+    class Far(Pair):
+        """The source is 40 ms away, the target 60 ms."""
+
+        async def round_trip_s(self, name: str) -> float | None:
+            return next(trips[name])
+
+        async def fence(self, name: str, fence: Fence) -> Fenced:
+            nonlocal now_s
+            now_s += 0.25
+            return replace(await super().fence(name, fence), in_hand_ms=50.0)
+
+    async def run() -> MoveReport:
+        runner = runner_of(Far(), Hooks(_nothing, _nothing, _nothing, lambda: None))
+        runner.clock = SimpleNamespace(monotonic=lambda: now_s, now_us=SYSTEM_CLOCK.now_us)  # type: ignore[assignment]
+        return await asyncio.wait_for(runner.run(), 10)
+
+    assert asyncio.run(run()).pause_ms == pytest.approx(250 - 50 - 40 - 60)
 
 
 def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_waits_for() -> None:
