@@ -19,6 +19,7 @@ from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.folds import Home, Outcome
 from reconfig.controller.members import Members
+from reconfig.controller.standbys import check_copies
 from reconfig.controller.takeovers import Takeovers
 from reconfig.decisions.placement import MIB
 from reconfig.decisions.sweeps import Begin, Chore, Plan
@@ -340,13 +341,16 @@ class Agents:
         return f"{agent}-{number}"
 
     async def stop(self, replica: str, force: bool) -> Spawned:
-        """Stops a replica; its data directory stays. Its standby copies end, and are made at other replicas.
+        """Stops a replica; its data directory stays. Its standby copies end, and are made at other replicas that may
+        hold them.
 
         Args:
-            force: stop the replica even while it owns partitions; no replica serves them until they are taken over.
+            force: stop the replica even while it owns partitions, which no replica serves until they are taken over,
+                and even if an operator then has no standby.
 
         Raises InvalidArgument if no agent started the replica. Without ``force``, raises PartitionsLive while the
-        replica owns partitions, and MoveConflict while partitions move to or from it. Then nothing changes.
+        replica owns partitions, MoveConflict while partitions move to or from it, and Unavailable if an operator that
+        wants standbys could have no standby any more. Then nothing changes.
         """
         async with self._context.planning:
             spawned = self._spawned(replica)
@@ -354,6 +358,7 @@ class Agents:
                 self._check_owns_nothing(
                     replica, "pass --drain (drain=True) to move them away first, or --force", moving=True
                 )
+                check_copies(self._context, replica, ", or pass --force")
             return spawned if not spawned.running else await self._command(replace(spawned, running=False))
 
     async def restart(self, replica: str) -> Spawned:

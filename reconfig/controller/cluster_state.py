@@ -22,7 +22,8 @@ item                            records
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
 ``retarget/move/<id>/<p>/<n>``  NEW {target, reason}: the move, which had not begun, gets another target
 ``resolve/move/<id>/<p>/<n>``   NEW {how}: the move, whose seal cannot be proved, is given up. With ``restore``, its
-                                source must not serve what it sealed; with ``serve-source`` it may
+                                source must not serve what it sealed; with ``serve-source`` it may. An optional
+                                item, see :class:`Event`
 ``restore/<id>/<partition>``    NEW {operator, partition, owner, target, epoch, url, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error}
 ``restores/<id>``               a batch of the board, whose entities are the restores of one command
@@ -72,12 +73,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from reconfig.controller.folds import JobBook, RestoreBook, Roster, SweepBook
-from reconfig.controller.history import APP, Batch, Recorded, because
+from reconfig.controller.history import APP, APPS, OPTIONAL, Batch, Recorded, because
 from reconfig.decisions.failover import Failover, Failovers
 from reconfig.decisions.plan import Change, Limits, Planned, PlannedMove, PlannedStandby, limits_of, planned_of
 from reconfig.decisions.policies import AutopilotSettings
 from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
-from stateflow.ledger.records import Record, RecordState
+from stateflow.ledger.records import App, Record, RecordState
 from stateflow.ledger.rules import BatchStatus
 from stateflow.ring import Assignment
 from stateflow.status import MaintenanceReport
@@ -161,9 +162,11 @@ class ClusterState:
     def fold(self, record: Record) -> None:
         """Folds a record of the ledger. Records of other applications in a shared ledger change nothing."""
         self.newest = record.record_id
-        if record.app.name != APP.name:
+        if record.app.name not in APPS:
             return
         kind, _, rest = record.item_id.partition("/")
+        if record.app.name == OPTIONAL.name and kind not in EVENTS:
+            return
         event = EVENTS[kind]
         if event.series:
             name, _, number = rest.rpartition("/")
@@ -420,7 +423,7 @@ class ClusterState:
                     self.finished.append((planned, record))
                 if record.state is RecordState.FAILED and open_move.resolution == "restore":
                     self.distrusted.add(planned.move_id)
-                if (record.payload or {}).get("report", {}).get("distrusted"):  # of an earlier version
+                if (record.payload or {}).get("report", {}).get("distrusted"):  # all that release 0.1 recorded
                     self.distrusted.add(planned.move_id)
                 self._remember(planned, record)
                 if record.state is RecordState.PROCESSED:
@@ -511,11 +514,14 @@ class Event(NamedTuple):
         series: name of the kind's series. Items end in a number, and all kinds of one series are numbered together;
             empty: the items of this kind have no numbers.
         of_each: each name of the series is numbered separately, rather than all names together.
+        app: the application whose records the items are. It is OPTIONAL for kinds that release 0.1 lacks: it skips
+            their records, and could not read the ledger otherwise. Such an item has one record, which is NEW.
     """
 
     fold: Callable[[ClusterState, str, Record], None]
     series: str = ""
     of_each: bool = True
+    app: App = APP
 
     def series_of(self, name: str) -> tuple[str, str]:
         return self.series, name if self.of_each else ""
@@ -541,7 +547,7 @@ EVENTS: Mapping[str, Event] = {
     "failover": Event(ClusterState._fold_failover),
     "reconfiguration": Event(ClusterState._fold_reconfiguration),
     "retarget": Event(ClusterState._fold_retarget, "retarget"),
-    "resolve": Event(ClusterState._fold_resolve, "resolve"),
+    "resolve": Event(ClusterState._fold_resolve, "resolve", app=OPTIONAL),  # APP's in ledgers of early versions
     "pause": Event(ClusterState._fold_pause, "pause"),
     "edit": Event(ClusterState._fold_edit, "edit"),
     "cancel": Event(ClusterState._fold_cancel),

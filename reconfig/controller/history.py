@@ -37,6 +37,10 @@ from stateflow.reports import MoveReport, Reconfiguration
 from stateflow.types import How
 
 APP = App("reconfig.controller", "1")
+#: records that other releases may skip: a release reads records of this application only if it knows their kind, and
+#: release 0.1 reads none of them
+OPTIONAL = App("reconfig.controller.optional", "1")
+APPS = frozenset({APP.name, OPTIONAL.name})
 OPEN = (RecordState.NEW, RecordState.PROCESSING)
 ENDED = frozenset({RecordState.PROCESSED, RecordState.FAILED})
 _FIELDS = frozenset(each.name for each in fields(MoveReport))

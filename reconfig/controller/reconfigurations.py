@@ -16,6 +16,7 @@ from reconfig.controller.executor import Executor, Running, RunRegistry
 from reconfig.controller.history import past
 from reconfig.controller.measuring import Heard, heard, loads_of, owners_of, unheard, with_room
 from reconfig.controller.runners import MoveRunner
+from reconfig.controller.standbys import check_copies
 from reconfig.decisions import migration as m
 from reconfig.decisions import plan
 from reconfig.decisions.placement import Avoided, Choice, MoveProposal, View, drained, spread
@@ -212,7 +213,7 @@ class Reconfigurations:
                 return Choice({})
 
         async with self._planned(leaving) as (moves, said):
-            self._check_copies(node)
+            check_copies(self._context, node)
             asked, reasons = _asked(None, leaving=node), dict.fromkeys(moves, reason)
             begun = await self._start_all(moves, said, options, Cause.DRAIN, asked, reasons)
             await self._context.record(steps.maintain, node, begins())
@@ -273,33 +274,6 @@ class Reconfigurations:
                     remedy="wait until that move ends, or cancel it",
                     partition=coming.partition,
                     item=coming.item_id,
-                )
-
-    def _check_copies(self, node: str) -> None:
-        """Checks that operators can still have standbys while a node receives nothing.
-
-        Raises Unavailable if an operator that wants standbys could have no standby any more. A batch is acknowledged
-        when one standby has confirmed it; without a standby there is no second copy.
-        """
-        cluster, fit = self._context.cluster, self._context.fit().values()
-        for operator, count in sorted(cluster.standbys.items()):
-            deployed = cluster.operator(operator)
-            able = {node_of(info.name) for info in fit if deployed.may_be_at(info)}
-            if not count or node not in able:
-                continue
-            if len(able) == 2:
-                raise Unavailable(
-                    f"{operator} would have no standby: besides {node}, only one replica that answers may hold copies",
-                    remedy=f"start one more, or turn standbys off: `stateflow standby {operator} 0`",
-                    replica=node,
-                )
-            if (copies := max(0, len(able) - 2)) < count:
-                log.warning(
-                    "operator %s has at most %d of %d standbys while node %s is in maintenance",
-                    operator,
-                    copies,
-                    count,
-                    node,
                 )
 
     def _workers(self, node: str) -> list[str]:

@@ -31,6 +31,28 @@ MOST_DOUBLINGS = 5
 NEAR_KEPT = 4
 
 
+def check_copies(context: ControllerContext, node: str, otherwise: str = "") -> None:
+    """Checks that operators can still have standbys without a node. ``otherwise``: a further remedy.
+
+    Raises Unavailable if an operator that wants standbys could have no standby any more. A batch is acknowledged when
+    one standby has confirmed it; without a standby there is no second copy.
+    """
+    cluster, fit = context.cluster, context.fit().values()
+    for operator, count in sorted(cluster.standbys.items()):
+        deployed = cluster.operator(operator)
+        able = {node_of(info.name) for info in fit if deployed.may_be_at(info)}
+        if not count or node not in able:
+            continue
+        if len(able) == 2:
+            raise Unavailable(
+                f"{operator} would have no standby: besides {node}, only one replica that answers may hold copies",
+                remedy=f"start one more, or turn standbys off: `stateflow standby {operator} 0`{otherwise}",
+                replica=node,
+            )
+        if (copies := max(0, len(able) - 2)) < count:
+            log.warning("operator %s has at most %d of %d standbys without node %s", operator, copies, count, node)
+
+
 class Standbys:
     def __init__(self, context: ControllerContext, executor: Executor) -> None:
         self._context, self._executor = context, executor

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.cluster_state import EVENTS, ClusterState
 from reconfig.controller.folds import MOVED, Home, Outcome, Task
 from reconfig.controller.history import APP, begun, begun_batch, ended, entity, entry, retaken, taken_up
 from reconfig.decisions.failover import Failover
@@ -56,7 +56,7 @@ Step = Sequence[Entry] | Ending
 
 
 def _new(item: str, payload: Any) -> Entry:
-    return entry(item, RecordState.NEW, None, payload)
+    return replace(entry(item, RecordState.NEW, None, payload), app=EVENTS[item.partition("/")[0]].app)
 
 
 def _numbered(cluster: ClusterState, kind: str, name: str, payload: Any) -> Entry:
@@ -266,6 +266,8 @@ def move_owned(cluster: ClusterState, move: Planned, report: Mapping[str, Any]) 
 
 
 def move_aborted(cluster: ClusterState, move: Planned, error: Mapping[str, Any], report: Mapping[str, Any]) -> Ending:
+    if cluster.open_moves[move.item_id].resolution == "restore":
+        report = {**report, "distrusted": True}  # release 0.1 reads no resolution, and would serve what was rejected
     return _end_move(cluster, move, RecordState.FAILED, {"error": error, "report": report})
 
 

@@ -51,15 +51,13 @@ class Orphan:
     """A partition that no owner serves.
 
     ``epoch`` is the epoch at which it was owned. If ``why`` is SEALED, its owner runs and has the whole partition, but
-    no longer serves it.
+    no longer serves it. ``move_id`` names the move for which it sealed the partition; empty: for no move, or
+    ``why`` is another.
     """
 
     epoch: int
     why: f.Why
-
-    @property
-    def sealed(self) -> bool:
-        return self.why is f.Why.SEALED
+    move_id: str = ""
 
 
 #: resolutions for partitions whose seal cannot be proved
@@ -229,7 +227,7 @@ class Takeovers:
 
     def _check_held(self, name: str, partition: PartitionId, epoch: int, view: PartitionView | None) -> None:
         if view is not None and view.state is State.SEALED and view.epoch > epoch:
-            self._orphans[partition] = Orphan(epoch, self._why_sealed(view.move_id))
+            self._orphans[partition] = Orphan(epoch, f.Why.SEALED, view.move_id)
         elif partition in self._runners:
             pass  # the owner comes too late: see _superseded
         elif view is not None and view.state in SERVED and view.epoch == epoch:
@@ -241,12 +239,14 @@ class Takeovers:
                 if (runner.planned.partition, runner.planned.source) == (partition, name):
                     self._source_gone(runner)
 
-    def _why_sealed(self, move_id: str) -> f.Why:
-        """Returns why a partition that was sealed for this move is not served.
+    def _why(self, orphan: Orphan) -> f.Why:
+        """Returns why an orphan is not served. SEALED: its owner may serve the sealed copy again.
 
-        SEALED: the source may serve its sealed copy again. MISSING: a command has declared the sealed copy untrusted.
+        If a command has rejected that copy, the reason is MISSING. The rejection counts once the move has FAILED, which
+        may be after its source has registered.
         """
-        return f.Why.MISSING if move_id in self._context.cluster.distrusted else f.Why.SEALED
+        rejected = orphan.why is f.Why.SEALED and orphan.move_id in self._context.cluster.distrusted
+        return f.Why.MISSING if rejected else orphan.why
 
     def lost(self, partition: PartitionId, epoch: int, why: StateflowError) -> None:
         """Makes a partition an orphan: its owner at this epoch reports that it has lost the partition."""
@@ -337,7 +337,7 @@ class Takeovers:
         owner, _ = deployed.assignment.owner(partition.partition)
         return f.choose(
             cluster.roster.replicas[owner],
-            orphan is not None and orphan.sealed,
+            orphan is not None and self._why(orphan) is f.Why.SEALED,
             self._standbys.copies(partition),
             self._context.alive(),
             Counter(cluster.owned_counts()) + on_their_way + Counter(coming),
@@ -383,7 +383,7 @@ class Takeovers:
                 log.exception("%s, fenced for move %s: failed to ask replica %s", partition, move_id, name)
                 continue
             if reply.sealed and self._owner(partition) == (name, epoch):  # the owner may have changed
-                self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
+                self._orphans[partition] = Orphan(epoch, f.Why.SEALED, move_id)
             return
 
     def _superseded(self, name: str, partition: PartitionId, view: PartitionView) -> Superseded | None:
@@ -457,7 +457,7 @@ class Takeovers:
         if partition in self._coming and (coming := self.coming(owned[0])) is not None:
             return coming
         by_command = self._waits_for_command(partition, orphan)
-        return f.Lack(owned[0], orphan.why, self._failed.get(partition, ""), by_command)
+        return f.Lack(owned[0], self._why(orphan), self._failed.get(partition, ""), by_command)
 
     def coming(self, owner: str) -> f.Lack | None:
         """Returns why partitions are not served whose owner may still be starting; None: it cannot be."""
@@ -494,7 +494,7 @@ class Takeovers:
         An owner that sealed the whole partition may serve it again without a command.
         """
         manual = self._context.cluster.failovers.is_manual(partition.operator)
-        return manual and not orphan.sealed and partition not in self._accepted
+        return manual and self._why(orphan) is not f.Why.SEALED and partition not in self._accepted
 
     def concerns(self, partition: PartitionId) -> bool:
         """Tells whether a partition is not served by its owner, or is being taken over."""

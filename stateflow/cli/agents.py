@@ -272,7 +272,8 @@ def stop(
         bool,
         typer.Option(
             "--force",
-            help="Stop the replica even if it owns partitions; they wait for its restart or for a takeover.",
+            help="Stop the replica even if it owns partitions, which wait for its restart or for a takeover, or if an "
+            "operator then has no standby.",
         ),
     ] = False,
     controller: Controller = LOCAL,

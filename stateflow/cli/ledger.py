@@ -196,11 +196,11 @@ def skip(
     as_json: Json = False,
 ) -> None:
     """Make one application or all of them skip an item from now on."""
-    from reconfig.controller.history import APP
+    from reconfig.controller.history import APPS
 
     with opened_at(url) as opened:
-        found = opened.item(item) if app in ("*", APP.name) else None
-        if found is not None and found.records[0].app.name == APP.name:
+        found = opened.item(item) if app in {"*", *APPS} else None
+        if found is not None and found.records[0].app.name in APPS:
             raise InvalidArgument(
                 "the item is the controller's own, which could never continue or end it",
                 remedy="cancel the work, e.g. with `stateflow reconfig cancel`; if the item is blocked, resolve it",

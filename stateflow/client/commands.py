@@ -270,10 +270,12 @@ class FleetCommands:
 
         Args:
             drain: True moves its partitions to other replicas first.
-            force: True stops it even if it owns partitions: no replica serves them until they are taken over.
+            force: True stops it even if it owns partitions, which no replica serves until they are taken over, and even
+                if an operator then has no standby.
 
-        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started, and MoveAborted if a
-        partition could not be moved away. The replica keeps running in each of these cases.
+        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started, Unavailable if an
+        operator that wants standbys could have none any more, and MoveAborted if a partition could not be moved away.
+        The replica keeps running in each of these cases.
         """
         if drain:
             with contextlib.suppress(AlreadyThere):

@@ -41,8 +41,7 @@ class Certificates:
         from stateflow.security.authority import Authority
 
         self._directory = directory
-        place = directory / "authority"
-        self.authority = Authority(place) if (place / "ca.key").exists() else Authority.init(place, "local")
+        self.authority = Authority.open_or_init(directory / "authority", "local")
         self._own = ExitStack()
 
     def issue(self, name: str, role: str, host: str = "", operators: tuple[str, ...] = ()) -> Mapping[str, str]:

@@ -66,7 +66,9 @@ class Authority:
 
     def __init__(self, directory: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._directory, self._clock = directory, clock
-        if not _is_made(directory):
+        # the directory of a process has the authority's certificate, too, but nothing else of an authority
+        is_own = (directory / KEY).exists() or (directory / ISSUED).is_dir()
+        if not (is_own and _is_made(directory)):
             raise BadCertificate(
                 "no certificate authority found",
                 remedy="make one with `stateflow certs init`, or pass its directory with --dir",
@@ -108,6 +110,12 @@ class Authority:
         write_durably(directory / CRL, _revocation_list(key, cert, now, [], 0), 0o644)
         write_durably(directory / CA, _pem(cert), 0o644)  # last, because an authority that has it is complete
         return cls(directory, clock)
+
+    @classmethod
+    def open_or_init(cls, directory: Path, name: str) -> Authority:
+        """Returns the authority in a directory, and makes it if there is none, see :meth:`init`. Raises
+        BadCertificate."""
+        return cls(directory) if _is_made(directory) else cls.init(directory, name)
 
     # -- issuing ------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from typing import Any
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.durable import MALFORMED
 from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed, StateflowError, Unavailable, from_wire
-from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
+from stateflow.security.authority import Authority, own_request, write_own, write_private
 from stateflow.security.certificates import LONGEST, Certificate, certificate_of, decoded_token, utc
 from stateflow.security.plain import (
     NO_TOKEN_VARIABLES,
@@ -262,8 +262,7 @@ class Credentials:
     def __init__(self, directory: Path, host: str, base: str, replicas: int) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory = directory.absolute()
-        place = directory / _AUTHORITY
-        self._authority = Authority(place) if (place / KEY).exists() else Authority.init(place, "stateflow in Spark")
+        self._authority = Authority.open_or_init(directory / _AUTHORITY, "stateflow in Spark")
         self._host, self._controller = host, directory / "controller"
         #: file with an administrator's token; commands on this machine use the token if STATEFLOW_TOKEN_FILE names the
         #: file

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
+from reconfig.controller.cluster_state import EVENTS, ClusterState
 from reconfig.controller.context import Writer
+from reconfig.controller.folds import Home
+from reconfig.controller.history import APP
+from reconfig.decisions.plan import PlannedMove
 from stateflow.ledger import Ledger
 from stateflow.operator.arrow import read_table
 from stateflow.partition.replica import ReplicaNode
 from stateflow.release import FIRST, VERSION
 from stateflow.testing import LocalCluster
-from stateflow.types import ReplicaInfo
-from tests.formats import RELEASES, archive, unpack, unpack_code
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, StrategyName
+from tests.formats import BEFORE, RELEASES, archive, unpack, unpack_code
 from tests.formats.__main__ import BATCHES, MORE, MORE_BATCHES, PARTITIONS, SITES, state_of
 from tests.formats.everything import KEYS, Everything, rows
 from tests.integration.support import check_owners
+from tests.writing import Written, deploy, write
 
 #: releases before this one: each has all of its archives
 KEPT = RELEASES[:-1]
@@ -130,3 +138,50 @@ def test_what_only_some_clusters_have_is_gone_on_with(
             assert local.migrate("Packed", list(range(PARTITIONS)), to).wait().state == "COMPLETED"
         outputs = local.stream("Packed", source="p").send([{"k": str(number)} for number in range(20)])
         assert {row["n"] for row in outputs} == {2}
+
+
+#: run with the code of 0.1: folds a ledger, and prints the kinds that it knows and the moves that it distrusts
+FOLD = """
+import json, sys
+from reconfig.controller.cluster_state import FOLDS, ClusterState
+from stateflow.ledger import Ledger
+
+with Ledger(sys.argv[1]) as ledger:
+    cluster = ClusterState(ledger)
+    for record in ledger.records(archived=True):
+        cluster.fold(record)
+print(json.dumps([sorted(FOLDS), sorted(cluster.distrusted)]))
+"""
+
+
+@pytest.mark.parametrize("how", ["restore", "serve-source"])
+def test_the_release_before_reads_what_this_one_recorded(how: str, tmp_path: Path) -> None:
+    """One `resolve` made the ledger unreadable for 0.1, for good, and 0.1 could not know which copy was rejected."""
+    move = PlannedMove("r", PartitionId("Op", 0), "a", "b", 1, 2, StrategyName.WARM_UP)
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with Ledger(url) as ledger:
+        cluster = Written(ledger)
+        for name in "ab":
+            write(cluster, steps.register, ReplicaInfo(name, "s", f"{name}:1"), Home())
+        deploy(cluster, OperatorSpec("Op", "m:Op", 1, ("k",), b"", "{}"), {0: "a"})
+        for step in (steps.plan_moves, steps.begin_moves):
+            write(cluster, step, [move])
+        write(cluster, steps.grant, move)
+        write(cluster, steps.resolve, [move], how)
+        write(cluster, steps.move_aborted, move, {"code": "move_aborted", "what": "given up"}, {})
+        distrusted = cluster.distrusted
+    code = str(unpack_code(BEFORE, tmp_path / "code"))
+    command = [sys.executable, "-P", "-c", FOLD, url]
+    folded = subprocess.run(
+        command,
+        cwd=code,
+        env=os.environ | {"PYTHONPATH": code},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert folded.returncode == 0, folded.stderr
+    kinds, distrusted_before = json.loads(folded.stdout)
+    assert {kind for kind, event in EVENTS.items() if event.app == APP} <= set(kinds), "the others are skipped"
+    assert set(distrusted_before) == distrusted == ({move.move_id} if how == "restore" else set())

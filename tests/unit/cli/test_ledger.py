@@ -101,11 +101,12 @@ def test_a_ledger_that_would_end_with_its_process_is_refused(url: str) -> None:
         assert "invalid_argument: the ledger would be in memory, and end with this process" in done.stderr
 
 
-def test_an_item_of_the_controller_is_not_skipped_by_it(url: str) -> None:
+@pytest.mark.parametrize("app", ["reconfig.controller", "reconfig.controller.optional"])
+def test_an_item_of_the_controller_is_not_skipped_by_it(app: str, url: str) -> None:
     """The begin of a move that is skipped, and of all moves that begin with it, would fail again and again."""
     with Ledger(url) as ledger:
-        ledger.put("move/r/1", App("reconfig.controller", "1"), "NEW")
-    for options in ([], ["--app", "reconfig.controller"]):
+        ledger.put("move/r/1", App(app, "1"), "NEW")
+    for options in ([], ["--app", app]):
         done = run(url, "ledger", "skip", "move/r/1", *options)
         assert (done.exit_code, done.stdout) == (1, "")
         assert done.stderr.startswith("invalid_argument: the item is the controller's own"), done.stderr

@@ -12,6 +12,13 @@ from stateflow.errors import InvalidArgument
 from stateflow.local.cluster import Certificates, LocalCluster
 
 
+def test_an_authority_whose_making_was_cut_off_is_completed(tmp_path: Path) -> None:
+    """The cluster could never start again: only the key was there, and no authority was found."""
+    Certificates(tmp_path)
+    (tmp_path / "authority" / "ca.pem").unlink()
+    assert Certificates(tmp_path).issue("edge-0", "node", "h")
+
+
 def test_a_replica_and_a_controller_have_names_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="a replica and a controller would both be named controller-1"):
         LocalCluster(sites={"controller": 2}, controllers=2, data_dir=tmp_path)

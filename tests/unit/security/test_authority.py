@@ -247,6 +247,26 @@ def test_an_init_that_was_cut_off_can_be_repeated(tmp_path: Path, monkeypatch: p
     assert len(again.revoke("edge-0")) == 1
 
 
+@pytest.mark.parametrize("kept", [[], ["ca.key"], ["ca.key", "crl.pem"]])
+def test_an_authority_is_opened_or_else_its_making_is_completed(kept: list[str], tmp_path: Path) -> None:
+    first = Authority.open_or_init(tmp_path / "a", "acme")
+    assert Authority.open_or_init(tmp_path / "a", "acme").ca == first.ca
+    for name in {"ca.key", "crl.pem", "ca.pem"} - set(kept):
+        (tmp_path / "a" / name).unlink()
+    again = Authority.open_or_init(tmp_path / "a", "acme")
+    again.issue(NODE, ["h"], tmp_path / "x")
+    (tmp_path / "a" / "ca.pem").unlink()
+    with pytest.raises(BadCertificate, match="restore it from a backup"):
+        Authority.open_or_init(tmp_path / "a", "acme")
+
+
+def test_the_directory_of_a_process_is_no_authority(authority: Authority, tmp_path: Path) -> None:
+    """The advice was to restore a key that had never been in that directory."""
+    authority.issue(NODE, ["h"], tmp_path / "x")
+    with pytest.raises(BadCertificate, match=r"no certificate authority found .*--dir"):
+        Authority(tmp_path / "x")
+
+
 def test_a_key_that_is_kept_elsewhere_is_not_replaced(authority: Authority, tmp_path: Path) -> None:
     authority.issue(NODE, ["h"], tmp_path / "x")
     (tmp_path / "authority" / "ca.key").unlink()

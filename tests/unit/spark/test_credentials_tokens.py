@@ -10,6 +10,7 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import InvalidArgument
+from stateflow.security.authority import Authority
 from stateflow.security.certificates import certificate_of, decoded_token, utc
 from stateflow.security.plain import own_issuer, own_token, task_token
 from stateflow.security.roles import Identity, Role
@@ -24,6 +25,13 @@ def credentials(tmp_path: Path) -> Iterator[Credentials]:
     made = Credentials(tmp_path / "certificates", "127.0.0.1", "spark-abc123", 2)
     yield made
     made.end()
+
+
+def test_an_authority_whose_making_was_cut_off_is_completed(tmp_path: Path) -> None:
+    place = tmp_path / "certificates" / "authority"
+    Authority.init(place, "stateflow in Spark")
+    (place / "ca.pem").unlink()
+    Credentials(tmp_path / "certificates", "127.0.0.1", "spark-abc123", 1).end()
 
 
 def identity_of(token: str) -> Identity | None:

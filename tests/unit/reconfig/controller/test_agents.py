@@ -19,6 +19,7 @@ from reconfig.controller.steps import (
     plan_deployment,
     plan_moves,
     register,
+    want_standbys,
 )
 from reconfig.decisions.plan import PlannedMove, PlannedStandby
 from reconfig.decisions.sweeps import Maintenance
@@ -199,6 +200,28 @@ def test_a_replica_is_stopped_although_it_has_standbys_but_not_during_a_move(tmp
             await agents.stop("gw-0", force=False)
         await context.record(move_aborted, move, MoveAborted("it ends", remedy="-").to_wire(), {})
         assert not (await agents.stop("gw-0", force=False)).running
+
+    scenario(tmp_path, steps)
+
+
+def test_the_last_replica_that_may_hold_standbys_is_stopped_by_force_only(tmp_path: Path) -> None:
+    """`stop` ended the last standby without a word, although a maintenance of the replica was refused."""
+
+    async def steps(controller: Controller, _: ManualClock) -> None:
+        agents, context = controller.agents, controller.context
+        await agents.heard(BEAT)
+        await agents.spawn(Request("edge", 3))
+        for name in ("gw-0", "gw-1"):
+            await context.record(register, ReplicaInfo(name, "edge", f"{name}:1"), Home(name, "here"))
+            context.members.issue(name, "t", {})
+            context.members.registered(name, "i", "t")
+        *_, record = await context.record(plan_deployment, SPEC, dict.fromkeys(range(2), "gw-1"))
+        await context.record(finish_deployment, record)
+        assert not (await agents.stop("gw-2", force=False)).running, "it has not registered"
+        await context.record(want_standbys, "Op", 1)
+        with pytest.raises(Unavailable, match=r"Op would have no standby.*--force"):
+            await agents.stop("gw-0", force=False)
+        assert not (await agents.stop("gw-0", force=True)).running
 
     scenario(tmp_path, steps)
 

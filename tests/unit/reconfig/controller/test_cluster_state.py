@@ -19,7 +19,7 @@ from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller import steps
 from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.folds import Home
-from reconfig.controller.history import APP, batch_item, entry
+from reconfig.controller.history import APP, OPTIONAL, batch_item, entry
 from reconfig.decisions.plan import Limits, PlannedMove, PlannedRestore, PlannedStandby, StrategyName, to_payload
 from reconfig.decisions.sweeps import Maintenance
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, MoveCancelled, OperatorNotDeployed
@@ -390,6 +390,16 @@ def test_how_a_move_was_given_up_is_known_until_it_ends_and_so_is_a_source_not_t
     assert cluster.distrusted == ({move.move_id} if distrusts else set())
     assert not write(cluster, steps.resolve, [move], "restore"), "it has ended"
     assert facts(Written.read(cluster.ledger)) == facts(cluster)
+
+
+def test_resolutions_of_early_versions_are_read_and_optional_records_of_later_ones_are_skipped(
+    ledger: Ledger, cluster: Written
+) -> None:
+    move = planned(cluster)
+    write(cluster, steps.plan_moves, [move])
+    ledger.append([entry(f"resolve/{move.item_id}/1", RecordState.NEW, None, {"how": "restore"})])
+    ledger.append([replace(entry("riddle/1", RecordState.NEW, None, {}), app=OPTIONAL)])
+    assert Written.read(ledger).open_moves[move.item_id].resolution == "restore"
 
 
 @pytest.mark.parametrize("resolved", [(True, False), (False, True), (True, True)])

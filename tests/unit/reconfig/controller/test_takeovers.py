@@ -91,7 +91,7 @@ def test_an_operator_that_is_undeployed_while_a_source_is_asked_whether_it_seale
 
     made._context.replicas = SimpleNamespace(cancel=cancel)  # type: ignore[assignment]
     asyncio.run(made._settle_fence("a", FIRST, 1, "m1"))
-    assert made._orphans == ({} if gone else {FIRST: Orphan(1, f.Why.SEALED)})
+    assert made._orphans == ({} if gone else {FIRST: Orphan(1, f.Why.SEALED, "m1")})
 
 
 def test_an_undeployed_operator_is_forgotten_everywhere() -> None:
@@ -593,5 +593,39 @@ def test_the_target_of_a_takeover_is_waited_for_after_a_cold_start_as_an_owner_i
         await started.passes(2)
         assert gone
         await started.controller.context.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["restore", "serve-source"])
+@pytest.mark.parametrize("resolved_first", [True, False])
+def test_a_source_that_registers_before_its_move_has_failed_serves_no_copy_that_was_rejected(
+    resolved_first: bool, how: str, ledger: Ledger
+) -> None:
+    """A source can register with its sealed copy after the command and before the move has FAILED, if the leader
+    changes meanwhile; or before the command. It served the copy in both cases, whatever the command said.
+    """
+    move = PlannedMove("r", FIRST, "a", "b", 1, 2, StrategyName.WARM_UP)
+    views = [PartitionView(FIRST, State.SEALED, 2, 5, move_id=move.move_id), PartitionView(SECOND, State.OWNED, 1, 0)]
+
+    async def scenario() -> None:
+        started = Started(ledger, 0.0)
+        record = started.controller.context.record
+        for step in (steps.plan_moves, steps.begin_moves):
+            await record(step, [move])
+        await record(steps.grant, move)
+        if resolved_first:
+            await record(steps.resolve, [move], how)
+        started.registers("a")
+        started.made.registered("a", views)
+        if not resolved_first:
+            await record(steps.resolve, [move], how)
+        await started.made._tick()
+        assert not started.begun, "the move ends first"
+        await record(steps.move_aborted, move, {"code": "move_aborted", "what": "given up"}, {})
+        assert started.why is (f.Why.MISSING if how == "restore" else f.Why.SEALED)
+        await started.made._tick()
+        assert [each.how for each in started.begun] == [How.CHECKPOINT if how == "restore" else How.LOCAL]
+        await started.controller.close()
 
     asyncio.run(scenario())
