@@ -14,7 +14,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks.latency import KEYS, SENDERS, SPREAD_ROWS, picker
 from benchmarks.load import Ledger, Load, Source, completed, correctness_of, summary
@@ -60,9 +60,12 @@ class Side:
         load.truth = self._truth  # the state carries over from one load to the next
         return load
 
-    def fastest(self, seconds: float) -> float:
-        """Returns the batches per second of all senders together, if each sends as soon as its last batch is
-        answered."""
+    def fastest(self, seconds: float, *, at_end: Callable[[], object] = lambda: None) -> float:
+        """Returns the batches per second of all senders together, if each sends as soon as its last batch is answered.
+
+        Args:
+            at_end: work that belongs to what was sent. Its duration counts, and the senders go on meanwhile.
+        """
         with self.speaking(), self.load(0.0) as load:
 
             def sent() -> int:
@@ -71,6 +74,7 @@ class Side:
             load.wait(SETTLE_S)
             before, began = sent(), time.monotonic()
             load.wait(seconds)
+            at_end()
             return (sent() - before) / (time.monotonic() - began)
 
     def paced(self, rate: float, seconds: float, moves: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ class Frame:
     def __getattr__(self, name: str) -> Any:
         return self if name in ("readStream", "writeStream") else lambda *_: self
 
-    def foreachBatch(self, keep: Any) -> Frame:  # noqa: N802 - Spark's name
+    def foreachBatch(self, keep: Any) -> Frame:
         self.keep = keep
         return self
 
