@@ -15,10 +15,11 @@ import json
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks.record import Record
+from benchmarks.record import Record, failed
 from benchmarks.results import keep
 from tests.gate import slowness
 
@@ -149,8 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     extra = {} if options.minutes is None else {"minutes": options.minutes}
     before = slowness() if options.keep else 1.0
     began = time.monotonic()
-    record: Record = run(experiment, quick=options.quick, seed=options.seed, only=options.only, **extra)
-    record = replace(record, took_s=time.monotonic() - began)
+    record: Record
+    try:
+        record = run(experiment, quick=options.quick, seed=options.seed, only=options.only, **extra)
+    except Exception as error:  # noqa: BLE001 - the record says it; without one the report would omit the experiment
+        traceback.print_exc()
+        record = failed(experiment, f"{type(error).__name__}: {error}", quick=options.quick, seed=options.seed)
+    settings = {"quick": options.quick, **record.settings}  # without it ``overran`` would not know the size
+    record = replace(record, settings=settings, took_s=time.monotonic() - began)
     if options.keep:
         record = replace(record, slowness=max(before, slowness()))
         keep(options.name, record)

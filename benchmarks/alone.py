@@ -125,6 +125,8 @@ def _run(cut_s: float, seed: int, figures: dict[str, Any]) -> Correctness:
             figures["failed_over_beside"] = EDGE not in local.told(OTHER).owners
             took = source.latencies.between(at_s, time.monotonic())
             figures |= {"batches": len(took), "batch_ms": summary(took), "lease_s": ControllerSettings().lease_s}
+            if not figures["failed_over_beside"]:
+                raise TimeoutError(f"nothing took over beside the edge within {cut_s:g} s: the edge was not cut off")
             print(f"  {len(took)} batches within {cut_s:g} s without a controller", file=sys.stderr, flush=True)
             local.heal()
             figures["heard_again_s"] = local.until(

@@ -1,7 +1,8 @@
 """Compare two files of results, figure by figure.
 
 If the ranges of two figures overlap, the verdict is "no difference shown". A figure that was measured once has no
-range, so its noise is unknown.
+range, so its noise is unknown. A figure or an experiment that only one file has is listed. If a record has a failure or
+a wrong result, a warning says so, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Spread, newest, read, spreads
+from benchmarks.results import Spread, faults, newest, read, spreads
 
 NO_DIFFERENCE = "no difference shown"
 NOISE_UNKNOWN = "measured once: noise unknown"
@@ -48,6 +49,20 @@ def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, An
                 yield Difference(experiment, spread.name, old[spread.path], spread)
 
 
+def one_sided(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:
+    """Yields (experiment, figure, whether it is in ``before``) for each figure that only one of the results has.
+
+    For an experiment that only one of them has, the figure is empty.
+    """
+    for experiment in sorted(before.keys() | after.keys()):
+        if experiment not in before or experiment not in after:
+            yield experiment, "", experiment in before
+            continue
+        old, new = ({spread.name for spread in spreads(records[experiment]["figures"])} for records in (before, after))
+        for figure in sorted(old ^ new):
+            yield experiment, figure, figure in old
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__)
     parser.add_argument("before", type=Path, metavar="A")
@@ -57,10 +72,17 @@ def main(arguments: Sequence[str]) -> int:
     before, after = newest(read(options.before)), newest(read(options.after))
     found = sorted(differences(before, after), key=lambda d: (d.experiment, d.figure))
     unlike = _unlike(before, after)
+    unsound = [*_unsound(before, options.before), *_unsound(after, options.after)]
+    alone = [
+        {"experiment": experiment, "figure": figure, "file": str(options.before if is_before else options.after)}
+        for experiment, figure, is_before in one_sided(before, after)
+    ]
     if options.json:
         said = [asdict(d) | {"ratio": d.ratio, "verdict": d.verdict} for d in found]
-        print(json.dumps({"differences": said, "warnings": unlike}))
-        return 0
+        print(json.dumps({"differences": said, "only_in_one": alone, "warnings": [*unsound, *unlike]}))
+        return 1 if unsound else 0
+    for line in unsound:
+        print(f"not sound: {line}")
     for line in unlike:
         print(f"not the same: {line}")
     for each in found:
@@ -70,9 +92,14 @@ def main(arguments: Sequence[str]) -> int:
             end="",
         )
         print(each.verdict)
-    for experiment in sorted(before.keys() ^ after.keys()):
-        print(f"{experiment:5} only in {options.before if experiment in before else options.after}")
-    return 0
+    for one in alone:
+        print(f"{one['experiment']:5} {one['figure']:50.50} only in {one['file']}")
+    return 1 if unsound else 0
+
+
+def _unsound(records: dict[str, dict[str, Any]], file: Path) -> list[str]:
+    """Returns a line for each failure and wrong result in a file's records."""
+    return [f"{experiment} in {file}: {line}" for experiment, record in records.items() for line in faults(record)]
 
 
 def _unlike(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:

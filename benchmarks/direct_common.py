@@ -44,13 +44,15 @@ class Outcome:
     Attributes:
         began_s: time at which the warm-up ended.
         ended_s: time at which the run ended.
-        outputs: (key, count, sum) of each output, in any order.
+        outputs: (key, count, sum) of each output, in any order; empty: they were not kept.
+        rows: number of outputs, which are counted even if they are not kept; None: not counted, the state is compared.
         state: key → (count, sum); None: the contestant's state cannot be read.
     """
 
     began_s: float = 0.0
     ended_s: float = 0.0
     outputs: list[tuple[int, int, float]] = field(default_factory=list)
+    rows: int | None = None
     state: State | None = None
 
 
@@ -66,27 +68,44 @@ Contest = Callable[[Columns, int, Path, bool], Outcome]
 
 
 def main(contests: Mapping[str, Contest]) -> None:
-    """Runs the contestant of the job twice: first a timed run, then a small run that is verified.
-
-    Every output row of the small run is compared with the reference. The final states of both runs are compared as
-    well, if they can be read.
-    """
+    """Runs the contestant of the job twice: first a timed run, then a small run whose outputs are verified."""
     job = Job(**json.loads(sys.argv[1]))
     directory = Path(job.directory)
     contest = contests[job.contestant]
     timed = columns_of(job.seed, job.keys, BATCH_ROWS, job.warm_up + job.batches)
     outcome = contest(timed, job.warm_up, directory / "timed", False)
-    found = {"rows_per_s": job.batches * BATCH_ROWS / (outcome.ended_s - outcome.began_s)}
+    found: dict[str, Any] = {"rows_per_s": job.batches * BATCH_ROWS / (outcome.ended_s - outcome.began_s)}
     small = columns_of(job.seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
     checked = contest(small, 1, directory / "verify", True)
-    expected, state = reference(small, last_only=job.contestant == COLUMNS)
-    here, wanted = Counter(checked.outputs), Counter(expected)
-    found["lost"] = sum((wanted - here).values())
-    found["duplicated"] = sum((here - wanted).values())
-    found["state_equal"] = checked.state in (None, state) and (
-        outcome.state is None or outcome.state == reference(timed, last_only=True)[1]
-    )
+    found |= verdict(timed, outcome, small, checked, last_only=job.contestant == COLUMNS)
     (directory / "result.json").write_text(json.dumps(found))
+
+
+def verdict(timed: Columns, outcome: Outcome, small: Columns, checked: Outcome, *, last_only: bool) -> dict[str, Any]:
+    """Compares both runs with the reference. Returns the number of lost and duplicated outputs, and state_equal.
+
+    Every output of the small run is compared. The final states of both runs are compared; state_equal is None if they
+    cannot be read. In that case the outputs of the timed run are counted, if the contestant counts them.
+
+    Args:
+        timed: input of the timed run.
+        outcome: result of the timed run.
+        small: input of the small run.
+        checked: result of the small run.
+        last_only: the contestant emits one output for each key of a batch, instead of one for each row.
+    """
+    expected, state = reference(small, last_only=last_only)
+    here, wanted = Counter(checked.outputs), Counter(expected)
+    rows = sum(len(k) for k, _ in timed)
+    more = 0 if outcome.rows is None else outcome.rows - rows
+    equal = None
+    if outcome.state is not None:
+        equal = checked.state == state and outcome.state == reference(timed, last_only=True)[1]
+    return {
+        "lost": sum((wanted - here).values()) + max(0, -more),
+        "duplicated": sum((here - wanted).values()) + max(0, more),
+        "state_equal": equal,
+    }
 
 
 def reference(batches: Columns, *, last_only: bool) -> tuple[list[tuple[int, int, float]], State]:

@@ -127,6 +127,7 @@ def bytewax(epoch_s: float | None) -> Contest:
         items = [item for k, v in batches for item in zip(map(str, k.tolist()), v.tolist(), strict=True)]
         warm_rows = sum(len(k) for k, _ in batches[:warm_up])
         outcome = Outcome()
+        sinks: list[Kept] = []
 
         class Rows(StatefulSourcePartition):  # type: ignore[type-arg]
             def __init__(self) -> None:
@@ -160,7 +161,8 @@ def bytewax(epoch_s: float | None) -> Contest:
 
         class Sink(DynamicSink):  # type: ignore[type-arg]
             def build(self, step_id: str, worker_index: int, worker_count: int) -> Kept:
-                return Kept()
+                sinks.append(Kept())
+                return sinks[-1]
 
         def add(state: Any, value: float) -> Any:
             n, total = state or (0, 0.0)
@@ -179,6 +181,7 @@ def bytewax(epoch_s: float | None) -> Contest:
             }
         cluster_main(flow, [], 0, worker_count_per_proc=1, **settings)
         outcome.ended_s = time.perf_counter()
+        outcome.rows = sum(sink.seen for sink in sinks)
         return outcome
 
     return contest

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.record import Correctness
 from benchmarks.stall import StallWatch
-from stateflow.client import Cluster, StreamClient
+from stateflow.client import Cluster, MoveReport, Reconfiguration, StreamClient
 from stateflow.errors import PositionGap, Unavailable
 
 BUCKET_S = 0.25
@@ -147,6 +147,8 @@ class Source:
 
 #: number of batches that a source keeps; a restored partition never needs older ones
 KEPT = 20_000
+#: seconds that senders have at the end of a load for the batches that are under way
+END_S = 120.0
 
 
 class Load:
@@ -185,13 +187,21 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Ends the senders.
+
+        Raises the error of a sender that failed. Raises TimeoutError if a sender does not end within ``END_S``: the
+        outcome of its batch is unknown, so nothing can be said about lost and duplicated rows.
+        """
         self._stop.set()
+        until = time.monotonic() + END_S
         for thread in self._threads:
-            thread.join(120)
+            thread.join(max(0.0, until - time.monotonic()))
         self.watch.__exit__()
         gc.unfreeze()
         if self.errors:
             raise self.errors[0]
+        if hanging := sum(thread.is_alive() for thread in self._threads):
+            raise TimeoutError(f"{hanging} of {len(self._threads)} senders did not end within {END_S:g} s")
 
     def wait(self, seconds: float) -> None:
         """Lets the load run for ``seconds``. Raises the error of a sender that failed."""
@@ -221,6 +231,7 @@ class Load:
         """Sends one batch. If a restored partition needs earlier batches, sends them first.
 
         Returns the outputs; None if earlier batches were sent, because some outputs may have been returned before.
+        Raises Unavailable if the load ends before there is an answer: the batch's outcome is unknown then.
         """
         number = source.stream.position + 1
         if self._keep:
@@ -232,6 +243,8 @@ class Load:
                 outputs = source.stream.send(rows, sequence=number)
                 return None if rewound else outputs
             except Unavailable as error:  # no answer for long: the same batch is sent again
+                if self._stop.is_set():
+                    raise
                 print(f"  {error}", file=sys.stderr, flush=True)
             except PositionGap as gap:
                 source.rewinds += 1
@@ -357,6 +370,25 @@ class OpenLoad(Load):
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self.errors.append(error)
             self._stop.set()
+
+
+def completed(report: Reconfiguration) -> list[MoveReport]:
+    """Returns the moves of a reconfiguration.
+
+    Raises RuntimeError if one did not complete. The report of such a move has a pause of 0 ms, which is no figure.
+    """
+    if report.state != "COMPLETED":
+        raise RuntimeError("; ".join(unfinished(report)) or f"the moves ended {report.state}")
+    return list(report.moves)
+
+
+def unfinished(report: Reconfiguration) -> list[str]:
+    """Returns a line for each move that did not complete."""
+    return [
+        f"the move of partition {move.partition} to {move.target} ended {move.state}: {move.error or 'no error'}"
+        for move in report.moves
+        if move.state != "COMPLETED"
+    ]
 
 
 def correctness_of(load: Load, cluster: Cluster, operator: str) -> Correctness:

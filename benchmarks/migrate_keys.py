@@ -9,15 +9,17 @@ of a vector in Megaphone.
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from benchmarks.load import Latencies, Load, Source, correctness_of, summary
+from benchmarks.load import Latencies, Load, Source, completed, correctness_of, summary
 from benchmarks.operators import CountSum
 from benchmarks.record import Correctness, Target, ratio, spread
 from stateflow.testing import LocalCluster
@@ -101,24 +103,33 @@ def one(partitions: int, keys: int, strategy: str, seed: int) -> tuple[dict[str,
 
 
 def _move(local: LocalCluster, partitions: Sequence[int], strategy: str) -> dict[str, Any]:
-    report = local.migrate(OPERATOR, list(partitions), "edge", strategy=strategy).wait()
-    if report.state != "COMPLETED":
-        raise RuntimeError("; ".join(m.error for m in report.moves if m.error))
-    begun = min(m.started_us for m in report.moves)
+    moves = completed(local.migrate(OPERATOR, list(partitions), "edge", strategy=strategy).wait())
+    begun = min(m.started_us for m in moves)
     return {
-        "took_s": max(m.started_us / 1e6 + m.duration_s for m in report.moves) - begun / 1e6,
-        "pause_ms": spread([m.pause_ms for m in report.moves]),
-        "bytes": sum(m.bytes_warm + m.bytes_delta for m in report.moves),
+        "took_s": max(m.started_us / 1e6 + m.duration_s for m in moves) - begun / 1e6,
+        "pause_ms": spread([m.pause_ms for m in moves]),
+        "bytes": sum(m.bytes_warm + m.bytes_delta for m in moves),
     }
 
 
 def experiment(
-    quick: bool, seed: int, only: Sequence[str] | None, checked: list[Correctness], say: Any
+    quick: bool,
+    seed: int,
+    only: Sequence[str] | None,
+    checked: list[Correctness],
+    noting: Callable[[], AbstractContextManager[None]],
+    say: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[Target]]:
+    """Runs M3.
+
+    Args:
+        checked: gets the correctness of each run.
+        noting: returns a context manager that notes the failure of a run.
+    """
     runs: list[dict[str, Any]] = []
     for partitions, keys in QUICK if quick else FULL:
-        for strategy in only or STRATEGIES:
-            for repeat in range(1 if quick else 3):
+        for strategy, repeat in itertools.product(only or STRATEGIES, range(1 if quick else 3)):
+            with noting():
                 figures, correctness = one(partitions, keys, strategy, seed + repeat)
                 runs.append(figures)
                 checked.append(correctness)

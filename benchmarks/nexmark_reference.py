@@ -22,6 +22,14 @@ def q3(events: Sequence[Event]) -> Counter[Any]:
     )
 
 
+def q3_waiting(events: Sequence[Event]) -> Counter[Any]:
+    """Returns (seller, auction) for each auction that Q3 keeps because its seller is not local."""
+    local = {e.id for e in events if isinstance(e, Person) and e.state in ("OR", "ID", "CA")}
+    return Counter(
+        (e.seller, e.id) for e in events if isinstance(e, Auction) and e.category == 10 and e.seller not in local
+    )
+
+
 def q4(events: Sequence[Event]) -> Counter[Any]:
     """Returns (auction, category, price) for every auction that was sold."""
     auctions = {e.id: e for e in events if isinstance(e, Auction)}
@@ -41,6 +49,22 @@ def q4_averages(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
         n, total = found.get(category, (0, 0))
         found[category] = n + times, total + price * times
     return found
+
+
+def q4_emitted(closed: Sequence[tuple[int, int]]) -> Counter[Any]:
+    """Returns (category, number of closed auctions, average of their prices) after each auction of its category.
+
+    Args:
+        closed: (category, price) of each closed auction, in the order in which they closed.
+    """
+    counts: Counter[int] = Counter()
+    sums: Counter[int] = Counter()
+    emitted: Counter[Any] = Counter()
+    for category, price in closed:
+        counts[category] += 1
+        sums[category] += price
+        emitted[category, counts[category], sums[category] / counts[category]] += 1
+    return emitted
 
 
 def q5(events: Sequence[Event], size_us: int, every_us: int) -> Counter[Any]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import summary
+from benchmarks.load import summary, unfinished
 from benchmarks.record import REPOSITORY, Correctness, Record, Target
 from benchmarks.replay import Given, Log, has_compiler, make_jar
 from benchmarks.replay.driver import IN_JVM, Query
@@ -47,21 +47,22 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] = ()) ->
     alone_s, moving_s = (12.0, 12.0) if quick else (ALONE_S, MOVING_S)
     figures: dict[str, Any] = {}
     correct: list[Correctness] = []
+    failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="realtime-") as made:
         jar = make_jar(Path(made))
         for rate in RATES_QUICK if quick else RATES:
             print(f"{rate} rows/s in real time", file=sys.stderr)
-            cell, sound = _cell(Path(made) / f"{rate}", jar, rate, EPOCH, alone_s, moving_s)
+            cell, sound = _cell(Path(made) / f"{rate}", jar, rate, EPOCH, alone_s, moving_s, failures)
             figures[f"{rate} rows/s"] = cell
             correct.append(sound)
         print(f"{MICRO_RATE} rows/s in micro-batches", file=sys.stderr)
         figures[f"{MICRO_RATE} rows/s, micro-batches"], sound = _cell(
-            Path(made) / "micro", jar, MICRO_RATE, "", alone_s, 0.0
+            Path(made) / "micro", jar, MICRO_RATE, "", alone_s, 0.0, failures
         )
         correct.append(sound)
         print(f"{MICRO_RATE} rows/s by {IN_JVM}", file=sys.stderr)
         figures[f"{MICRO_RATE} rows/s, {IN_JVM} in the JVM"], _ = _cell(
-            Path(made) / "jvm", jar, MICRO_RATE, EPOCH, alone_s, 0.0, IN_JVM
+            Path(made) / "jvm", jar, MICRO_RATE, EPOCH, alone_s, 0.0, failures, IN_JVM
         )
     return Record(
         experiment,
@@ -70,6 +71,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] = ()) ->
         Correctness.of_all(correct),
         {"partitions": PARTITIONS, "source_partitions": SOURCES, "epoch": EPOCH, "rates": [*figures]},
         seed,
+        failures,
     )
 
 
@@ -90,8 +92,16 @@ def _targets(figures: dict[str, Any]) -> list[Target]:
 
 
 def _cell(
-    folder: Path, jar: Path, rate: int, epoch: str, alone_s: float, moving_s: float, operator: str = OPERATOR
+    folder: Path,
+    jar: Path,
+    rate: int,
+    epoch: str,
+    alone_s: float,
+    moving_s: float,
+    failures: list[str],
+    operator: str = OPERATOR,
 ) -> tuple[dict[str, Any], Correctness]:
+    """Measures one rate, and adds a line for each move that did not complete to ``failures``."""
     folder.mkdir()
     interval_us = SOURCES * 1_000_000 // rate
     seconds = WARM_S + alone_s + moving_s + AFTER_S
@@ -106,13 +116,8 @@ def _cell(
         with _running(query) as driver:
             begin_s = t0_us / 1e6 + WARM_S
             _sleep_until(begin_s + alone_s)
-            pauses: list[float] = []
             moving_until = begin_s + alone_s + moving_s
-            number = 0
-            while time.time() < moving_until:
-                number += 1
-                report = local.cluster.migrate(OPERATOR, range(PARTITIONS), SITES[number % 2]).wait()
-                pauses += [move.pause_ms for move in report.moves if move.state == "COMPLETED"]
+            pauses = _pauses(local, moving_until, failures)
             until = time.monotonic() + TIMEOUT_S
             while len(log.taken()) < rows * SOURCES and time.monotonic() < until and driver.poll() is None:
                 time.sleep(0.5)
@@ -125,6 +130,21 @@ def _cell(
                 "pause_ms": summary(pauses),
             }
     return figures, sound
+
+
+def _pauses(local: LocalCluster, until_s: float, failures: list[str]) -> list[float]:
+    """Moves all partitions to and fro until a time, in seconds since 1970.
+
+    Returns the pauses of the moves that completed, in ms. Adds a line for each other move to ``failures``.
+    """
+    pauses: list[float] = []
+    number = 0
+    while time.time() < until_s:
+        number += 1
+        report = local.cluster.migrate(OPERATOR, range(PARTITIONS), SITES[number % 2]).wait()
+        pauses += [move.pause_ms for move in report.moves if move.state == "COMPLETED"]
+        failures += unfinished(report)
+    return pauses
 
 
 @contextmanager

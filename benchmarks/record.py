@@ -47,48 +47,68 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """The correctness of a benchmark's results, over all its runs. An attribute is None if it was not measured.
+    """The correctness of a benchmark's results, over all its runs. A finding is None if it was not measured.
 
     Attributes:
         lost: number of the reference's output rows that are missing.
         duplicated: number of output rows beyond those of the reference.
         late: number of rows that were dropped because they were late.
         state_equal: every cell of the final state is equal to the reference.
+        inapplicable: names of the findings that cannot be had, e.g. because a contestant's state cannot be read. They
+            are None, and count neither for nor against the results.
     """
 
     lost: int | None
     duplicated: int | None
     late: int | None
     state_equal: bool | None
+    inapplicable: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
-        return (self.lost, self.duplicated, self.late, self.state_equal) == (0, 0, 0, True)
+        return is_sound(self.to_json())
 
     @staticmethod
     def of_all(parts: Sequence[Correctness]) -> Correctness:
-        """Returns the sum of several results. A total is None if it is None in any of them."""
+        """Returns the sum of several results, without their inapplicable findings.
+
+        A total is None if it is None in any of them, and inapplicable if it is in all of them.
+        """
+        applicable: dict[str, list[Any]] = {
+            name: [getattr(part, name) for part in parts if name not in part.inapplicable] for name in _RIGHT
+        }
 
         def total(counts: Sequence[int | None]) -> int | None:
             known = [count for count in counts if count is not None]
             return sum(known) if counts and len(known) == len(counts) else None
 
-        states = [part.state_equal for part in parts]
+        states = applicable["state_equal"]
         equal = False if False in states else (None if None in states or not states else True)
         return Correctness(
-            lost=total([part.lost for part in parts]),
-            duplicated=total([part.duplicated for part in parts]),
-            late=total([part.late for part in parts]),
+            lost=total(applicable["lost"]),
+            duplicated=total(applicable["duplicated"]),
+            late=total(applicable["late"]),
             state_equal=equal,
+            inapplicable=tuple(name for name, found in applicable.items() if parts and not found),
         )
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "lost": self.lost,
-            "duplicated": self.duplicated,
-            "late": self.late,
-            "state_equal": self.state_equal,
+            **{name: getattr(self, name) for name in _RIGHT},
+            **({"inapplicable": list(self.inapplicable)} if self.inapplicable else {}),
         }
+
+
+#: finding of a Correctness → its right value
+_RIGHT = {"lost": 0, "duplicated": 0, "late": 0, "state_equal": True}
+#: no finding was measured
+UNKNOWN = Correctness(None, None, None, None)
+
+
+def is_sound(correctness: Mapping[str, Any]) -> bool:
+    """True if every finding of a Correctness, as JSON, was measured and is right, or is inapplicable."""
+    inapplicable = correctness.get("inapplicable", ())
+    return all(correctness[name] == right for name, right in _RIGHT.items() if name not in inapplicable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +144,7 @@ class Record:
 
     @property
     def complete(self) -> bool:
-        nothing_ran = bool(self.skipped) and self.correctness == Correctness(None, None, None, None)
+        nothing_ran = bool(self.skipped) and self.correctness == UNKNOWN
         return not self.failures and (nothing_ran or self.correctness.sound)
 
     def to_json(self) -> dict[str, Any]:
@@ -146,6 +166,11 @@ class Record:
         measured = {"took_s": self.took_s, "slowness": self.slowness}
         said = {name: round(value, 1) for name, value in measured.items() if value is not None}
         return {**said, "overran": self.overran} if len(said) == len(measured) else said
+
+
+def failed(experiment: str, reason: str, *, quick: bool, seed: int) -> Record:
+    """Returns the record of an experiment that ended without one."""
+    return Record(experiment, {}, [], UNKNOWN, {"quick": quick}, seed, failures=[reason])
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.record import QUICK_S
 from benchmarks.report_charts import Figure, charts, overview
 from benchmarks.report_page import PAGE
-from benchmarks.results import DIRECTORY, RESULTS, newest, read
+from benchmarks.results import DIRECTORY, RESULTS, correctness_of, faults, newest, read
 from benchmarks.targets import Aim, aims_of, number
 
 Records = Mapping[str, dict[str, Any]]
@@ -60,11 +60,11 @@ def render(records: Records, plotly_js: str) -> str:
         figures["overview"] = overview(aims)
     sections = "".join(_section(record, figures) for record in records.values())
     met, missed = sum(aim.met for aim in aims), sum(aim.missed for aim in aims)
-    unsound = [name for name, record in records.items() if not _sound(record)]
+    unsound = [name for name, record in records.items() if faults(record)]
     data = json.dumps(figures, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     return Template(PAGE).substitute(
         verdict="bad" if unsound else "good",
-        headline=escape(f"{met} of {len(aims)} targets met" if aims else "no targets"),
+        headline=escape(_headline(met, len(aims), len(unsound), len(records))),
         subtitle=escape(_subtitle(records)),
         cards="".join(
             _card(*card)
@@ -81,6 +81,15 @@ def render(records: Records, plotly_js: str) -> str:
         figures=data,
         plotly=f">{plotly_js}",
     )
+
+
+def _headline(met: int, targets: int, unsound: int, experiments: int) -> str:
+    """Returns the verdict of all records.
+
+    An experiment that failed may have no targets, so experiments are counted, too.
+    """
+    said = f"{met} of {targets} targets met" if targets else "no targets"
+    return said + (f", {unsound} of {experiments} experiments failed or wrong" if unsound else "")
 
 
 def _overview(aims: Sequence[Aim]) -> str:
@@ -105,7 +114,7 @@ def markdown(records: Records) -> str:
         for aim in aims_of(record) or [None]:
             settings = ", ".join(_settings(record))
             cells = [record["experiment"], *(_cells(aim) if aim else ["–", "", "", "", "", _state(record)])]
-            cells += [_correctness(record), _took(record), _commit(record), settings]
+            cells += [correctness_of(record), _took(record), _commit(record), settings]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -122,8 +131,8 @@ def _section(record: Mapping[str, Any], figures: dict[str, Figure]) -> str:
     parts = [
         f'<section class="panel" id="{escape(experiment)}"><h2>{escape(experiment)}: {escape(_question(record))}</h2>'
     ]
-    tone = "" if _sound(record) else ' class="wrong"'
-    parts.append(f"<p{tone}>{escape(_correctness(record))}</p>")
+    tone = ' class="wrong"' if faults(record) else ""
+    parts.append(f"<p{tone}>{escape(correctness_of(record))}</p>")
     if took := _took(record):
         tone = ' class="wrong"' if record.get("overran") else ""
         parts.append(f"<p{tone}>Took {escape(took)}</p>")
@@ -204,22 +213,8 @@ def _settings(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={value}"
 
 
-def _sound(record: Mapping[str, Any]) -> bool:
-    found = record["correctness"]
-    right = (found["lost"], found["duplicated"], found["late"], found["state_equal"]) == (0, 0, 0, True)
-    nothing_ran = "skipped" in record and all(value is None for value in found.values())
-    return not record["failures"] and (right or nothing_ran)
-
-
 def _state(record: Mapping[str, Any]) -> str:
     return "skipped" if "skipped" in record else "failed" if record["failures"] else "no target"
-
-
-def _correctness(record: Mapping[str, Any]) -> str:
-    found = record["correctness"]
-    counts = [f"{name} {'unknown' if found[name] is None else found[name]}" for name in ("lost", "duplicated", "late")]
-    state = {True: "state equal", False: "STATE DIFFERENT", None: "state not compared"}[found["state_equal"]]
-    return ", ".join([*counts, state])
 
 
 def _took(record: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import REPOSITORY, Record
+from benchmarks.record import REPOSITORY, Record, is_sound
 
 DIRECTORY = REPOSITORY / "bench-out"
 RESULTS = DIRECTORY / "results.jsonl"
@@ -34,6 +34,22 @@ def read(file: Path) -> list[dict[str, Any]]:
 def newest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns experiment → its last record, sorted by experiment."""
     return dict(sorted({record["experiment"]: record for record in records}.items()))
+
+
+def faults(record: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each failure of a kept record, and one if its results are wrong or were not checked."""
+    found = record["correctness"]
+    nothing_ran = "skipped" in record and all(value is None for value in found.values())
+    return [*record["failures"], *([] if nothing_ran or is_sound(found) else [correctness_of(record)])]
+
+
+def correctness_of(record: Mapping[str, Any]) -> str:
+    """Returns the correctness of a kept record as text."""
+    found = record["correctness"]
+    counts = {name: "unknown" if found[name] is None else found[name] for name in ("lost", "duplicated", "late")}
+    counts |= dict.fromkeys(counts.keys() & set(found.get("inapplicable", ())), "not applicable")
+    state = {True: "state equal", False: "STATE DIFFERENT", None: "state not compared"}[found["state_equal"]]
+    return ", ".join([*(f"{name} {count}" for name, count in counts.items()), state])
 
 
 @dataclass(frozen=True, slots=True)

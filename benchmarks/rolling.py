@@ -111,25 +111,44 @@ def _run(each: int, figures: dict[str, Any]) -> Correctness:
             query.read_all(1)
             time.sleep(BEFORE_S)
             query.mark()
-            began = time.monotonic()
-            rolled = cluster.restart_all().wait()
-            if rolled.state != "DONE":
-                raise TimeoutError(f"the restarts ended {rolled.state}: {[n.error for n in rolled.nodes if n.error]}")
-            figures["replicas_s"] = round(time.monotonic() - began, 2)
-            figures["restarts_ms"] = [node.ms for node in rolled.nodes]
-            for name in reversed(local.controllers):
-                time.sleep(AFTER_S)
-                local.kill(name)
-                local.restart(name)
-            figures["all_s"] = round(time.monotonic() - began, 2)
-            print(f"  restarted within {figures['all_s']} s", file=sys.stderr, flush=True)
-            time.sleep(AFTER_S)
-            writing.stop()
-            query.read_all(writing.files)
+            with _noting_its_end(query, figures):
+                _restart_all(cluster, local, figures)
+                writing.stop()
+                query.read_all(writing.files)
             figures |= query.figures()
         state = {r["key"]: r["value"] for r in cluster.read_state(OPERATOR, "figures").to_pylist()}
         counted = Counter({key: next(iter(value.values())) for key, value in state.items()})
         return query.correctness(writing.counts, counted)
+
+
+def _restart_all(cluster: Cluster, local: Sites, figures: dict[str, Any]) -> None:
+    began = time.monotonic()
+    rolled = cluster.restart_all().wait()
+    if rolled.state != "DONE":
+        raise TimeoutError(f"the restarts ended {rolled.state}: {[n.error for n in rolled.nodes if n.error]}")
+    figures["replicas_s"] = round(time.monotonic() - began, 2)
+    figures["restarts_ms"] = [node.ms for node in rolled.nodes]
+    for name in reversed(local.controllers):
+        time.sleep(AFTER_S)
+        local.kill(name)
+        local.restart(name)
+    figures["all_s"] = round(time.monotonic() - began, 2)
+    print(f"  restarted within {figures['all_s']} s", file=sys.stderr, flush=True)
+    time.sleep(AFTER_S)
+
+
+@contextmanager
+def _noting_its_end(query: Query, figures: dict[str, Any]) -> Iterator[None]:
+    """Adds the number of failed micro-batches to ``figures`` if the block fails because the query has ended.
+
+    A failed micro-batch ends the query, so the block then raises before the other figures exist.
+    """
+    try:
+        yield
+    except Exception:
+        if query.has_failed():
+            figures["failed_batches"] = query.failed_batches()
+        raise
 
 
 @contextmanager
@@ -155,11 +174,14 @@ class Query:
 
     Args:
         outputs: number of times that each output (key, count) was taken.
+        begun: number of the micro-batch for each time that one was begun.
         ended: (number of the micro-batch, time) for each time that outputs were taken.
     """
 
-    def __init__(self, query: Any, outputs: Counter[tuple[int, int]], ended: list[tuple[int, float]]) -> None:
-        self._query, self._outputs, self._ended = query, outputs, ended
+    def __init__(
+        self, query: Any, outputs: Counter[tuple[int, int]], begun: list[int], ended: list[tuple[int, float]]
+    ) -> None:
+        self._query, self._outputs, self._begun, self._ended = query, outputs, begun, ended
         self._progress: dict[int, dict[str, Any]] = {}
         self._first = -1
 
@@ -187,18 +209,25 @@ class Query:
     def read_all(self, files: int) -> None:
         until = time.monotonic() + TIMEOUT_S
         while sum(each["numInputRows"] for each in self._progress.values()) < files * ROWS:
-            if self._query.exception() is not None or time.monotonic() > until:
+            if self.has_failed() or time.monotonic() > until:
                 raise TimeoutError(f"the query did not read all rows: {self._query.exception()}")
             time.sleep(0.2)
             self._look()
 
+    def has_failed(self) -> bool:
+        """True if a micro-batch was given up, which ends the query."""
+        return self._query.exception() is not None
+
+    def failed_batches(self) -> int:
+        """Returns the number of micro-batches that were given up or begun again."""
+        return len(self._begun) - len(set(self._begun)) + self.has_failed()
+
     def figures(self) -> dict[str, Any]:
         seen = [each for number, each in self._progress.items() if number > self._first and each["numInputRows"]]
         took = [each["durationMs"]["triggerExecution"] for each in seen]
-        repeated = len(self._ended) - len(self.ended())
         return {
             "batches": len(took),
-            "failed_batches": repeated + (self._query.exception() is not None),
+            "failed_batches": self.failed_batches(),
             "batch_ms": summary([float(ms) for ms in took]),
         }
 
@@ -215,9 +244,11 @@ def query_of(session: Any, folder: Path, cluster: Any) -> Iterator[Query]:
     from stateflow.spark import apply_operator
 
     outputs: Counter[tuple[int, int]] = Counter()
+    begun: list[int] = []
     ended: list[tuple[int, float]] = []
 
     def keep(frame: Any, number: int) -> None:
+        begun.append(number)  # also if it fails below
         outputs.update((row.k, row.n) for row in frame.collect())
         ended.append((number, time.time()))
 
@@ -226,7 +257,7 @@ def query_of(session: Any, folder: Path, cluster: Any) -> Iterator[Query]:
         frame = apply_operator(rows.parquet(str(folder / "input")), Ballast, cluster=cluster, tasks=1)
         query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint")).start()
         try:
-            yield Query(query, outputs, ended)
+            yield Query(query, outputs, begun, ended)
         finally:
             query.stop()
     finally:

@@ -10,16 +10,18 @@ ratios. All traffic is on loopback; on a network, transmission adds the same tim
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks.latency import KEYS, SENDERS, SPREAD_ROWS, picker
-from benchmarks.load import Ledger, Load, Source, correctness_of, summary
+from benchmarks.load import Ledger, Load, Source, completed, correctness_of, summary
 from benchmarks.operators import CountSum
 from benchmarks.record import Correctness, Record, Target, spread
 from stateflow.client import StreamClient
+from stateflow.errors import StateflowError
 from stateflow.testing import LocalCluster
 
 OPERATOR = "CountSum"
@@ -58,9 +60,12 @@ class Side:
         load.truth = self._truth  # the state carries over from one load to the next
         return load
 
-    def fastest(self, seconds: float) -> float:
-        """Returns the batches per second of all senders together, if each sends as soon as its last batch is
-        answered."""
+    def fastest(self, seconds: float, *, at_end: Callable[[], object] = lambda: None) -> float:
+        """Returns the batches per second of all senders together, if each sends as soon as its last batch is answered.
+
+        Args:
+            at_end: work that belongs to what was sent. Its duration counts, and the senders go on meanwhile.
+        """
         with self.speaking(), self.load(0.0) as load:
 
             def sent() -> int:
@@ -69,12 +74,14 @@ class Side:
             load.wait(SETTLE_S)
             before, began = sent(), time.monotonic()
             load.wait(seconds)
+            at_end()
             return (sent() - before) / (time.monotonic() - began)
 
     def paced(self, rate: float, seconds: float, moves: int) -> dict[str, float]:
         """Sends ``rate`` batches a second. Measures latency without moves first, and then the pauses of moves.
 
-        Returns the percentiles of the latency without moves, and the median pause.
+        Returns the percentiles of the latency without moves, and the median pause. Raises RuntimeError if a move does
+        not complete.
         """
         pauses: list[float] = []
         with self.speaking(), self.load(SENDERS / rate) as load:
@@ -82,7 +89,7 @@ class Side:
             until = time.monotonic()
             for to in ("b", "a") * (moves // 2):
                 report = self.local.migrate(OPERATOR, list(range(PARTITIONS // 2)), to).wait()
-                pauses += [move.pause_ms for move in report.moves]
+                pauses += [move.pause_ms for move in completed(report)]
         took = summary(
             [each for source in load.sources for each in source.latencies.between(load.began_s + SETTLE_S, until)]
         )
@@ -96,6 +103,7 @@ class Side:
 def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Record:
     seconds, turns, moves = (2.0, 6, 4) if quick else (10.0, 20, 10)
     found: dict[str, dict[str, list[float]]] = {PLAIN: {}, TLS: {}}
+    failures: list[str] = []
     rate = 0.0  # batches a second sent to both
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}
@@ -109,17 +117,21 @@ def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Reco
                 tls=kind == TLS,
             )
             sides[kind] = Side(stack.enter_context(local), seed)
-        for _ in range(turns):
-            for kind, side in sides.items():
+        try:
+            for _, (kind, side) in itertools.product(range(turns), sides.items()):
                 fastest = side.fastest(seconds)
                 rate = rate or fastest / 4
                 told = {"rows_per_s": fastest * ROWS, **side.paced(rate, seconds, moves)}
                 for name, value in told.items():
                     found[kind].setdefault(name, []).append(value)
                 print(f"  {kind}: " + ", ".join(f"{k} {v:,.2f}" for k, v in told.items()), file=sys.stderr, flush=True)
+        except (StateflowError, RuntimeError, TimeoutError) as error:
+            failures.append(str(error))
         correctness = Correctness.of_all([side.correctness() for side in sides.values()])
 
-    def beside(name: str) -> float:
+    def beside(name: str) -> float | None:
+        if failures:
+            return None
         pairs = zip(found[TLS][name], found[PLAIN][name], strict=True)
         return statistics.median(secure / plain for secure, plain in pairs)
 
@@ -132,6 +144,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Reco
             Target("pause of a move, TLS/plain text", beside("pause_ms"), PAUSE, "at_most"),
         ],
         correctness=correctness,
+        failures=failures,
         settings={
             "quick": quick,
             "partitions": PARTITIONS,

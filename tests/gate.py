@@ -95,7 +95,7 @@ SKIPS = (
     r"the source of rows is Java, and there is no javac",
     r"needs a C compiler, on Linux",
     r"(prlimit|systemd) is not here",
-    r"atheris is not installed here",
+    r"(atheris|bytewax) is not installed here",
     r"could not import '(IPython|msgspec|pandas|pydantic)': .+",
     r"this interpreter came without its tests",
     r"C API test only available in a debug build",

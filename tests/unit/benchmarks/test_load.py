@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks import load as load_module
 from benchmarks.load import Backlog, Latencies, Ledger, Load, Offers, OpenLoad, Source, ccdf, summary
 from benchmarks.stall import StallWatch
+from stateflow.errors import Unavailable
 
 INTERVAL_S, STALL_S = 0.01, 0.3
 
@@ -195,3 +197,42 @@ def test_an_open_load_whose_sender_fails_ends() -> None:
     with pytest.raises(ZeroDivisionError), load:
         while True:
             load.wait(0.001)
+
+
+@pytest.mark.parametrize("kind", [Load, lambda sources, seed: OpenLoad(sources, seed, 0.001, room=1)])
+def test_a_sender_that_does_not_end_is_an_error(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Hangs(Counting):
+        def send(self, rows: list[dict[str, Any]], *, sequence: int) -> list[dict[str, Any]]:
+            begun.set()
+            assert go_on.wait(30)
+            return super().send(rows, sequence=sequence)
+
+    monkeypatch.setattr(load_module, "END_S", 0.0)
+    running = kind([Source(Hangs(), one_row, 0.0)], 1)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match="senders did not end within 0 s"), running:
+        assert begun.wait(30)
+    go_on.set()
+    for thread in running._threads:
+        thread.join(30)
+
+
+def test_a_batch_without_an_answer_at_the_end_of_a_load_is_an_error() -> None:
+    begun = threading.Event()
+
+    class Away(Counting):
+        attempts = 0
+
+        def send(self, rows: list[dict[str, Any]], *, sequence: int) -> list[dict[str, Any]]:
+            self.attempts += 1
+            if self.attempts == 3:
+                begun.set()
+                assert running._stop.wait(30)
+            raise Unavailable("no replica")
+
+    stream = Away()
+    running = Load([Source(stream, one_row, 0.0)], 1)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="no replica"), running:
+        assert begun.wait(30)
+    assert stream.attempts == 3, "the load had ended"

@@ -84,6 +84,18 @@ def test_correctness_of_several_is_their_sum_and_unknown_if_one_is() -> None:
     assert not nothing.sound
 
 
+def test_what_is_inapplicable_counts_neither_for_nor_against() -> None:
+    unreadable = Correctness(0, 0, 0, None, inapplicable=("state_equal",))
+    assert unreadable.sound
+    assert not Correctness(1, 0, 0, None, inapplicable=("state_equal",)).sound
+    assert not Correctness(None, 0, 0, None, inapplicable=("state_equal",)).sound
+    assert Correctness.of_all([SOUND, unreadable]) == SOUND
+    assert Correctness.of_all([unreadable, Correctness(0, 0, 0, False)]).state_equal is False
+    assert Correctness.of_all([unreadable, Correctness(0, 0, 0, None)]).sound is False, "one was not compared"
+    assert Correctness.of_all([unreadable, unreadable]) == unreadable
+    assert unreadable.to_json()["inapplicable"] == ["state_equal"]
+
+
 def record(correctness: Correctness = SOUND, failures: tuple[str, ...] = ()) -> Record:
     targets = [Target("fast", 2.0, 1.0), Target("slow", None, 1.0)]
     return Record("T0", {"figure": 1}, targets, correctness, {"quick": True}, seed=7, failures=failures)
@@ -221,6 +233,42 @@ def test_the_exit_status_says_whether_all_was_measured_and_right(
         assert "NOT MET" in said.out
         assert "not measured" in said.out
         assert ("x: broke" in said.out) == bool(made.failures)
+
+
+@pytest.mark.parametrize("name", sorted(command.REGISTRY))
+def test_every_record_says_whether_its_size_is_quick(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib
+
+    module = importlib.import_module(command.REGISTRY[name].module)
+    for experiment in command.REGISTRY[name].experiments:
+        made = Record(experiment, {}, [], SOUND, {"rows": 1}, seed=1)
+        monkeypatch.setattr(module, "run", lambda *_, made=made, **__: made)
+        assert status_of([name, "--experiment", experiment, "--quick", "--json"]) == 0
+        settings = json.loads(capsys.readouterr().out)["settings"]
+        assert (settings["quick"], settings["rows"]) == (True, 1)
+
+
+def test_an_experiment_that_crashes_has_a_record_with_its_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import benchmarks.plan
+
+    kept: list[Record] = []
+
+    def run(*_: Any, **__: Any) -> Record:
+        raise ZeroDivisionError("no batches")
+
+    monkeypatch.setattr(benchmarks.plan, "run", run)
+    monkeypatch.setattr(command, "keep", lambda _, made: kept.append(made))
+    monkeypatch.setattr(command, "slowness", lambda: 1.0)
+    assert status_of(["plan", "--experiment", "S2", "--keep", "--json"]) == 1
+    [made] = kept
+    assert (made.experiment, made.failures, made.complete) == ("S2", ["ZeroDivisionError: no batches"], False)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["failures"] == ["ZeroDivisionError: no batches"]
+    assert "Traceback" in said.err
 
 
 @pytest.mark.parametrize(

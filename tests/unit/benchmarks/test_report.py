@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import compare, report, suite
 from benchmarks.__main__ import REGISTRY
-from benchmarks.record import Correctness, Record, Target, spread
+from benchmarks.record import UNKNOWN, Correctness, Record, Target, spread
 from benchmarks.report_charts import charts
 from benchmarks.results import keep, newest, read, series, spreads
 from benchmarks.targets import aims_of, number
@@ -170,6 +170,45 @@ def test_compare_warns_of_other_settings(tmp_path: Path) -> None:
     one = record().to_json()
     other = one | {"settings": one["settings"] | {"quick": False, "load_1min_at_end": 99}}
     assert compare._unlike({"T2": one}, {"T2": other}) == ["T2: settings quick"]
+
+
+def test_compare_names_what_only_one_file_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    keep("direct", record(figures={"x": spread([1.0, 2.0]), "y": spread([3.0, 4.0])}), a)
+    keep("direct", record(figures={"x": spread([1.0, 2.0]), "y": spread([])}), b)
+    keep("plan", record("S1"), b)
+    assert compare.main([str(a), str(b), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["only_in_one"] == [
+        {"experiment": "S1", "figure": "", "file": str(b)},
+        {"experiment": "T2", "figure": "y", "file": str(a)},
+    ]
+    assert compare.main([str(a), str(b)]) == 0
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert said[-2:] == [f"S1 only in {b}", f"T2 y only in {a}"]
+
+
+def test_compare_warns_of_what_failed_or_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    keep("direct", record(), a)
+    keep("direct", record(correctness=Correctness(7, 0, 0, False), failures=["y: died"]), b)
+    warnings = [f"T2 in {b}: y: died", f"T2 in {b}: lost 7, duplicated 0, late 0, STATE DIFFERENT"]
+    assert compare.main([str(a), str(b), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["warnings"] == warnings
+    assert compare.main([str(b), str(a)]) == 1
+    assert [f"not sound: {line}" for line in warnings] == capsys.readouterr().out.splitlines()[:2]
+
+
+def test_the_headline_counts_experiments_that_failed() -> None:
+    crashed = record("T1", targets=[], figures={}, correctness=UNKNOWN, failures=["took over 600 s"]).to_json()
+    good = record("S1", targets=[Target("fast", 2.0, 1.0)]).to_json()
+    assert "1 of 1 targets met<" in report.render({"S1": good}, "")
+    assert "1 of 1 targets met, 1 of 2 experiments failed or wrong<" in report.render({"S1": good, "T1": crashed}, "")
+
+
+def test_what_is_inapplicable_is_no_fault() -> None:
+    unreadable = Correctness(0, None, 0, None, inapplicable=("duplicated", "state_equal"))
+    page = report.render({"T2": record(correctness=unreadable).to_json()}, "")
+    assert "<p>lost 0, duplicated not applicable, late 0, state not compared</p>" in page
 
 
 def test_skipped_is_complete_and_a_failure_is_not() -> None:
