@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T", bound=type)
 #: remedies for errors that no user, machine or network can cause
 REPORT_LINE = "a bug in stateflow, please report it with this line"
 REPORT_LOG = "a bug in stateflow, please report it with the log"
-#: environment variable; unless it is unset, empty or "0", tracebacks include causes and frames of stateflow and Spark
+#: environment variable; if it is on, tracebacks include causes and frames of stateflow and Spark
 TRACEBACKS = "STATEFLOW_TRACEBACKS"
 
 
@@ -90,8 +90,9 @@ def from_wire(wire: dict[str, Any]) -> StateflowError:
     return error
 
 
-def tracebacks_wanted() -> bool:
-    return os.environ.get(TRACEBACKS, "") not in ("", "0")
+def is_on(switch: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Tells whether an environment variable is set, to anything but what pydantic reads as false."""
+    return environment.get(switch, "").lower() not in ("", "0", "f", "false", "n", "no", "off")
 
 
 def brief(cls: T) -> T:
@@ -108,7 +109,7 @@ def _brief(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(*args, **kwargs)
         except StateflowError as error:
-            if tracebacks_wanted():
+            if is_on(TRACEBACKS):
                 raise
             raise error.with_traceback(None) from None
 
@@ -292,8 +293,7 @@ class InvalidTransition(StateflowError):
 
 
 class InvariantBroken(StateflowError):
-    """An invariant does not hold, which only a bug in stateflow can cause. Only ``validate()`` raises this error, see
-    :mod:`stateflow.transitions`."""
+    """An invariant does not hold: a bug in stateflow. ``validate()`` raises it, see :mod:`stateflow.transitions`."""
 
     code = "invariant_broken"
 

@@ -52,7 +52,7 @@ from stateflow.ledger.records import (
     microseconds,
 )
 from stateflow.ledger.schema import prepare
-from stateflow.ledger.verify import faults_of, payload_faults, rebuild, verify
+from stateflow.ledger.verify import Schemas, faults_of, load_schemas, payload_faults, rebuild, verify
 from stateflow.types import shown
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ SELF = App("stateflow.ledger")
 # -- Items from their rows -------------------------------------------------------------------------------------------
 
 
-def item_of(item_id: str, rows: list[Any], schemas: Mapping[str, Mapping[str, Any]]) -> Item:
+def item_of(item_id: str, rows: list[Any], schemas: Schemas) -> Item:
     """Builds an item from its rows, and checks it."""
     records = tuple(statements.record_of(row, strict=False) for row in rows)
     faults = [*faults_of(item_id, records)]
@@ -367,14 +367,12 @@ class Ledger:
         """Returns the items with these ids that exist, in the order of their ids."""
         found: list[Item] = []
         with self.database.reading() as connection:
-            schemas: dict[str, Mapping[str, Any]] = {}
+            schemas: dict[str, Mapping[str, Any] | None] = {}
             for some in statements.chunks(filter(rules.is_item_id, ids)):  # no item has an invalid id
                 rows = sorted(
                     connection.execute(statements.records_of(some)), key=lambda row: (str(row.item_id), row.seq)
                 )
-                for name in {row.payload_schema for row in rows} - schemas.keys() - {None}:
-                    schema = statements.load_schema(connection, name)
-                    schemas |= {} if schema is None else {name: schema}
+                schemas |= load_schemas(connection, {row.payload_schema for row in rows} - schemas.keys() - {None})
                 found += [
                     item_of(item_id, list(group), schemas)
                     for item_id, group in groupby(rows, lambda row: str(row.item_id))

@@ -245,7 +245,7 @@ def problem(payload: Any, schema: Mapping[str, Any]) -> str | None:
     """Returns, in words, how a payload violates this schema; None: the payload is valid."""
     try:
         found = best_match(_validator(schema).iter_errors(payload))
-    except (Unresolvable, RecursionError, re.error) as error:
+    except Exception as error:  # noqa: BLE001 - stored text may be no schema, and fails in any way
         return f"its schema cannot be applied: {_said(error)}"
     if found is None:
         return None
@@ -298,6 +298,8 @@ def check_schema(name: str, schema: Mapping[str, Any]) -> str:
     if name in BUILTIN or name.startswith("stateflow."):
         raise InvalidArgument(f"the schema name {name!r} is reserved", remedy="choose one without 'stateflow.'")
     try:
+        if not isinstance(schema, Mapping):
+            raise TypeError("it is not a dict")
         Draft202012Validator.check_schema(schema)
         body = json.dumps(schema, sort_keys=True, allow_nan=False)
         _check_references(schema)

@@ -203,10 +203,21 @@ def _of_both(some: Callable[[Any], Select[Any]], order: str) -> Select[Any]:
 
 
 def load_schema(connection: Connection, name: str) -> Mapping[str, Any] | None:
+    """Returns a schema; None: it is not registered. Raises LedgerCorrupt if the stored text is not a JSON object."""
     if name in records.BUILTIN:
         return records.BUILTIN[name]
     body = connection.execute(select(SCHEMA.c.body).where(SCHEMA.c.name == name)).scalar()
-    return None if body is None else dict(json.loads(body))
+    if body is None:
+        return None
+    try:
+        schema = json.loads(body)
+    except ValueError:
+        schema = None
+    if not isinstance(schema, dict):
+        raise LedgerCorrupt(
+            "a stored schema cannot be read", remedy=f"restore its row of {SCHEMA.name} from a backup", schema=name
+        )
+    return schema
 
 
 def expired_leases(ids: list[str] | None = None) -> Select[Any]:

@@ -8,13 +8,13 @@ projections that follow from them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, literal, select, text, union_all
+from sqlalchemy import Connection, Integer, delete, insert, literal, select, text, union_all
 
-from stateflow.errors import StateflowError
+from stateflow.errors import LedgerCorrupt, StateflowError
 from stateflow.ledger import records as payloads
 from stateflow.ledger import rules
 from stateflow.ledger.records import (
@@ -32,10 +32,11 @@ from stateflow.ledger.records import (
     RecordState,
     is_time,
 )
-from stateflow.ledger.rules import TIMES, VIEWS
+from stateflow.ledger.rules import TIMES, VIEWS, View
 from stateflow.ledger.statements import PAGE, head_row, load_schema, record_of, verdict_row, verdicts_of
 
-Schemas = Mapping[str, Mapping[str, Any]]
+#: schemas by name; None stands for a stored schema that cannot be read
+Schemas = Mapping[str, Mapping[str, Any] | None]
 _STATES = frozenset(RecordState)
 
 
@@ -93,7 +94,30 @@ def _write(connection: Connection, records: list[Record], archived: bool) -> Non
         connection.execute(insert(VERDICT), verdicts)
     if head.kind is not Kind.ITEM:
         view = VIEWS[head.kind]
-        connection.execute(insert(view.table), [view.fold(records)])
+        row = view.fold(records)
+        wrong = row_problem(view, head.item_id, row)
+        if wrong is not None:
+            raise LedgerCorrupt(
+                f"an item's columns cannot be stored: {wrong}",
+                remedy="list every fault with `stateflow ledger verify`",
+                item=head.item_id,
+            )
+        connection.execute(insert(view.table), [row])
+
+
+def row_problem(view: View, item_id: str, row: Mapping[str, Any]) -> str | None:
+    """Returns, in words, why the view's table cannot hold the row of an item; None: it can. Pure."""
+    for column in view.table.columns:
+        value = row[column.name]
+        if column.name == view.key:
+            fits = value == item_id
+        elif value is None:
+            fits = bool(column.nullable)
+        else:
+            fits = isinstance(value, int | float if isinstance(column.type, Integer) else str)
+        if not fits:
+            return f"{column.name} cannot be {value!r}"[:200]
+    return None
 
 
 # -- Faults ----------------------------------------------------------------------------------------------------------
@@ -173,8 +197,9 @@ def payload_faults(row: Any, schemas: Schemas) -> Iterator[Fault]:
         return
     schema = schemas.get(row.payload_schema)
     if schema is None:
-        what = f"its schema {row.payload_schema!r} is not registered"
-        yield Fault("unknown_schema", what, row.item_id, row.record_id)
+        stored = row.payload_schema in schemas
+        what = f"its schema {row.payload_schema!r} {'cannot be read' if stored else 'is not registered'}"
+        yield Fault("unreadable_schema" if stored else "unknown_schema", what, row.item_id, row.record_id)
         return
     wrong = payloads.problem(payload, schema)
     if wrong is not None:
@@ -185,7 +210,8 @@ def payload_faults(row: Any, schemas: Schemas) -> Iterator[Fault]:
 
 
 def verify(connection: Connection) -> Iterator[Fault]:
-    schemas = load_schemas(connection)
+    names = connection.execute(select(SCHEMA.c.name)).scalars().all()
+    schemas = load_schemas(connection, {*payloads.BUILTIN, *names})
     heads = _Cursor(connection, ITEM)
     verdicts = _Cursor(connection, VERDICT)
     for item_id, rows, archived in rows_by_item(connection):
@@ -208,9 +234,17 @@ def verify(connection: Connection) -> Iterator[Fault]:
     yield from _lease_faults(connection)
 
 
-def load_schemas(connection: Connection) -> dict[str, Mapping[str, Any]]:
-    stored = {name: load_schema(connection, name) or {} for name in connection.execute(select(SCHEMA.c.name)).scalars()}
-    return {**payloads.BUILTIN, **stored}
+def load_schemas(connection: Connection, names: Iterable[str]) -> dict[str, Mapping[str, Any] | None]:
+    """Returns those of the schemas that are registered."""
+    found: dict[str, Mapping[str, Any] | None] = {}
+    for name in names:
+        try:
+            schema = load_schema(connection, name)
+        except LedgerCorrupt:
+            found[name] = None
+        else:
+            found |= {} if schema is None else {name: schema}
+    return found
 
 
 def _elsewhere(
@@ -251,6 +285,11 @@ def _view_faults(connection: Connection, records: Sequence[Record]) -> Iterator[
     if kind is Kind.ITEM:
         return
     view = VIEWS[kind]
+    wanted = view.fold(list(records))
+    wrong = row_problem(view, records[0].item_id, wanted)
+    if wrong is not None:
+        yield Fault("invalid_payload", f"its columns cannot be stored: {wrong}", records[0].item_id)
+        return
     row = connection.execute(select(view.table).where(view.table.c[view.key] == records[0].item_id)).mappings().first()
     if kind is Kind.STAGE:
         for record in records:
@@ -259,7 +298,7 @@ def _view_faults(connection: Connection, records: Sequence[Record]) -> Iterator[
                 if changed.get(name) is not None and not is_time(changed[name]):
                     what = f"{name}, {changed[name]} µs, is not within the years 2 to 9998"
                     yield Fault("bad_time", what, record.item_id, record.record_id)
-    if row is None or dict(row) != view.fold(list(records)):
+    if row is None or dict(row) != wanted:
         yield Fault("view_differs", f"the table of {kind} rows differs from the records", records[0].item_id)
 
 

@@ -145,7 +145,7 @@ class Authority:
                 raise BadCertificate(
                     "the certificate was issued by another authority", remedy="pass that authority with --dir", dir=out
                 )
-            if there.serial in self._listed()[0]:
+            if self.has_revoked(there.serial):
                 raise BadCertificate(
                     "the certificate was revoked",
                     remedy="if the reason is gone, issue another one with `stateflow certs issue`",
@@ -254,6 +254,10 @@ class Authority:
             certificate = described(read_certificates(path.read_bytes(), path)[0])
             found.append(Issued(certificate, certificate.serial in revoked))
         return sorted(found, key=lambda each: (str(each.certificate.identity), each.certificate.not_before))
+
+    def has_revoked(self, serial: int) -> bool:
+        """Tells whether the revocation list names this serial number. Raises BadCertificate if it cannot be read."""
+        return serial in self._listed()[0]
 
     @property
     def crl(self) -> Path:

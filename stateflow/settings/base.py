@@ -27,7 +27,7 @@ from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsError
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, is_on
 
 log = logging.getLogger(__name__)
 
@@ -465,8 +465,7 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def is_strict(environment: Mapping[str, str]) -> bool:
-    """Tells whether STRICT is set, to anything but what pydantic reads as false."""
-    return environment.get(STRICT, "").lower() not in ("", "0", "f", "false", "n", "no", "off")
+    return is_on(STRICT, environment)
 
 
 def check_variables(say: Callable[[str], None] | None = None) -> None:

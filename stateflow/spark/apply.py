@@ -22,7 +22,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -323,7 +323,8 @@ def apply_operator(
             had in all earlier micro-batches, less ``allowed_lateness``. Rows are not expected to be older than the
             watermark. In a batch query every timer fires when all rows have been processed, or up to the watermark of
             another source if there is one; event time then goes on from the newest row, less ``allowed_lateness``.
-        allowed_lateness: how far the watermark stays behind the newest time. Needs ``watermark``.
+        allowed_lateness: how far the watermark stays behind the newest time; ``timedelta.max`` for a watermark that no
+            row is behind. Needs ``watermark``.
         name: name of the deployment, if it differs from the name of the class.
         source: a name that distinguishes two uses of one operator in one query, or makes a batch run repeatable.
         site: a string column with the site that each row comes from, so that ``autopilot`` may move the rows' state
@@ -589,10 +590,13 @@ def _time_column(df: DataFrame, column: str | None) -> str | None:
 
 
 def _micros(lateness: timedelta) -> int:
-    micros = lateness // timedelta(microseconds=1) if isinstance(lateness, timedelta) else -1
-    if micros < 0:
+    """Returns microseconds, at most those of the years 1 to 9999, which no row can exceed. Raises InvalidArgument.
+
+    A watermark that is further behind might not fit into 64 bits.
+    """
+    if not isinstance(lateness, timedelta) or lateness < timedelta():
         raise InvalidArgument(f"allowed_lateness cannot be {lateness!r}", remedy="use a timedelta of zero or more")
-    return micros
+    return min(lateness, datetime.max - datetime.min) // timedelta(microseconds=1)
 
 
 def _check_seconds(timeout: Any) -> None:

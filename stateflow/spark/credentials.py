@@ -293,12 +293,16 @@ class Credentials:
 
     def task_token(self, operator: str, clock: Clock = SYSTEM_CLOCK) -> str:
         """Returns a token for the tasks that send one query's rows to an operator, valid for the longest possible time,
-        less at most ``TOKEN_SHARED_FOR``.
+        less at most ``TOKEN_SHARED_FOR``. A token that was revoked is not returned again.
 
         Raises InvalidArgument, BadCertificate.
         """
         known = self._tokens.get(operator)
-        if known is None or known[1].not_after - utc(clock) < LONGEST - TOKEN_SHARED_FOR:
+        if (
+            known is None
+            or known[1].not_after - utc(clock) < LONGEST - TOKEN_SHARED_FOR
+            or self._authority.has_revoked(known[1].serial)
+        ):
             known = self._authority.token(Identity.of(Role.DATA, _SPARK, (operator,)), LONGEST)
             self._tokens[operator] = known
         return known[0]
@@ -339,7 +343,7 @@ def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SY
 
     Spark plans reads in a process on the driver's machine, which runs as the driver's user but without its environment.
     That process calls this function. The token is stored beside the authority and returned again while at least half of
-    its lifetime is left, so that the authority does not issue a certificate for each read.
+    its lifetime is left and it was not revoked, so that the authority does not issue a certificate for each read.
 
     Args:
         directory: directory of the cluster's :class:`Credentials`.
@@ -351,12 +355,14 @@ def read_token(directory: Path, operator: str, *, state: bool, clock: Clock = SY
     """
     who = Identity.of(Role.QUERY, _SPARK, (operator,)) if state else Identity(Role.READ, _SPARK)
     file = directory / f"{'-'.join([who.role, *who.operators])}.token"
-    with contextlib.suppress(OSError, BadCertificate):
-        kept = file.read_text("ascii", "replace")
-        if certificate_of(decoded_token(kept).cert).not_after - utc(clock) >= READ_FOR / 2:
-            return kept
     try:
-        token, _ = Authority(directory / _AUTHORITY, clock).token(who, READ_FOR)
+        authority = Authority(directory / _AUTHORITY, clock)
+        with contextlib.suppress(OSError, BadCertificate):
+            kept = file.read_text("ascii", "replace")
+            known = certificate_of(decoded_token(kept).cert)
+            if known.not_after - utc(clock) >= READ_FOR / 2 and not authority.has_revoked(known.serial):
+                return kept
+        token, _ = authority.token(who, READ_FOR)
         with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as written:  # only its owner can read it
             written.write(token)
         Path(written.name).replace(file)  # atomic, because another process may write a token at the same time

@@ -40,6 +40,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import DecodeError, InvalidArgument, SourceGap, SourceMissing, Unavailable
 from stateflow.settings import NatsSettings
+from stateflow.settings.base import FRACTION_MAX
 from stateflow.spark.session import arrow_schema
 
 log = logging.getLogger(__name__)
@@ -496,7 +497,7 @@ class JetStreamOptions(BaseModel):
     partitions: int = Field(default=4, ge=1, description="maximum number of tasks that read one micro-batch")
     value_schema: str | None = Field(default=None, description="Spark DDL of JSON payloads")
     on_gap: Literal["fail", "skip"] = "fail"
-    unavailable_timeout: float = Field(default=60.0, ge=0, description="seconds to wait for an unavailable server")
+    unavailable_timeout: float = Field(default=60.0, ge=0, le=FRACTION_MAX, description="seconds to wait for a server")
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> JetStreamOptions:

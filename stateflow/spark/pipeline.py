@@ -38,6 +38,7 @@ from stateflow.errors import InvalidArgument, PipelineFailed, StateflowError, fr
 from stateflow.ledger.manager import StateManager, ledger_url, state_manager_from_yaml
 from stateflow.operator.operator import load
 from stateflow.private import MASK, masked, names_a_secret
+from stateflow.settings.base import FRACTION_MAX
 from stateflow.spark.apply import apply_operator
 from stateflow.spark.metrics import TALLY, BatchMetrics, OperatorMetrics, note, query_metrics
 from stateflow.spark.rewind import take_out_left
@@ -95,9 +96,9 @@ class Step(_Section):
     site: str | None = None
     order_by: str | None = None
     watermark: str | None = None
-    allowed_lateness: float = Field(default=0.0, ge=0, description="seconds")
+    allowed_lateness: float = Field(default=0.0, ge=0, le=FRACTION_MAX, description="seconds")
     tasks: int | None = Field(default=None, ge=1)
-    unavailable_timeout: float = Field(default=60.0, ge=0, description="seconds")
+    unavailable_timeout: float = Field(default=60.0, ge=0, le=FRACTION_MAX, description="seconds")
     position: list[str] | None = Field(default=None, description="in real time: source partition and offset columns")
     initial_state: Reading | None = None
     where: str | None = None

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateflow.code.loading import check_outside
-from stateflow.errors import ExtraMissing, InvalidArgument, JavaMissing, StateflowError, tracebacks_wanted
+from stateflow.errors import TRACEBACKS, ExtraMissing, InvalidArgument, JavaMissing, StateflowError, is_on
 from stateflow.release import VERSION
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _tell_briefly_over_connect() -> None:
 
     def converted(*arguments: Any, **named: Any) -> Any:
         made = convert(*arguments, **named)
-        said = None if tracebacks_wanted() else told(str(made))
+        said = None if is_on(TRACEBACKS) else told(str(made))
         if said is not None:
             made._message, made._server_stacktrace, made._display_stacktrace = said, None, False
         return made
@@ -257,7 +257,7 @@ def _tell_briefly_in_classic() -> None:
 
     def converted(error: Any) -> Any:
         made = convert(error)
-        said = None if tracebacks_wanted() else told(_all_said(made))
+        said = None if is_on(TRACEBACKS) else told(_all_said(made))
         if said is None:
             return made
         # an UnknownException is raised with all of Java's frames, and a PythonException makes its text from Java's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -134,6 +135,24 @@ class KeepingContract:
         found = fresh.verify()
         assert {(fault.item_id, fault.code) for fault in found} == {(bid, "invalid_payload"), ("s", "invalid_payload")}
         with pytest.raises(LedgerCorrupt, match="ledger verify"):
+            fresh.rebuild()
+
+    @pytest.mark.parametrize(
+        ("payload", "said"),
+        [
+            ('{"set": {}}', "status cannot be None"),
+            ('{"set": {"status": "CREATED", "name": {"a": 1}}}', "name cannot be {'a': 1}"),
+            ('{"set": {"status": "CREATED", "started_us": "now"}}', "started_us cannot be 'now'"),
+            ('{"set": {"status": "CREATED", "bid": "other"}}', "bid cannot be 'other'"),
+        ],
+    )
+    def test_a_payload_whose_columns_no_table_holds_is_a_fault(self, fresh: Ledger, payload: str, said: str) -> None:
+        """``rebuild`` repeated such a row like a conflict of two writers, and ended in ``unavailable``."""
+        bid = Board(fresh).create_batch("b", "move")
+        fresh.database.write(lambda connection: connection.execute(update(RECORD).values(payload=payload)))
+        found = [(fault.item_id, fault.code, fault.what) for fault in fresh.verify()]
+        assert found == [(bid, "invalid_payload", f"its columns cannot be stored: {said}")]
+        with pytest.raises(LedgerCorrupt, match=re.escape(said)):
             fresh.rebuild()
 
     def test_a_row_of_a_view_that_no_record_explains_is_a_fault(self, fresh: Ledger) -> None:

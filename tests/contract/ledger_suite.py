@@ -21,6 +21,7 @@ from stateflow.errors import (
     InvalidArgument,
     InvalidPayload,
     LeaseLost,
+    LedgerCorrupt,
     Locked,
     StateflowError,
     Unavailable,
@@ -183,6 +184,9 @@ class LedgerContract:
             {"properties": {"a": {"$ref": "http://127.0.0.1:1/x.json"}}},
             {"properties": {"a": {"pattern": "("}}},
             {"allOf": [{"$id": "http://x/y", "$ref": "z"}]},
+            {"type": "nothing"},
+            {"properties": 3},
+            {"minProperties": "x"},
         ],
     )
     def test_schemas_that_cannot_be_applied(self, fresh: Ledger, schema: dict[str, Any]) -> None:
@@ -193,6 +197,22 @@ class LedgerContract:
         with pytest.raises(InvalidPayload, match="its schema cannot be applied"):
             fresh.put("item", A, "NEW", payload={"a": "x"}, payload_schema="broken")
         assert fresh.verify() == []
+
+    @pytest.mark.parametrize("body", ["{", "[1]", "null", "true"])
+    def test_a_stored_schema_that_is_damaged(self, fresh: Ledger, body: str) -> None:
+        fresh.register_schema("s", {"type": "object"})
+        fresh.put("item", A, "NEW", payload={}, payload_schema="s")
+        fresh.database.write(lambda connection: connection.execute(update(SCHEMA).values(body=body)))
+        for write in (
+            lambda: fresh.put("other", A, "NEW", payload={}, payload_schema="s"),
+            lambda: fresh.register_schema("s", {"type": "object"}),
+        ):
+            with pytest.raises(LedgerCorrupt, match=r"a stored schema cannot be read \(schema=s\): restore"):
+                write()
+        item = fresh.item("item")
+        assert item is not None
+        for faults in (item.faults, fresh.verify()):
+            assert [(each.item_id, each.code) for each in faults] == [("item", "unreadable_schema")]
 
     def test_a_schema_may_refer_to_itself(self, fresh: Ledger) -> None:
         tree = {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}
@@ -214,7 +234,7 @@ class LedgerContract:
         with pytest.raises(InvalidArgument, match="already registered with another schema"):
             fresh.register_schema("counts", {"type": "object"})
         with pytest.raises(InvalidArgument, match="not a JSON schema"):
-            fresh.register_schema("broken", {"type": "nothing"})
+            fresh.register_schema("broken", True)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="reserved"):
             fresh.register_schema("stateflow.stage", schema)
         with Ledger(fresh_url) as other:

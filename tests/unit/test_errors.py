@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stateflow import errors
 from stateflow.errors import (
+    TRACEBACKS,
     Busy,
     LeaseLost,
     LocalMisuse,
@@ -28,6 +29,7 @@ from stateflow.errors import (
     Unavailable,
     WriteUncertain,
     from_wire,
+    is_on,
 )
 
 
@@ -53,6 +55,14 @@ def test_codes_that_users_match_on_never_change() -> None:
         "PositionGap": "position_gap",
         "OperatorFailed": "operator_failed",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("", False), ("0", False), ("false", False), ("No", False), ("OFF", False), ("1", True)]
+)
+def test_tracebacks_are_switched_as_settings_are(text: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRACEBACKS, text)
+    assert is_on(TRACEBACKS) is wanted
 
 
 def test_a_taken_code_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,3 +69,13 @@ def test_a_time_limit_that_cannot_be_is_refused_before_the_first_task(
     with pytest.raises(InvalidArgument, match=r"unavailable_timeout cannot be .*: use seconds, from 0") as caught:
         apply.apply_operator(frame, Count, cluster="127.0.0.1:1", unavailable_timeout=wrong)
     assert "STATEFLOW" not in str(caught.value)
+
+
+def test_a_lateness_that_no_row_exceeds_leaves_a_watermark_that_fits_into_64_bits() -> None:
+    """``timedelta.max`` stands for "never late"; the task failed at the watermark."""
+    assert apply._micros(timedelta(days=1)) == 86_400_000_000
+    span_us = (datetime.max - datetime.min) // timedelta(microseconds=1)
+    assert span_us <= apply._micros(timedelta.max) < 1 << 62
+    for wrong in (timedelta(microseconds=-1), 60):
+        with pytest.raises(InvalidArgument, match="use a timedelta of zero or more"):
+            apply._micros(wrong)  # type: ignore[arg-type]

@@ -69,6 +69,21 @@ def test_uses_of_an_operator_share_a_token_for_an_hour(credentials: Credentials)
     assert identity_of(second) == identity_of(first)
 
 
+def test_a_revoked_token_is_shared_no_longer(credentials: Credentials) -> None:
+    """Neither that of an operator's tasks nor the stored one of reads."""
+    authority = Authority(credentials.directory / "authority")
+    for ask in (
+        lambda: credentials.task_token("Tally"),
+        lambda: read_token(credentials.directory, "Tally", state=True),
+    ):
+        first = ask()
+        authority.revoke(f"{certificate_of(decoded_token(first).cert).serial:x}")
+        second = ask()
+        assert second != first
+        assert identity_of(second) == identity_of(first)
+        assert ask() == second
+
+
 def test_a_read_has_a_token_for_half_of_its_time_at_least(credentials: Credentials) -> None:
     clock = ManualClock(SYSTEM_CLOCK.now_us() // 10**6 * 10**6)  # certificates name whole seconds
     first = read_token(credentials.directory, "Tally", state=True, clock=clock)

@@ -56,6 +56,8 @@ def test_options_are_read_from_strings() -> None:
         ({"start": "yesterday"}, "the option 'start' is invalid"),
         ({"max_rows_per_batch": "0"}, "the option 'max_rows_per_batch' is invalid"),
         ({"on_gap": "ignore"}, "the option 'on_gap' is invalid"),
+        ({"unavailable_timeout": "inf"}, "the option 'unavailable_timeout' is invalid"),
+        ({"unavailable_timeout": "nan"}, "the option 'unavailable_timeout' is invalid"),
         ({"servers": "localhost"}, "write nats://host:port"),
         ({"servers": "nats://me:secret@a:4222"}, "credentials belong in the environment"),
     ],

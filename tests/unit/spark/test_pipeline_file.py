@@ -114,6 +114,13 @@ def test_what_yaml_reads_otherwise_than_it_is_written_is_asked_about(
         load(TEXTS.format(**PLAIN | changes))
 
 
+@pytest.mark.parametrize("lateness", [".inf", "1.0e+300", "2000000000"])
+def test_a_lateness_that_is_no_span_is_refused(load: Any, lateness: str) -> None:
+    """The pipeline ended in an OverflowError when it built the operator."""
+    with pytest.raises(InvalidArgument, match=r"allowed_lateness is invalid: .* less than or equal to 1000000000"):
+        load(TEXTS.format(**PLAIN | {"lateness": lateness}))
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -67,6 +67,17 @@ class Replicas:
         return Delivery(dict.fromkeys(rows, b""), 0, 0, 0)
 
 
+class Noting:
+    """A stand-in for the router that takes any batch, and notes it."""
+
+    def __init__(self) -> None:
+        self.delivered: list[Batch] = []
+
+    def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
+        self.delivered.append(batch)
+        return Delivery(dict.fromkeys(rows, b""), 0, 0, 0)
+
+
 @pytest.fixture
 def task() -> OperatorTask:
     output = pa.schema([("n", pa.int64())]).serialize().to_pybytes()
@@ -120,48 +131,34 @@ def test_a_batch_frame_that_micro_batches_evaluate_is_applied_as_its_own_run(
     task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream may be joined with a batch DataFrame of an operator: each micro-batch evaluates it, none applies it."""
-    delivered: list[Batch] = []
-
-    class Noting(Replicas):
-        def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
-            delivered.append(batch)
-            return super().deliver(batch, rows, after)
-
     source = Input()
-    replicas = Noting(source)
+    replicas = Noting()
     monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
     monkeypatch.setattr(tasks, "ended", lambda: True)
     monkeypatch.setattr("pyspark.TaskContext.get", Context)
     for _ in task(iter(source)):
         pass
-    assert [(each.source, each.number) for each in delivered] == [("batch:s", number) for number in range(12)]
-    assert {each.attempt.run for each in delivered} == {""}
+    assert [(each.source, each.number) for each in replicas.delivered] == [("batch:s", number) for number in range(12)]
+    assert {each.attempt.run for each in replicas.delivered} == {""}
 
 
 def test_the_last_piece_ends_the_run_and_each_says_its_event_time_less_the_lateness(
     task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delivered: list[Batch] = []
-
-    class Noting(Replicas):
-        def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
-            delivered.append(batch)
-            return super().deliver(batch, rows, after)
-
     def timed() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(source):
             times = pa.array([1000 + number] * ROWS_EACH, pa.timestamp("us", "UTC"))
             yield batch.append_column("at", times)
 
     source = Input()
-    replicas = Noting(source)
+    replicas = Noting()
     monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
     monkeypatch.setattr(tasks, "ended", lambda: True)
     work = tasks.Work(task, None, Batch("batch:s", 0), 0, ManualClock())
     task = replace(task, watermark="at", lateness_us=100)
     for _ in task._in_pieces(Batch("batch:s", 0), 0, timed(), work, 20 * next(timed()).nbytes):
         pass
-    found = [(each.watermark_us, each.event_us) for each in delivered]
+    found = [(each.watermark_us, each.event_us) for each in replicas.delivered]
     assert found == [(None, 919), (None, 939), (LATEST_US, 959)]
 
 
@@ -170,15 +167,8 @@ def test_a_job_group_of_a_function_in_foreach_batch_is_no_run(
     group: str, run: str, task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next run may have the group, too, and repeats the batch with another application of the operator."""
-    delivered: list[Batch] = []
-
-    class Noting(Replicas):
-        def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
-            delivered.append(batch)
-            return Delivery(dict.fromkeys(rows, b""), 0, 0, 0)
-
     source = Input()
-    replicas = Noting(source)
+    replicas = Noting()
     monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
     monkeypatch.setattr(OperatorTask, "_ask", lambda *_: None)
     monkeypatch.setattr(tasks, "ended", lambda: True)
@@ -186,7 +176,7 @@ def test_a_job_group_of_a_function_in_foreach_batch_is_no_run(
     monkeypatch.setattr("pyspark.TaskContext.get", Context)
     for _ in replace(task, piece_bytes=None)(iter(source)):
         pass
-    assert [(each.source, each.number, each.attempt.run) for each in delivered] == [("query:q:s", 7, run)]
+    assert [(each.source, each.number, each.attempt.run) for each in replicas.delivered] == [("query:q:s", 7, run)]
 
 
 def test_an_operator_within_a_micro_batch_is_refused_where_the_query_is_not_named(
