@@ -15,6 +15,7 @@ import codeop
 import dis
 import importlib
 import importlib.util
+import inspect
 import linecache
 import marshal
 import os
@@ -26,12 +27,24 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from stateflow.code.excerpt import written
-from stateflow.code.statements import CONTAINERS, READS, Program, Statement, Touch, named_in, only_looks
+from stateflow.code.statements import (
+    CONSTRUCTORS,
+    CONTAINERS,
+    READS,
+    Program,
+    Statement,
+    Touch,
+    named_in,
+    only_looks,
+    read_at_once,
+    runs_at_once,
+)
 from stateflow.errors import OperatorNotImportable
 
 #: instructions of an expression or definition without a jump; a definition that has any other instruction is not cut
@@ -47,6 +60,8 @@ _CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
 #: instructions of a call that stand, depending on the version of Python, between a function and its arguments, or
 #: between them and ``CALL``
 _OF_CALLS = ("PUSH_NULL", "PRECALL")
+#: instructions of calls; their arguments are on top of the stack, with names of arguments in one more place
+_CALLS = ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 #: beginnings of lines that continue the statement of the line before
 _GOES_ON = (" ", "\t", ")", "]", "}", "else", "elif", "except", "finally")
 _COMMAND = re.compile(r"-[bBdEhiIOPqsSuvVx]*c(.*)", re.DOTALL)
@@ -142,10 +157,17 @@ def _left_out(
     """Returns the indexes of stores whose statements cannot be used.
 
     The code does not tell which of the name's statements made its value, because one of them may have been passed over
-    or repeated: it is in a branch, a loop or a ``try``.
+    or repeated: it is in a branch, a loop or a ``try``. A name's only statement cannot be used if a loop repeats it and
+    its value may depend on that.
     """
     found = set[int]()
+    back = [(to, at) for at, following in enumerate(ways) for to in following if to <= at]
     for name, indexes in stores.items():
+        at = indexes[0]
+        if len(indexes) == 1 and at in statements and any(first <= at <= last for first, last in back):
+            read = [each for other in statements[at].at_once for each in stores.get(other, ())]
+            if not _is_alike(instructions, ways, goals, at, read):
+                found.add(at)
         # from Python 3.12 on, the code of handlers follows all other code
         in_order = sorted(indexes, key=lambda at: (_line(instructions[at]), at))
         for at in reversed(in_order if len(in_order) > 1 else []):
@@ -157,6 +179,35 @@ def _left_out(
             if name not in statement.at_once:
                 break
     return found
+
+
+def _is_alike(
+    instructions: Sequence[dis.Instruction],
+    ways: Sequence[Sequence[int]],
+    goals: Set[int],
+    at: int,
+    read: Iterable[int],
+) -> bool:
+    """Tells whether one run of the statement that ends with the store ``at`` makes the value that the program has, no
+    matter how often a loop repeats the statement.
+
+    A repeated statement that calls anything may not. The making of a class is no such call, if its body calls nothing.
+
+    Args:
+        read: stores of the names that the statement reads. The program must not end, or leave the loop, between such
+            a store and the statement.
+    """
+    repeated = _reached(ways, [at + 1])  # a store cannot raise
+    if at not in repeated or (begin := _begin(instructions, at)) is None:  # the latter is an import
+        return True
+    run = instructions[begin : at + 1]
+    inside = [each.argval for each in run if isinstance(each.argval, CodeType) and runs_at_once(each.argval)]
+    calls = [each for each in run if each.opname.startswith("CALL")]
+    calls += [each for code in inside for each in dis.get_instructions(code) if each.opname.startswith("CALL")]
+    if len(calls) > sum(each.opname == "LOAD_BUILD_CLASS" for each in run):
+        return False
+    changes = (each for each in read if each in repeated and at in _reached(ways, [each + 1]))
+    return all(goals.isdisjoint(_reached(ways, [each + 1], without=at)) for each in changes)
 
 
 def _reached(ways: Sequence[Sequence[int]], begin: Iterable[int], without: int = -1) -> set[int]:
@@ -238,6 +289,9 @@ def _touches_at(
     if touch is not None and (statement is None or touch.name not in statement.binds):
         yield touch
     called = functions.get(instruction.argval)
+    if called is not None and _calls(instructions, at):
+        for name in _bound_by(called):
+            yield Touch(name, order, line, (), stores=True)
     for inner in () if called is None else _with_inner(called):
         inside = list(dis.get_instructions(inner))
         if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
@@ -248,6 +302,30 @@ def _touches_at(
             found = _touch(inside, number, order, line) if each.opname in READS else None
             if found is not None:
                 yield found
+
+
+def _calls(instructions: Sequence[dis.Instruction], at: int) -> bool:
+    """Tells whether the function or class that instruction ``at`` loads is called, also as a decorator."""
+    height = 1  # of the stack, from this object on
+    for before, here in pairwise(instructions[at:]):
+        given = here.arg or 0
+        if here.opname == "CALL_FUNCTION_EX":
+            given = 1 + (given & 1)
+        given += here.opname == "CALL_KW"
+        if here.opname in _CALLS and before.opname != "PRECALL" and height - given in (1, 2):  # 2: below is its NULL
+            return True
+        height += dis.stack_effect(here.opcode, here.arg, jump=False)
+        if height < 1 or here.opname in ("LOAD_METHOD", *_STORES):
+            break
+    return False
+
+
+def _bound_by(called: CodeType) -> Iterator[str]:
+    """Yields the names of the program that a call of a function, or of a class, binds anew."""
+    is_class = not called.co_flags & inspect.CO_OPTIMIZED
+    made = [each for each in called.co_consts if isinstance(each, CodeType) and each.co_name in CONSTRUCTORS]
+    for code in made if is_class else [called]:
+        yield from (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")
 
 
 def _stored(instructions: Sequence[dis.Instruction], at: int) -> tuple[str, tuple[str, ...]] | None:
@@ -336,8 +414,10 @@ def _begin(instructions: Sequence[dis.Instruction], at: int) -> int | None:
     """Returns the index of the first instruction that makes the value stored at ``at``.
 
     Before that instruction, the stack is as high as after the store. Returns None if an instruction between the two is
-    not in ``_PLAIN``, or is the target of a jump.
+    not in ``_PLAIN``, or is the target of a jump, or if the store is one: an operand before the jump is stored, too.
     """
+    if instructions[at].is_jump_target:
+        return None
     missing = 1
     while missing:
         at -= 1
@@ -385,9 +465,11 @@ def code(magic: str, data: str) -> CodeType:
 
 
 def _find_names(statement: Statement, run: Sequence[dis.Instruction]) -> None:
+    constants = [each.argval for each in run if isinstance(each.argval, CodeType)]
     statement.at_once = {each.argval for each in run if each.opname in READS}
+    statement.at_once |= {name for each in constants if runs_at_once(each) for name in read_at_once(each)}
     statement.uses = set(statement.at_once)
-    for constant in (each.argval for each in run if isinstance(each.argval, CodeType)):
+    for constant in constants:
         for inner in _with_inner(constant):
             statement.uses |= {each.argval for each in dis.get_instructions(inner) if each.opname in READS}
             if "__annotations__" in inner.co_names:  # annotations are text there

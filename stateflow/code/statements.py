@@ -26,6 +26,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+#: methods that run when an object of a class is made
+CONSTRUCTORS = ("__new__", "__init__", "__post_init__")
 #: instructions that read a name of the program
 READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 #: flag to compile cells of a notebook, which may contain ``await``
@@ -188,7 +190,7 @@ def find_names(statement: Statement, futures: bool) -> None:
     top = symtable.symtable(code, "<excerpt>", "exec")
     tree = ast.parse(statement.code)
     flags = AWAIT | (annotations.compiler_flag if futures else 0)
-    statement.at_once = _read_at_once(compile(tree, "<excerpt>", "exec", flags, dont_inherit=True))
+    statement.at_once = read_at_once(compile(tree, "<excerpt>", "exec", flags, dont_inherit=True))
     statement.uses = {each.get_name() for each in top.get_symbols() if each.is_referenced()} | statement.at_once
     _add_globals(top, statement)
     for node in ast.walk(tree):
@@ -197,7 +199,7 @@ def find_names(statement: Statement, futures: bool) -> None:
                 statement.hints |= named_in(hint)
 
 
-def _read_at_once(code: CodeType) -> set[str]:
+def read_at_once(code: CodeType) -> set[str]:
     """Returns the names that a code object reads when it runs, also in comprehensions and class bodies. A class body's
     own names are among them if it reads them before it binds them."""
     read, bound = set[str](), set[str]()
@@ -207,11 +209,14 @@ def _read_at_once(code: CodeType) -> set[str]:
         elif each.opname == "STORE_NAME" and code.co_name != "<module>":
             bound.add(each.argval)
     for inner in code.co_consts:
-        if isinstance(inner, CodeType) and (
-            inner.co_name in _COMPREHENSION_NAMES or not inner.co_flags & inspect.CO_OPTIMIZED
-        ):
-            read |= _read_at_once(inner)
+        if isinstance(inner, CodeType) and runs_at_once(inner):
+            read |= read_at_once(inner)
     return read
+
+
+def runs_at_once(code: CodeType) -> bool:
+    """Tells whether a code object is that of a comprehension or a class body, which run where they stand."""
+    return code.co_name in _COMPREHENSION_NAMES or not code.co_flags & inspect.CO_OPTIMIZED
 
 
 def _add_globals(table: symtable.SymbolTable, statement: Statement) -> None:

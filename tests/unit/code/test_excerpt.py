@@ -261,8 +261,12 @@ def test_a_cell_that_empties_what_the_class_has_read() -> None:
 def test_a_value_that_changes_after_a_definition_has_read_it(made: str, reads: str, changed: str) -> None:
     before = "import re\nclass make:\n    def __init__(self, of=None): ...\n"
     source = f"{before}{made}\n{reads}\n{changed}\nclass Op:\n    a = A"
-    with pytest.raises(OperatorNotImportable, match=r"the definition of . reads 'n', which a later statement changes"):
-        excerpt([source], "Op", run(source, "live"))
+    live = run(source, "live")
+    for program in (written([source]), compiled(compile(source, "<stdin>", "exec", dont_inherit=True))):
+        with pytest.raises(
+            OperatorNotImportable, match=r"the definition of . reads 'n', which a later statement changes|uses 'n'"
+        ):
+            module_under_test.excerpt(program, "Op", live)
 
 
 def test_a_name_that_a_class_body_binds_for_itself() -> None:
@@ -970,6 +974,49 @@ def test_compiled_code_that_binds_a_name_in_branches_is_refused(source: str) -> 
     ],
 )
 def test_compiled_code_that_binds_a_name_in_branches_comes_along_as_it_ran(source: str, expression: str) -> None:
+    source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: {expression}\n"
+    assert run(piped(source, "Op", run(source, "live")))["Op"]().f() == 3
+
+
+CHAIN = "class Chain:\n    made = 0\n    def add(self):\n        self.made += 1\n        return self.made\n"
+CHAIN += "chain = Chain()\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{CHAIN}for n in range(3): N = A(chain.add())",
+        f"{CHAIN}for n in range(3):\n    class N:\n        of = chain.add()",
+        "numbers = iter([1, 2, 3])\nfor _ in range(2): N = A(next(numbers))",
+        "numbers = iter([1, 2, 3])\nwhile True:\n    N = A(next(numbers))\n    if N.of == 2: break",
+        "for n in range(3):\n    if n == 2: continue\n    def N(n=n): return n",
+        "n = 0\nwhile n < 3:\n    def N(n=n): return n\n    n += 1",
+        "N = A(1) if sys else A(2)",
+        "N = A(1) or A(2)",
+        "N = (lambda: 1) if sys else (lambda: 2)",
+    ],
+)
+def test_compiled_code_whose_only_statement_runs_otherwise_when_it_is_alone_is_refused(source: str) -> None:
+    source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: N\n"
+    said = r"uses 'N', which is defined by a statement that|the definition of N reads 'n', which a later statement"
+    with pytest.raises(OperatorNotImportable, match=said):
+        piped(source, "Op", run(source, "live"))
+
+
+@pytest.mark.parametrize(
+    ("source", "expression"),
+    [
+        ("for n in range(2):\n    def N(): return 3", "N()"),
+        ("for n in range(2):\n    class N(A): n = 3", "N().n"),
+        ("for n in range(4):\n    def N(n=n): return n", "N()"),
+        ("n = 0\nwhile n < 3:\n    n += 1\n    N = lambda n=n: n", "N()"),
+        ("for n in range(2): import math as N", "N.floor(3.5)"),
+        ("for n in range(2):\n    N = A(3)\n    break", "N.of"),
+        ("for n in range(2):\n    try:\n        N = A(3)\n        break\n    except OSError: print('again')", "N.of"),
+        ("N = 4 if not sys else 3", "N"),
+    ],
+)
+def test_compiled_code_in_a_loop_that_makes_the_same_each_time_comes_along(source: str, expression: str) -> None:
     source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: {expression}\n"
     assert run(piped(source, "Op", run(source, "live")))["Op"]().f() == 3
 
