@@ -191,7 +191,8 @@ def _is_alike(
     """Tells whether one run of the statement that ends with the store ``at`` makes the value that the program has, no
     matter how often a loop repeats the statement.
 
-    A repeated statement that calls anything may not. The making of a class is no such call, if its body calls nothing.
+    A repeated statement that calls anything may not. The making of a class is no such call, if its body calls nothing
+    and reads only imports: a base class could count its subclasses.
 
     Args:
         read: stores of the names that the statement reads. The program must not end, or leave the loop, between such
@@ -204,7 +205,8 @@ def _is_alike(
     inside = [each.argval for each in run if isinstance(each.argval, CodeType) and runs_at_once(each.argval)]
     calls = [each for each in run if each.opname.startswith("CALL")]
     calls += [each for code in inside for each in dis.get_instructions(code) if each.opname.startswith("CALL")]
-    if len(calls) > sum(each.opname == "LOAD_BUILD_CLASS" for each in run):
+    makes = sum(each.opname == "LOAD_BUILD_CLASS" for each in run)
+    if len(calls) > makes or (makes and any(not instructions[each - 1].opname.startswith("IMPORT_") for each in read)):
         return False
     changes = (each for each in read if each in repeated and at in _reached(ways, [each + 1]))
     return all(goals.isdisjoint(_reached(ways, [each + 1], without=at)) for each in changes)
@@ -258,11 +260,13 @@ def _touches(
     the object or store into the object.
     """
     functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
+    classes = _Classes(code)
     others: dict[str, tuple[str, tuple[str, ...]]] = {}  # name → the name whose value it is a part of, path to the part
     for at, instruction in enumerate(instructions):
         if at not in begun:
             continue
-        for touch in _touches_at(instructions, at, functions, statement_at.get(at)):
+        here = _touches_at(instructions, at, functions, statement_at.get(at))
+        for touch in (*here, *classes.touches_at(instructions, at, statement_at.get(at))):
             yield touch
             if touch.name in others and touch.path:  # an empty path binds the other name anew
                 root, path = others[touch.name]
@@ -302,6 +306,82 @@ def _touches_at(
             found = _touch(inside, number, order, line) if each.opname in READS else None
             if found is not None:
                 yield found
+
+
+class _Classes:
+    """The classes of a program, with what the making of a class and calls of class methods change of other classes."""
+
+    def __init__(self, program: CodeType) -> None:
+        self._constants = program.co_consts
+        self._codes = {each.co_name: each for each in program.co_consts if isinstance(each, CodeType)}
+        self._bases: dict[str, set[str]] = {}  # name of a class → names of all its bases
+        self._metas: dict[str, set[str]] = {}  # name of a class → names of its metaclass and the bases of that
+
+    def touches_at(
+        self, instructions: Sequence[dis.Instruction], at: int, statement: Statement | None
+    ) -> Iterator[Touch]:
+        """Yields the touches of one instruction, which is a part of ``statement``, or of none. Call it with the
+        instructions in their order."""
+        here, following = instructions[at], instructions[at + 1 : at + 2]
+        line = _line(here)
+        order = (at, line) if statement is None else statement.order
+        if here.opname == "LOAD_BUILD_CLASS":
+            yield from self._made(instructions, at, self._constants, order, line)
+        elif here.opname in READS and following and following[0].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            called = {here.argval} | self._bases.get(here.argval, set())
+            codes = [code for each in sorted(called) for code in self._methods(each, following[0].argval)]
+            for path in _of_first(codes):
+                for other in sorted(called) if len(path) > 1 else [here.argval]:
+                    yield Touch(other, order, line, path, stores=len(path) == 1, discards=True)
+        elif here.opname in READS and (code := self._codes.get(here.argval)) is not None and _calls(instructions, at):
+            inside = list(dis.get_instructions(code))
+            for number, each in enumerate(inside):
+                if each.opname == "LOAD_BUILD_CLASS":
+                    yield from self._made(inside, number, code.co_consts, order, line)
+
+    def _made(
+        self,
+        instructions: Sequence[dis.Instruction],
+        at: int,
+        constants: Sequence[object],
+        order: tuple[int, ...],
+        line: int,
+    ) -> Iterator[Touch]:
+        """Yields what the making of a class changes. It begins at an instruction of the code with these constants."""
+        end = next((n for n in range(at, len(instructions)) if instructions[n].opname.startswith("STORE_")), at)
+        run, name = instructions[at:end], instructions[end].argval
+        read = [each.argval for each in run if each.opname in READS]
+        given = [constants[each.arg] for each in run if each.opcode in dis.hasconst and each.arg is not None]
+        meta = read[-1:] if any(isinstance(each, tuple) and "metaclass" in each for each in given) else []
+        bases = {other for each in read if each not in meta for other in (each, *self._bases.get(each, ()))}
+        metas = {other for each in meta for other in (each, *self._bases.get(each, ()))}
+        metas |= {other for each in bases for other in self._metas.get(each, ())}
+        self._bases[name], self._metas[name] = bases, metas
+        hooks = [code for each in sorted(bases) for code in self._methods(each, "__init_subclass__")]
+        hooks += [code for each in sorted(metas) for code in self._methods(each, "__new__", "__init__")]
+        for path in _of_first(hooks):
+            for other in sorted(bases - {name}) if len(path) > 1 else ():
+                yield Touch(other, order, line, path, discards=True)
+
+    def _methods(self, name: str, *methods: str) -> Iterator[CodeType]:
+        body = self._codes.get(name)
+        for each in () if body is None or body.co_flags & inspect.CO_OPTIMIZED else body.co_consts:
+            if isinstance(each, CodeType) and each.co_name in methods:
+                yield each
+
+
+def _of_first(codes: Iterable[CodeType]) -> Iterator[tuple[str, ...]]:
+    """Yields the paths, as in :class:`Touch`, to what functions change of their first parameter."""
+    for code in codes:
+        first = code.co_varnames[0] if code.co_argcount else ""
+        for inner in _with_inner(code):
+            inside = list(dis.get_instructions(inner))
+            for at, each in enumerate(inside):
+                loaded = each.argval[-1] if isinstance(each.argval, tuple) else each.argval
+                if each.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == first:
+                    path, stores = _goes_on(inside, at)
+                    if stores or (path and not only_looks(path)):
+                        yield (*path, "update") if stores and path else path or ("",)
 
 
 def _calls(instructions: Sequence[dis.Instruction], at: int) -> bool:

@@ -343,42 +343,79 @@ def _is_frozen(value: object) -> bool:
     return is_dataclass(value) and getattr(type(value), "__dataclass_params__").frozen  # noqa: B009 - for mypy
 
 
-def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
-    """Returns name → definition for the functions at the top level of a program.
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function of the program that a call, or the making of a class, runs.
 
-    Methods that run when a class statement does, such as ``__init_subclass__``, are named "<class> <base> <method>".
-    The base is the class that has the method, or has a metaclass with it.
+    Attributes:
+        of: names of classes of which the first parameter is one, or is a subclass.
+        whole: name of the class that is the first parameter; empty: that is a subclass, or no class.
     """
-    found: dict[str, _Function] = {}
-    classes: dict[str, ast.ClassDef] = {}
+
+    function: _Function
+    of: frozenset[str] = frozenset()
+    whole: str = ""
+
+
+#: name → functions that run when ``f`` or ``A.method`` is called, an object of ``A`` is made, or ``class A`` runs
+Functions = Mapping[str, list[Called]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """A class of the program, with what it has from its bases in the program."""
+
+    names: frozenset[str] = frozenset()  # of the class and its bases
+    methods: Mapping[str, list[_Function]] = field(default_factory=dict)  # name → methods, those in ``super()`` too
+    made_by: tuple[_Function, ...] = ()  # methods of its metaclass that run when the class or a subclass is made
+
+    @classmethod
+    def read(cls, node: ast.ClassDef, classes: Mapping[str, _Class]) -> tuple[_Class, list[Called]]:
+        """Returns (the class, what its making runs). ``classes``: those that its statement may read."""
+        named = [each.value if isinstance(each, ast.Subscript) else each for each in node.bases]
+        bases = [classes[each.id] for each in named if isinstance(each, ast.Name) and each.id in classes]
+        meta = [each.value for each in node.keywords if each.arg == "metaclass"]
+        metas = [classes[each.id] for each in meta if isinstance(each, ast.Name) and each.id in classes]
+        methods: dict[str, list[_Function]] = {}
+        for base in bases:
+            for name, functions in base.methods.items():
+                methods[name] = [*dict.fromkeys((*methods.get(name, ()), *functions))]
+        hooks = methods.get("__init_subclass__", [])
+        for each in (each for each in node.body if isinstance(each, _Function)):
+            goes_on = any(isinstance(n, ast.Attribute) and n.attr == each.name for n in ast.walk(each))
+            methods[each.name] = [*(methods.get(each.name, ()) if goes_on else ()), each]
+        made_by = [each for base in bases for each in base.made_by]
+        made_by += [each for made in metas for name in ("__new__", "__init__") for each in made.methods.get(name, ())]
+        names = frozenset[str]().union(*(base.names for base in bases))
+        run = [Called(each, names - {node.name}) for each in dict.fromkeys((*hooks, *made_by))]
+        return _Class(names | {node.name}, methods, tuple(dict.fromkeys(made_by))), run
+
+
+def functions_of(bodies: Iterable[list[ast.stmt]]) -> Functions:
+    """Returns the functions at the top level of a program, and those of its classes."""
+    found: dict[str, list[Called]] = {}
+    classes: dict[str, _Class] = {}
     for node in (each for body in bodies for each in body):
         if isinstance(node, _Function):
-            found[node.name] = node
-        elif isinstance(node, ast.ClassDef):
-            for base, method in _run_by_class(node, classes):
-                found[f"{node.name} {base} {method.name}"] = method
-            classes[node.name] = node
+            found[node.name] = [Called(node)]
+        for each in (each for each in ast.walk(node) if isinstance(each, ast.ClassDef)):
+            made, run = _Class.read(each, classes)
+            found.setdefault(f"class {each.name}", []).extend(run)
+            if each is node or each.name not in classes:
+                classes[each.name] = made
+    for name, made in classes.items():
+        found[name] = [Called(each) for method in CONSTRUCTORS for each in made.methods.get(method, ())]
+        for method, functions in made.methods.items():
+            of = made.names if any(map(_is_of_class, functions)) else frozenset[str]()
+            found[f"{name}.{method}"] = [Called(each, of, name if of else "") for each in functions]
     return found
 
 
-def _run_by_class(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[tuple[str, _Function]]:
-    """Yields (base, method) for each method of the program that runs when a class is made."""
-    for base in (classes.get(each.id) for each in node.bases if isinstance(each, ast.Name)):
-        if base is not None:
-            yield from ((base.name, each) for each in _methods(base, "__init_subclass__"))
-            yield from _run_by_class(base, classes)
-    for each in node.keywords:
-        if each.arg == "metaclass" and isinstance(each.value, ast.Name) and each.value.id in classes:
-            yield from ((node.name, method) for method in _methods(classes[each.value.id], "__init__", "__new__"))
+def _is_of_class(method: _Function) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "classmethod" for each in method.decorator_list)
 
 
-def _methods(node: ast.ClassDef, *names: str) -> Iterator[_Function]:
-    return (each for each in node.body if isinstance(each, _Function) and each.name in names)
-
-
-def touches(
-    node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
-) -> Iterator[Touch]:
+def touches(node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Functions) -> Iterator[Touch]:
     """Yields the places where a top-level statement may change objects that it does not bind itself.
 
     Args:
@@ -394,16 +431,19 @@ def touches(
         seen = functions
         functions = {name: function for name, function in functions.items() if name not in new}
         called = set()
-        for name in new:
-            function = seen[name]
-            local = _local(function)
-            made, base, _ = (name + "  ").split(" ", 2)
-            args = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-            for found, _, path, stores, discards in _found(list(ast.walk(function)), seen, called):
+        for each in (each for name in new for each in seen[name]):
+            local = _local(each.function)
+            args = [arg.arg for arg in (*each.function.args.posonlyargs, *each.function.args.args)]
+            for found, _, path, stores, discards in _found(list(ast.walk(each.function)), seen, called):
                 if found not in local:
                     yield Touch(found, order, node.lineno, path, stores, discards, guarded)
-                elif base not in ("", made) and [found] == args[:1] and len(path) > 1:  # of what the base has
-                    yield Touch(base, order, node.lineno, (*path[:-1], path[-1] or "update"), discards=True)
+                elif [found] == args[:1] and len(path) > 1:  # of what the class or its base has
+                    for base in sorted(each.of):
+                        yield Touch(base, order, node.lineno, (*path[:-1], path[-1] or "update"), discards=True)
+                elif [found] == args[:1] and path and each.whole:
+                    called.add(f"{each.whole}.{path[0]}")
+                    if stores:
+                        yield Touch(each.whole, order, node.lineno, path, stores=True)
 
 
 class Aliases:
@@ -414,7 +454,7 @@ class Aliases:
         self._of: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     def touches(
-        self, node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
+        self, node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Functions
     ) -> Iterator[Touch]:
         """Yields what :func:`touches` yields, and the places where a value may be changed through another name. Call it
         with the statements in their order."""
@@ -438,7 +478,7 @@ class Aliases:
 _Found = tuple[str, int, tuple[str, ...], bool, bool]
 
 
-def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set[str]) -> Iterator[_Found]:
+def _found(nodes: list[ast.AST], functions: Functions, called: set[str]) -> Iterator[_Found]:
     """Yields (name, line, path, stores, discards) for each change or call in these nodes. Adds the names of called
     functions to ``called``."""
     discarded = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
@@ -452,9 +492,10 @@ def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set
                     if isinstance(decorator, ast.Name):
                         called.add(decorator.id)
                     elif (at := _path(getattr(decorator, "func", decorator))) is not None and at[1]:
+                        called.add(".".join((at[0], *at[1])))
                         yield at[0], decorator.lineno, at[1], False, True
                 if isinstance(node, ast.ClassDef):
-                    called |= {name for name in functions if name.startswith(f"{node.name} ")}
+                    called.add(f"class {node.name}")
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
                 if (at := _path(node.value)) is not None:
                     yield at[0], node.lineno, (*at[1], ""), True, False
@@ -462,16 +503,14 @@ def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set
                 yield name, node.lineno, (), True, False
 
 
-def _of_call(
-    call: ast.Call, functions: Mapping[str, _Function], called: set[str], *, discards: bool
-) -> Iterator[_Found]:
+def _of_call(call: ast.Call, functions: Functions, called: set[str], *, discards: bool) -> Iterator[_Found]:
     if isinstance(call.func, ast.Name):
         called.add(call.func.id)
-        function = functions.get(call.func.id)
-        if function is not None:
+        for function in (each.function for each in functions.get(call.func.id, ())):
+            makes = function.name != call.func.id  # it is a constructor of the called class
             inside = _found(list(ast.walk(function)), {}, set())
-            changed = {name for name, _, path, stores, _ in inside if path and (stores or not only_looks(path))}
-            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+            changed = {name for name, _, path, stores, _ in inside if path and (stores or _may_change(path, makes))}
+            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)][makes:]
             given = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
             for name, value in given:
                 if isinstance(value, ast.Name) and name in changed:
@@ -479,7 +518,13 @@ def _of_call(
         if call.func.id in ("setattr", "delattr") and call.args and (root := _root(call.args[0])) is not None:
             yield root, call.lineno, ("",), True, False
     elif (at := _path(call.func)) is not None and at[1]:
+        called.add(".".join((at[0], *at[1])))
         yield at[0], call.lineno, at[1], False, discards
+
+
+def _may_change(path: tuple[str, ...], surely: bool) -> bool:
+    """Tells whether the method at the end of ``path`` may change its object, or, if ``surely``, has such a name."""
+    return _CHANGES.fullmatch(path[-1]) is not None if surely else not only_looks(path)
 
 
 def _run_by(node: ast.AST) -> Iterator[ast.AST]:

@@ -22,6 +22,7 @@ import pytest
 from stateflow.code import excerpt as module_under_test
 from stateflow.code.excerpt import written
 from stateflow.code.program import code, compiled
+from stateflow.code.statements import Program
 from stateflow.errors import OperatorNotImportable
 
 #: code that must never run again
@@ -51,7 +52,11 @@ def each_way(source: str, name: str = "Op") -> list[dict[str, Any]]:
 
 
 def piped(source: str, name: str, live: dict[str, Any]) -> str:
-    return module_under_test.excerpt(compiled(compile(source, "<stdin>", "exec", dont_inherit=True)), name, live)
+    return module_under_test.excerpt(from_pipe(source), name, live)
+
+
+def from_pipe(source: str) -> Program:
+    return compiled(compile(source, "<stdin>", "exec", dont_inherit=True))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +267,7 @@ def test_a_value_that_changes_after_a_definition_has_read_it(made: str, reads: s
     before = "import re\nclass make:\n    def __init__(self, of=None): ...\n"
     source = f"{before}{made}\n{reads}\n{changed}\nclass Op:\n    a = A"
     live = run(source, "live")
-    for program in (written([source]), compiled(compile(source, "<stdin>", "exec", dont_inherit=True))):
+    for program in (written([source]), from_pipe(source)):
         with pytest.raises(
             OperatorNotImportable, match=r"the definition of . reads 'n', which a later statement changes|uses 'n'"
         ):
@@ -549,7 +554,7 @@ CHANGED = [
 def test_what_another_statement_changes_is_refused_with_its_name(made: str, changed: str, kind: str) -> None:
     source = f"{made}\n{changed}\nclass Op:\n    def f(self):\n        return N\n"
     live = run(source, "live")
-    for program in (written([source]), compiled(compile(source, "<stdin>", "exec", dont_inherit=True))):
+    for program in (written([source]), from_pipe(source)):
         with pytest.raises(
             OperatorNotImportable, match=f"Op uses 'N', {kind}.* is changed by a statement that replicas do not run"
         ):
@@ -576,7 +581,7 @@ HELD = "class A:\n    def __init__(self): self.held = {}\nN = A()\n"
 def test_what_is_changed_under_another_name_is_refused(changed: str) -> None:
     source = f"{HELD}{changed}\nclass Op:\n    def f(self):\n        return N\n"
     live = run(source, "live")
-    compiled_one = compiled(compile(source, "<stdin>", "exec", dont_inherit=True))
+    compiled_one = from_pipe(source)
     for program, values in ((written([source]), live), (written([source]), None), (compiled_one, live)):
         with pytest.raises(OperatorNotImportable, match=r"uses 'N'.* which is changed by a statement that replicas do"):
             module_under_test.excerpt(program, "Op", values)
@@ -654,6 +659,7 @@ def test_what_a_class_holds_is_looked_at_too(filled: str) -> None:
 
 
 HOOK = "class N:\n    held = {}\n    def __init_subclass__(cls, **named): "
+ADDS = "class N:\n    held = {}\n    @classmethod\n    def add(cls, name): cls.held[name] = 1\n"
 META = "class M(type):\n    def __init__(cls, *made): "
 
 
@@ -670,13 +676,38 @@ META = "class M(type):\n    def __init__(cls, *made): "
         f"{META}N.put(cls)\nclass Held:\n    def put(self, cls): ...\nN = Held()\nclass A(metaclass=M): ...",
         "from abc import ABC\nclass N(ABC): ...\nclass A: ...\nN.register(A)",
         "from abc import ABC\nclass N(ABC): ...\n@N.register\nclass A: ...",
+        f"{HOOK}cls.held['a'] = cls\n    __class_getitem__ = classmethod(lambda cls, of: cls)\nclass A(N[int]): ...",
+        f"{META}cls.held['a'] = cls\nclass M2(M): ...\nclass N(metaclass=M2):\n    held = {{}}\nclass A(N): ...",
+        f"{HOOK}cls.held['a'] = cls\nif N:\n    class A(N): ...",
+        f"{HOOK}cls.held['a'] = cls\ndef make():\n    class A(N): ...\nmake()",
+        f"{ADDS}N.add('a')",
+        f"{ADDS}@N.add\ndef one(): ...",
+        f"{ADDS}class A(N): ...\nA.add('a')",
+        f"{ADDS}    @classmethod\n    def count(cls): cls.add('a')\nN.count()",
+        f"{ADDS}    @classmethod\n    def count(cls): cls.counted = 1\nN.count()",
+        f"{ADDS}class A:\n    def __init__(self): N.held['a'] = self\nA()",
     ],
 )
 def test_what_the_making_of_a_class_changes_is_refused(filled: str) -> None:
     source = f"{filled}\nclass Op:\n    f = lambda self: N\n"
-    for live in (run(source, "live"), None):
+    live = run(source, "live")
+    programs = [(written([source]), live), (written([source]), None), (from_pipe(source), live)]
+    for program, values in programs[:2] if "add(cls)" in filled else programs:
         with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that replicas do"):
-            excerpt([source], "Op", live)
+            module_under_test.excerpt(program, "Op", values)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["class A: ...", "class A(A): ...", "class A(A): ..."],
+        ["from math import floor as A", "A = int\nclass A(A): ...", "class B(A): ..."],
+        ["class A: ...", "class B(A): ...", "class A(B): ...", "class C(A): ..."],
+    ],
+)
+def test_classes_that_take_the_names_of_their_bases(cells: list[str]) -> None:
+    names = in_cells("N = 3", *cells, "class Op:\n    f = lambda self: N")
+    assert names["Op"]().f() == 3
 
 
 @pytest.mark.parametrize(
@@ -987,6 +1018,7 @@ CHAIN += "chain = Chain()\n"
     [
         f"{CHAIN}for n in range(3): N = A(chain.add())",
         f"{CHAIN}for n in range(3):\n    class N:\n        of = chain.add()",
+        f"{HOOK}N.held[len(N.held)] = 1\nBase = N\nfor n in range(3):\n    class N(Base): ...",
         "numbers = iter([1, 2, 3])\nfor _ in range(2): N = A(next(numbers))",
         "numbers = iter([1, 2, 3])\nwhile True:\n    N = A(next(numbers))\n    if N.of == 2: break",
         "for n in range(3):\n    if n == 2: continue\n    def N(n=n): return n",
@@ -1007,7 +1039,7 @@ def test_compiled_code_whose_only_statement_runs_otherwise_when_it_is_alone_is_r
     ("source", "expression"),
     [
         ("for n in range(2):\n    def N(): return 3", "N()"),
-        ("for n in range(2):\n    class N(A): n = 3", "N().n"),
+        ("from enum import Enum\nfor n in range(2):\n    class N(Enum): n = 3", "N.n.value"),
         ("for n in range(4):\n    def N(n=n): return n", "N()"),
         ("n = 0\nwhile n < 3:\n    n += 1\n    N = lambda n=n: n", "N()"),
         ("for n in range(2): import math as N", "N.floor(3.5)"),
