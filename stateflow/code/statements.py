@@ -446,12 +446,15 @@ def touches(node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functi
                         yield Touch(each.whole, order, node.lineno, path, stores=True)
 
 
+#: an object, or a part of it: its name, and the path to the part
+_Part = tuple[str, tuple[str, ...]]
+
+
 class Aliases:
-    """Other names of values, or of parts of them, as plain assignments at the top level give: ``d = c.table``."""
+    """Other names of values, or of parts of them, as assignments at the top level give: ``d = c.table``."""
 
     def __init__(self) -> None:
-        #: name → the name whose value it is a part of, and the path to that part
-        self._of: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._of: dict[str, list[_Part]] = {}  # name → what else it may be the name of
 
     def touches(
         self, node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Functions
@@ -461,18 +464,53 @@ class Aliases:
         yield from touches(node, order, binds, functions)
         nodes = list(_run_by(node))
         bound = {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
-        new: dict[str, tuple[str, tuple[str, ...]]] = {}
-        for each in nodes:
-            if isinstance(each, ast.Assign) and (at := _path(each.value)) is not None:
-                root, path = self._of.get(at[0], (at[0], ()))
-                names = [target.id for target in each.targets if isinstance(target, ast.Name)]
-                new |= {name: (root, (*path, *at[1])) for name in names if root not in bound}
-        kept = {name: of for name, of in self._of.items() if not bound & {name, of[0]}}
-        self._of = kept | new
+        new: dict[str, list[_Part]] = {}
+        for name, (of, path) in (found for each in nodes for found in _aliases(each)):
+            parts = [(of, path), *((root, (*inner, *path)) for root, inner in self._of.get(of, ()))]
+            new.setdefault(name, []).extend(part for part in parts if part[0] not in bound)
+        for name, other in (pair for each in nodes for pair in _named_together(each)):
+            new.setdefault(name, []).append((other, ()))
+        kept = {name: [part for part in of if part[0] not in bound] for name, of in self._of.items()}
+        self._of = {name: of for name, of in kept.items() if of and name not in bound} | new
         for touch in touches(node, order, (), functions) if self._of else ():
-            if touch.name in self._of and touch.path:  # an empty path binds the other name anew
-                root, path = self._of[touch.name]
+            for root, path in self._of.get(touch.name, ()) if touch.path else ():  # without a path, it is bound anew
                 yield replace(touch, name=root, path=(*path, *touch.path), through=touch.name)
+
+
+def _aliases(node: ast.AST) -> Iterator[tuple[str, _Part]]:
+    """Yields (name, what it is another name of) for the names that a node binds to objects that have names."""
+    pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
+    match node:
+        case ast.Assign():
+            pairs = [(target, node.value) for target in node.targets]
+        case ast.AnnAssign() | ast.NamedExpr():
+            pairs = [(node.target, node.value)]
+        case ast.For(iter=ast.List(elts=values) | ast.Tuple(elts=values) | ast.Set(elts=values)):
+            pairs = [(node.target, each) for each in values]
+        case ast.withitem(context_expr=ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[given])):
+            pairs = [(node.optional_vars, given)] if called in ("nullcontext", "closing") else []
+        case ast.withitem():
+            pairs = [(node.optional_vars, node.context_expr)]
+    while pairs:
+        target, value = pairs.pop()
+        match target, value:
+            case ast.Tuple(elts=targets) | ast.List(elts=targets), ast.Tuple(elts=values) | ast.List(elts=values):
+                pairs += zip(targets, values, strict=False)
+            case _, ast.IfExp():
+                pairs += [(target, value.body), (target, value.orelse)]
+            case _, ast.BoolOp():
+                pairs += [(target, each) for each in value.values]
+            case _, ast.NamedExpr():
+                pairs.append((target, value.value))
+            case ast.Name(), ast.expr() if (at := _path(value)) is not None:
+                yield target.id, at
+
+
+def _named_together(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yields pairs of names that one assignment, ``a = b = make()``, gives to one object."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    names = [each.id for each in targets if isinstance(each, ast.Name)]
+    yield from ((one, other) for one in names for other in names if one != other)
 
 
 _Found = tuple[str, int, tuple[str, ...], bool, bool]

@@ -587,8 +587,38 @@ def test_what_is_changed_under_another_name_is_refused(changed: str) -> None:
             module_under_test.excerpt(program, "Op", values)
 
 
-#: statements that are taken for changes where only the compiled code is known: an attribute that is read, and a store
-NOT_IN_CODE = ("d = N\nd.x = 1", "d = N.held\nprint(d.get('x'))", "N.name = 'n'\nd = N.name\nprint(d.upper())")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "N = d = A()\nd.x = 1",
+        "d = N = A()\nd.x = 1",
+        "d = N = e = A()\nc = e\nc.x = 1",
+        "d: A = N\nd.x = 1",
+        "if (d := N): d.x = 1",
+        "e = (d := N)\ne.x = 1",
+        "d, e = 1, N\ne.x = 1",
+        "d = None or N\nd.x = 1",
+        "d = N if A else None\nd.x = 1",
+        "for d in [A(), N]: d.x = 1",
+        "from contextlib import nullcontext\nwith nullcontext(N) as d: d.x = 1",
+        "d = N\nd = d if d else None\nd.x = 1",
+    ],
+)
+def test_what_is_changed_under_a_name_of_another_statement_is_refused(changed: str) -> None:
+    source = f"{HELD}{changed}\nclass Op:\n    def f(self):\n        return N\n"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"uses 'N'.* which is changed by a statement that replicas do"):
+            excerpt([source], "Op", live)
+
+
+#: statements that cannot be cut out, or are taken for changes, where only the compiled code is known: an attribute that
+#: is read, and a store
+NOT_IN_CODE = (
+    "d = e = A()\ne = A()\ne.x = 1",
+    "d = N\nd.x = 1",
+    "d = N.held\nprint(d.get('x'))",
+    "N.name = 'n'\nd = N.name\nprint(d.upper())",
+)
 
 
 @pytest.mark.parametrize(
@@ -600,6 +630,9 @@ NOT_IN_CODE = ("d = N\nd.x = 1", "d = N.held\nprint(d.get('x'))", "N.name = 'n'\
         ("d = N\nd.x = 1", "N, d"),
         ("d = N.held\nprint(d.get('x'))", "N"),
         ("N.name = 'n'\nd = N.name\nprint(d.upper())", "N"),  # text
+        ("d = e = A()\ne = A()\ne.x = 1", "N, d"),
+        ("d = e = 'text'\nprint(e.swapcase())", "N, d"),
+        ("for n in [1, 'a']: print(n)\nn = N", "n"),
         ("d = N\ndef other():\n    d = A()\n    d.x = 1\nother()", "N"),
     ],
 )
