@@ -43,7 +43,7 @@ from stateflow.code.statements import (
     names_stored,
     names_surely_bound,
 )
-from stateflow.code.values import home_of, text_of
+from stateflow.code.values import home_of, refilled, text_of
 from stateflow.errors import OperatorNotImportable
 
 # -- Programs and their excerpts -------------------------------------------------------------------------------------
@@ -77,6 +77,7 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
         if name in program.magics:
             raise _in_magic(f"{name!r} is", program.magics[name])
         raise OperatorNotImportable(f"there is no {name!r} at the top level of the program", remedy="define it there")
+    taken.put_back()
     taken.check_order()
     taken.check_aliases()
     text = taken.text()
@@ -178,6 +179,7 @@ class _Taking:
         self.statements: list[Statement] = []
         self._late: dict[str, list[Statement]] = {}
         self._as_now: set[str] = set()  # names whose values are written as they are now
+        self._texts: dict[str, tuple[Statement, str]] = {}  # name → (statement that assigns or fills it, its text)
 
     def take(self, name: str, *, needed_by: str, hint: bool) -> None:
         todo, put_off = [(name, needed_by, hint)], set[str]()
@@ -227,8 +229,9 @@ class _Taking:
         if isinstance(value, defaultdict) and makers:
             text, uses = text_of(dict(value), self._values)
             if text is not None and not uses:
-                refill = Statement(makers[0].order, f"{name}.clear(); {name}.update({text})", frozenset({name}))
-                return [*makers, refill]
+                fill = Statement(makers[0].order, refilled(name, value, text), frozenset({name}))
+                self._texts[name] = fill, text
+                return [*makers, fill]
         if makers:
             emptied = makers[0].empty and isinstance(value, Collection) and len(value)
             if (touch is not None or emptied) and not hint:
@@ -248,12 +251,68 @@ class _Taking:
         if not uses:
             self._as_now.add(name)
             at = makers[0].order if makers else (-1, 0)
-            return [Statement(at, f"{name} = {text}", frozenset({name}))]
+            assigned = Statement(at, f"{name} = {text}", frozenset({name}))
+            self._texts[name] = assigned, text
+            return [assigned]
         # statements that fill the container, such as decorated functions, may be in the excerpt, too
         made = makers if makers and makers[0].empty else []
         late = Statement(_LAST, f"{name} = {text}", frozenset({name}), uses=uses)
         self._late[name] = [*made, late]
         return self._late[name]
+
+    def put_back(self) -> None:
+        """Writes a value once more behind the last statement of the excerpt that changes it, as this statement changes
+        it at the replica, too.
+
+        If no other statement has changed the value before, it begins as in the program. Otherwise it begins as it is
+        now. Raises OperatorNotImportable if a definition then reads another value than in the program.
+        """
+        own = {id(each) for each in self._program.statements}
+        run = {each.order: each for each in self.statements if id(each) in own}
+        for name, (first, text) in self._texts.items():
+            value, makers = (self._values or {}).get(name), self._program.makers(name)
+            changes = [
+                each
+                for each in self._program.touches
+                if each.name == name and each.order > first.order and each.may_change(value)
+            ]
+            within = [each for each in changes if each.order in run and each.surely_changes()]
+            is_plain = name in self._as_now  # others are made by statements
+            bound = [order for order, each in run.items() if is_plain and name in each.binds and order >= first.order]
+            if not within and not bound:
+                continue
+            last = max([*bound, *(each.order for each in within)])
+            is_other = any(each.order < last and each.order not in run for each in changes)
+            is_same = not is_other and (not is_plain or self._is_literal(makers))
+            if is_same:
+                self.statements.remove(first)
+                self.statements += [each for each in makers if each not in self.statements]
+            for each in () if is_same else within:
+                if self._may_differ(each, value, run[each.order]):
+                    raise self._unknown(name, run[each.order])
+            is_bound = bool(bound) or not all(each.path for each in within)
+            code = f"{name} = {text}" if is_bound else refilled(name, value, text)
+            self.statements.append(Statement((*last, 0), code, frozenset({name})))
+
+    def _is_literal(self, makers: list[Statement]) -> bool:
+        """Tells whether one statement makes a first value, and nothing else, and reads no name for that."""
+        if len(makers) != 1 or len(makers[0].binds) != 1 or not (makers[0].repeats or makers[0].empty):
+            return False
+        return makers[0].uses.isdisjoint(self._values or {})
+
+    def _may_differ(self, touch: Touch, value: object, reader: Statement) -> bool:
+        """Tells whether a statement that changes a value may read another one than in the program."""
+        if not touch.path:
+            return touch.name in self._read_by(reader.at_once)
+        is_same = isinstance(value, dict | set) and not touch.path[-1].startswith("pop")  # entries are set once more
+        return touch.name in reader.at_once and touch.path != ("", "change") and not is_same
+
+    def _unknown(self, name: str, reader: Statement) -> OperatorNotImportable:
+        return OperatorNotImportable(
+            f"the definition of {min(reader.binds)} changes {name!r}, whose value before that is not known",
+            remedy=f"begin with a literal, such as {name} = 0 or {name} = [], or change it in another statement",
+            line=reader.order[1] if self._program.single else None,
+        )
 
     def check_order(self) -> None:
         """Checks that each statement reads the same values in the excerpt as it read in the program.

@@ -54,6 +54,8 @@ _PLAIN = (
     *("BUILD_", "LIST_", "SET_", "DICT_", "FORMAT_", "CONVERT_VALUE", "GET_ITER"),
     *("BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "EXTENDED_ARG", "NOP"),
 )
+#: instructions of a literal
+_LITERAL = ("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_", "LIST_EXTEND", "SET_UPDATE", "DICT_", "EXTENDED_ARG", "STORE_")
 _STORES = ("STORE_NAME", "STORE_GLOBAL")
 #: instructions that change the object on top of the stack, or the one below
 _CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
@@ -132,6 +134,7 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
             statement.empty |= any(each.opname in READS and each.argval in CONTAINERS for each in run) and not any(
                 each.opcode in dis.hasconst for each in run
             )
+            statement.repeats = all(each.opname.startswith(_LITERAL) for each in run)
             found.append(statement)
             statement_at.update(dict.fromkeys(range(begin, at + 1), statement))
     for name, imported in packages.items():
@@ -296,9 +299,11 @@ def _touches_at(
     if called is not None and _calls(instructions, at):
         for name in _bound_by(called):
             yield Touch(name, order, line, (), stores=True)
+    given_to = () if called is None else called.co_cellvars  # parameters, and others, that inner functions read
     for inner in () if called is None else _with_inner(called):
         inside = list(dis.get_instructions(inner))
-        if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
+        local = [n for n, each in enumerate(inside) if each.opname.startswith("LOAD_FAST") or each.argval in given_to]
+        if any(_changes(inside, n) for n in local):
             for given in instructions[at + 1 : at + 4]:  # most likely the arguments of the call
                 if given.opname in READS:
                     yield Touch(given.argval, order, line, ("", "change"), discards=True)

@@ -46,7 +46,7 @@ _LOOKS = re.compile(
 )
 #: names of methods that, in most libraries, change their object
 _CHANGES = re.compile(
-    r"append\w*|extend\w*|insert|update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
+    r"append\w*|extend\w*|insert|\w*update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
     r"|subtract|read\w*|load\w*|register|fill|put\w*|push|fit|train"
 )
 
@@ -190,9 +190,11 @@ def find_names(statement: Statement, futures: bool) -> None:
     top = symtable.symtable(code, "<excerpt>", "exec")
     tree = ast.parse(statement.code)
     flags = AWAIT | (annotations.compiler_flag if futures else 0)
-    statement.at_once = read_at_once(compile(tree, "<excerpt>", "exec", flags, dont_inherit=True))
+    program = compile(tree, "<excerpt>", "exec", flags, dont_inherit=True)
+    statement.at_once = read_at_once(program)
     statement.uses = {each.get_name() for each in top.get_symbols() if each.is_referenced()} | statement.at_once
     _add_globals(top, statement)
+    statement.uses |= _globals_read(program)  # for a symbol table, "n += 1" reads nothing
     for node in ast.walk(tree):
         for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(hint, ast.expr):
@@ -217,6 +219,11 @@ def read_at_once(code: CodeType) -> set[str]:
 def runs_at_once(code: CodeType) -> bool:
     """Tells whether a code object is that of a comprehension or a class body, which run where they stand."""
     return code.co_name in _COMPREHENSION_NAMES or not code.co_flags & inspect.CO_OPTIMIZED
+
+
+def _globals_read(code: CodeType) -> set[str]:
+    read = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return read.union(*(_globals_read(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _add_globals(table: symtable.SymbolTable, statement: Statement) -> None:
@@ -324,6 +331,10 @@ class Touch:
         if self.guarded or (not self.stores and only_looks(self.path)):
             return False
         return self.stores or self.discards or self.has_name_of_change()
+
+    def surely_changes(self) -> bool:
+        """Tells whether the place looks like a change, and not only like a call of any other method."""
+        return self.stores or self.has_name_of_change() or self.path[-1:] == ("change",)
 
     def has_name_of_change(self) -> bool:
         return bool(self.path) and _CHANGES.fullmatch(self.path[-1]) is not None
@@ -521,6 +532,7 @@ def _found(nodes: list[ast.AST], functions: Functions, called: set[str]) -> Iter
     functions to ``called``."""
     discarded = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     inner = {id(n) for node in nodes if isinstance(node, _COMPREHENSIONS) for n in ast.walk(node)}
+    inner |= {id(n) for node in nodes if isinstance(node, ast.ClassDef) for each in node.body for n in ast.walk(each)}
     for node in nodes:
         match node:
             case ast.Call():

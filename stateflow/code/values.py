@@ -6,8 +6,12 @@ import base64
 import datetime as dt
 import math
 import sys
+from argparse import Namespace
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PosixPath, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -20,6 +24,23 @@ def text_of(value: object, values: Mapping[str, Any]) -> tuple[str | None, set[s
         return writer.write(value), writer.uses
     except Unwritten:
         return None, set()
+
+
+def refilled(name: str, value: object, text: str) -> str:
+    """Returns the statement that gives a name the value again that ``text`` has.
+
+    A container remains the same object, which may have other names, and is filled again.
+    """
+    match value:
+        case dict() | set():
+            return f"{name}.clear(); {name}.update({text})"
+        case deque():
+            return f"{name}.clear(); {name}.extend({text})"
+        case list() | bytearray() | array():
+            return f"{name}[:] = {text}"
+        case Namespace() | SimpleNamespace():
+            return f"{name}.__dict__.clear(); {name}.__dict__.update({text}.__dict__)"
+    return f"{name}[...] = {text}" if type(value).__name__ == "ndarray" else f"{name} = {text}"
 
 
 def home_of(value: object, module: str, name: str) -> str:

@@ -79,6 +79,7 @@ def from_pipe(source: str) -> Program:
         ("async def three():\n    return 3\nimport asyncio", "asyncio.run(three())"),
         ("N = 3\ndef three(n=N):\n    return n", "three()"),
         ("N = 3", "[N for _ in 'a'][0]"),
+        ("N = 2\ndef count():\n    global N\n    N += 1\n    return 3", "count()"),
         ("class A:\n    n = 3\nclass B(A): ...", "B().n"),
         ("N = 3\nclass A:\n    n = N", "A.n"),
         ("class A:\n    class B:\n        n = 3", "A.B.n"),
@@ -521,6 +522,89 @@ def test_what_was_filled_after_it_was_made_comes_full(imports: str, made: str, f
         assert not isinstance(holds, dict) or isinstance(got, Namespace) or dict(got) == holds
         if "lambda" in made:
             assert got["c"] == 7
+
+
+NAMED = "def named(f):\n    N[len(N)] = f.__name__\n    return f\n"
+MADE = "class A:\n    def __init__(self, *of): "
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"N = {{}}\n{NAMED}@named\ndef a(): ...\n@named\ndef b(): ...\nuses = (b,)",
+        f"N = {{}}\n{NAMED}@named\ndef a(): ...\n@named\ndef b(): ...\nuses = (a,)",
+        f"N: dict = {{}}\nN[7] = 'x'\n{NAMED}@named\ndef a(): ...\nN.update({{9: 'y'}})\nuses = (a,)",
+        f"N, M = {{}}, []\nM.append(1)\n{NAMED}@named\ndef a(): return M\nuses = (a,)",
+        f"N = dict([(5, 6)])\n{NAMED}@named\ndef a(): ...\nuses = (a,)",
+        "N = []\ndef fill(n):\n    n.append(3)\n    return lambda: len(n)\nmade = fill(N)\nuses = (made,)",
+        f"N = []\n{MADE}N.append(1)\na = A()\nb = A()\nuses = (a, A)",
+        f"N = set()\n{MADE}N.add(len(N))\na = A()\nb = A()\nuses = (a, A)",
+        f"N = bytearray(b'a')\n{MADE}N.append(65)\na = A()\nuses = (a, A)",
+        f"import collections\nN = collections.deque([7], 2)\n{MADE}N.append(65)\na = A()\nuses = (a, A)",
+        f"import numpy as np\nN = np.zeros(2)\n{MADE}N[0] += 1\na = A()\nuses = (a, A)",
+        f"from argparse import Namespace\nN = Namespace(n=[])\n{MADE}N.n.append(1)\na = A()\nuses = (a, A)",
+        f"from collections import *\nN = defaultdict(lambda: [4])\n{MADE}N.setdefault(len(N), 1)\na = A()\nuses = a",
+        f"from collections import *\nN = defaultdict(list)\n{MADE}N.setdefault(len(N), 1)\na = A()\nuses = a",
+        "N = 0\nclass A:\n    def __init__(self):\n        global N\n        N += 1\na = A()\nb = A()\nuses = (a, A)",
+    ],
+)
+def test_what_statements_of_the_excerpt_fill_is_as_in_the_program(source: str) -> None:
+    source = f"{source}\nclass Op:\n    f = lambda self: (uses, N)"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        names = run(text, "live")
+        got = names["N"]
+        assert names.get("M") == live.get("M")
+        assert type(got) is type(live["N"])
+        assert repr(got).partition("{")[2] == repr(live["N"]).partition("{")[2]
+        assert [*got] == [*live["N"]] if hasattr(got, "__iter__") else got == live["N"]
+
+
+@pytest.mark.parametrize(
+    ("made", "reads"),
+    [
+        ("N = dict([(1, 2)])", "def fill(n):\n    n.setdefault(3, 4)\n    return object\na = fill(N)"),
+        ("N = int('3')", "a = object if (N := 4) else None"),
+        ("N = sorted('ab')", "class A:\n    def __init__(self, n): self.n = n.copy()\na = A(N).n and object"),
+    ],
+)
+def test_what_is_set_once_more_is_the_same(made: str, reads: str) -> None:
+    for names in each_live(f"{made}\n{reads}\nclass Op:\n    f = lambda self: (a, N)")[:1]:
+        assert names["Op"]().f() == (object, names["N"])
+
+
+def test_objects_that_are_made_from_what_they_change_are_as_in_the_program() -> None:
+    counted = (
+        "N = 0\nclass A:\n    def __init__(self):\n        global N\n        N += 1\n        self.n = N\na = A()\n"
+    )
+    held = "N = []\ndef fill(n):\n    n.append(3)\n    return lambda: n\nmade = fill(N)\n"
+    both = "class A: ...\na, N = A(), []\nN.append(3)\n"
+    for names in each_live(f"{counted}class Op:\n    f = lambda self: (a.n, N)"):
+        assert names["Op"]().f() == (1, 1)
+    for names in each_live(f"{held}class Op:\n    f = lambda self: (N, made())"):
+        assert names["Op"]().f() == ([3], [3])
+        assert names["N"] is names["made"]()
+    text = excerpt([f"{both}class Op:\n    f = lambda self: (a, N)"], "Op", run(f"{both}class Op: ...", "live"))
+    assert run(text)["N"] == [3]
+
+
+def each_live(source: str) -> list[dict[str, Any]]:
+    live = run(source, "live")
+    return [run(text) for text in (excerpt([source], "Op", live), piped(source, "Op", live))]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "N = len('ab')\nclass A:\n    def __init__(self):\n        global N\n        N += 1\na = A()",
+        "N = [3] * 2\ndef last(n): return A(n.pop())\nclass A:\n    def __init__(self, n): ...\na = last(N)",
+        "N = sorted('ab')\nclass A:\n    def __init__(self, n): ...\na = A(N.pop())",
+    ],
+)
+def test_a_definition_that_changes_what_it_reads_is_refused_if_that_is_not_known(source: str) -> None:
+    source = f"{source}\nclass Op:\n    f = lambda self: (a, N)"
+    with pytest.raises(OperatorNotImportable, match=r"the definition of a changes 'N', whose value before that is not"):
+        excerpt([source], "Op", run(source, "live"))
 
 
 CHANGED = [
