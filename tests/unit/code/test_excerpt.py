@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 
 from stateflow.code import excerpt as module_under_test
+from stateflow.code.compiled import compiled
 from stateflow.code.excerpt import written
-from stateflow.code.program import code, compiled
+from stateflow.code.program import code
 from stateflow.code.statements import Program
 from stateflow.errors import OperatorNotImportable
 
