@@ -67,6 +67,7 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
     constant, module, names = None, "", None  # names: those after "from module import"; None: "import module"
     packages = defaultdict[str, list[tuple[int, str]]](list)  # name → its statements "import name.module"
     statement_at: dict[int, Statement] = {}
+    stars: list[tuple[int, str]] = []  # "from module import *"
     stores = defaultdict[str, list[int]](list)
     ways = _ways(code, instructions)
     goals = {at for at, each in enumerate(instructions) if each.opname.startswith("RETURN_")}
@@ -78,9 +79,13 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
             constant = instruction.argval
         if instruction.opname == "IMPORT_NAME":
             module, names = instruction.argval, constant
+        if _imports_all(instruction) and at in begun:
+            stars.append((at, module))
         if instruction.opname not in _STORES or at not in begun:
             continue
         name, before = instruction.argval, instructions[at - 1]
+        if before.opname in ("IMPORT_NAME", "IMPORT_FROM") and module not in sys.modules:  # it failed in a "try"
+            continue
         begin = _begin(instructions, at)
         if before.opname == "IMPORT_NAME" and module.partition(".")[0] == name:
             packages[name].append((at, module))
@@ -104,17 +109,34 @@ def compiled(code: CodeType, now: int | None = None) -> Program:
             statement.repeats = all(each.opname.startswith(_LITERAL) for each in run)
             found.append(statement)
             statement_at.update(dict.fromkeys(range(begin, at + 1), statement))
+    for at, module in stars:
+        for name in _all_of(module):
+            if name in stores:
+                stores[name].append(at)
     for name, imported in packages.items():
         if modules := dict.fromkeys(each for _, each in imported if each in sys.modules):  # others failed in a "try"
             order, source = (imported[0][0], _line(instructions[imported[0][0]])), f"import {', '.join(modules)}"
             found.append(Statement(order, source, frozenset({name}), imports=True))
     found.sort(key=lambda each: each.order)
     left_out = _left_out(instructions, ways, goals, stores, {each.order[0]: each for each in found})
-    for at in left_out:
+    for at in (at for at in left_out if instructions[at].opname in _STORES):
         elsewhere.setdefault(instructions[at].argval, _line(instructions[at]))
     found = [each for each in found if each.order[0] not in left_out]
     statement_at = {at: each for at, each in statement_at.items() if each.order[0] not in left_out}
     return Program(found, elsewhere, list(_touches(code, instructions, statement_at, begun)))
+
+
+def _imports_all(instruction: dis.Instruction) -> bool:
+    """Tells whether an instruction is that of ``from module import *``."""
+    return instruction.opname == "IMPORT_STAR" or (instruction.opname, instruction.arg) == ("CALL_INTRINSIC_1", 2)
+
+
+def _all_of(module: str) -> Iterable[str]:
+    """Returns the names that ``from module import *`` binds."""
+    loaded = sys.modules.get(module)
+    public = [name for name in vars(loaded) if not name.startswith("_")] if loaded is not None else []
+    names: Iterable[str] = getattr(loaded, "__all__", public)
+    return names
 
 
 def _left_out(

@@ -42,6 +42,7 @@ from stateflow.code.statements import (
     names_bound,
     names_stored,
     names_surely_bound,
+    without_warnings,
 )
 from stateflow.code.values import home_of, refilled, text_of
 from stateflow.errors import OperatorNotImportable
@@ -86,6 +87,7 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
     return text
 
 
+@without_warnings()
 def written(texts: Sequence[str], package: str | None = None) -> Program:
     """Reads a program from its texts.
 
@@ -236,7 +238,7 @@ class _Taking:
             emptied = makers[0].empty and isinstance(value, Collection) and len(value)
             if (touch is not None or emptied) and not hint:
                 raise self._changed(name, needed_by, f", a {type(value).__name__},", touch)
-            return makers
+            return self._with_stars(name, makers)
         imported = _import_of(name, value, self._values.get("__name__"))
         if imported is None and not hint:
             raise self._lacking(name, needed_by)
@@ -455,11 +457,18 @@ class _Taking:
         if not hint and (touch := self._touch(name, makers, None)) is not None:
             raise self._changed(name, needed_by, ",", touch)
         if makers or hasattr(builtins, name) or hint:
-            return makers
+            return self._with_stars(name, makers)
         stars = [statement for statement in self._program.statements if statement.star]
         if not stars and name in self._program.elsewhere:
             raise self._lacking(name, needed_by)
         return stars
+
+    def _with_stars(self, name: str, makers: list[Statement]) -> list[Statement]:
+        """Returns the statements that make a name. The first one may need a former value, which may be imported by
+        ``from module import *``."""
+        if not makers or name not in makers[-1].keeps | makers[-1].at_once:
+            return makers
+        return [*makers, *(each for each in self._program.statements if each.star and each.order < makers[-1].order)]
 
     def _lacking(self, name: str, needed_by: str) -> OperatorNotImportable:
         if name in self._program.magics:
@@ -501,6 +510,7 @@ def _import_of(name: str, value: object, program: object) -> Statement | None:
 # -- Comparison with what runs ---------------------------------------------------------------------------------------
 
 
+@without_warnings()
 def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str, Any], qualname: str) -> None:
     """Checks that the functions in the excerpt have the same code as those of the running program.
 

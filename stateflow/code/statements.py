@@ -14,9 +14,11 @@ import inspect
 import logging
 import re
 import symtable
+import warnings
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -95,6 +97,13 @@ class Program:
                 if name not in statement.at_once | statement.keeps:
                     break
         return found
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keeps the compiler from warning about a program's text. Python has warned of it when the program began."""
+    with warnings.catch_warnings(action="ignore"):
+        yield
 
 
 # -- What statements bind and read -----------------------------------------------------------------------------------

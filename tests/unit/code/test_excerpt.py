@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import sys
+import warnings
 from argparse import Namespace
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -143,6 +144,41 @@ def test_a_statement_that_may_leave_a_name_as_it_is(made: str, perhaps: str, exp
 def test_a_statement_that_binds_a_name_whatever_happens(always: str) -> None:
     for text in with_text(f"M = 1\nN = open('/dev/null')\n{always}\nclass Op:\n    f = lambda self: N"):
         assert "/dev/null" not in text
+
+
+@pytest.mark.parametrize(
+    "perhaps",
+    [
+        "if not re:\n    def floor(x): return 7",
+        "try:\n    from no_such import floor\nexcept ImportError: pass",
+        "def other(f): return f\nfloor = other(floor)",
+        "try:\n    floor = re.no_such\nexcept AttributeError: pass",
+    ],
+)
+def test_a_name_of_a_module_that_is_imported_whole_and_perhaps_bound_anew(perhaps: str) -> None:
+    source = f"from math import *\nimport re\n{perhaps}\nclass Op:\n    f = lambda self: floor(3.5)"
+    live = run(source, "live")
+    texts = [excerpt([source], "Op", live), excerpt([source], "Op"), piped(source, "Op", live)]
+    for text in texts:
+        assert run(text)["Op"]().f() == 3
+
+
+def test_a_name_of_a_module_that_is_not_the_name_of_another() -> None:
+    source = "from math import *\nimport re\nif re:\n    def three(): return 3\nclass Op:\n    f = lambda self: three()"
+    for names in each_way(source):
+        assert names["Op"]().f() == 3
+
+
+def test_a_text_that_the_compiler_warns_of() -> None:
+    source = "def other(x): return x is 5\nS = '\\d'\nclass Op:\n    f = lambda self: (other, S)"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        live = run(source, "live")
+        begun = len(seen)
+        excerpt([source], "Op", live)
+        assert (begun, len(seen)) == (2, 2)
+        warnings.simplefilter("error")
+        assert excerpt([source], "Op", live)
 
 
 def test_a_loop_whose_name_the_next_statement_may_leave_as_it_is() -> None:
