@@ -14,22 +14,16 @@ incomplete, so the class is refused. Nothing is pickled.
 from __future__ import annotations
 
 import ast
-import base64
 import builtins
-import datetime as dt
 import importlib.util
 import inspect
-import math
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import PosixPath, PurePosixPath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from stateflow.code.statements import (
     AWAIT,
@@ -48,175 +42,10 @@ from stateflow.code.statements import (
     names_bound,
     names_stored,
     names_surely_bound,
+    without_warnings,
 )
+from stateflow.code.values import home_of, refilled, text_of
 from stateflow.errors import OperatorNotImportable
-
-# -- Values as text --------------------------------------------------------------------------------------------------
-
-
-class Unwritten(Exception):
-    """Raised for a value that cannot be written as Python text."""
-
-
-class Writer:
-    """Writes values as Python text that recreates them exactly: plain data, containers of it, and NumPy arrays.
-
-    ``uses``: names of the program's functions and classes that the texts refer to.
-
-    Args:
-        names: the program's names, with their values.
-    """
-
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        self._names = names
-        self.uses: set[str] = set()
-
-    def write(self, value: object) -> str:
-        """Returns the text of a value.
-
-        Raises Unwritten, also for a function or class itself, because the excerpt contains its definition instead.
-        """
-        if callable(value):
-            raise Unwritten
-        try:
-            return self._write(value)
-        except (ValueError, RecursionError) as error:
-            raise Unwritten from error
-
-    def _write(self, value: Any) -> str:
-        kind = type(value)
-        if value is None or kind in (bool, int, str, bytes):
-            return repr(value)
-        if (write := _KINDS.get(kind, _KINDS.get((kind.__module__, kind.__qualname__)))) is not None:
-            return write(self, value)
-        if kind.__module__ == "numpy" and hasattr(value, "dtype"):
-            return self._numpy(value)
-        if callable(value):
-            return self._reference(value)
-        raise Unwritten
-
-    def each(self, values: Iterable[Any]) -> str:
-        return ", ".join(self._write(each) for each in values)
-
-    def pairs(self, mapping: Mapping[Any, Any]) -> str:
-        return "{" + ", ".join(f"{self._write(key)}: {self._write(each)}" for key, each in mapping.items()) + "}"
-
-    def sorted(self, values: Iterable[Any]) -> str:
-        """Returns the elements' texts in sorted order, so that equal sets give equal text."""
-        return ", ".join(sorted(self._write(each) for each in values))
-
-    def call(self, made_by: str, *arguments: Any, **named: Any) -> str:
-        module, _, name = made_by.partition(":")
-        said = [self._write(each) for each in arguments]
-        said += [f"{name}={self._write(each)}" for name, each in named.items()]
-        return f"{_imported(module)}.{name}({', '.join(said)})"
-
-    def _reference(self, value: Any) -> str:
-        """Returns the text that refers to a function or class by its name, in the program or in another module."""
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-        if not isinstance(module, str) or not name.isidentifier():
-            raise Unwritten
-        if self._names.get(name) is value and module == self._names.get("__name__"):
-            self.uses.add(name)
-            return name
-        if getattr(sys.modules.get(module), name, None) is not value or module == "__main__":
-            raise Unwritten
-        return f"{_imported(_home(value, module, name))}.{name}"
-
-    def _numpy(self, value: Any) -> str:
-        """Returns the text of a NumPy array or scalar, exact to the bit."""
-        import numpy as np  # already imported if there is an array
-
-        exact = type(value) is np.ndarray or isinstance(value, np.generic)
-        dtype = value.dtype.descr if value.dtype.names else value.dtype.str
-        if not exact or value.dtype.hasobject or np.dtype(dtype) != value.dtype:  # such as a record with gaps
-            raise Unwritten
-        numpy, data = _imported("numpy"), value.tobytes()
-        said, encoded = repr(data), f"{_imported('base64')}.b64decode({base64.b64encode(data)!r})"
-        array = f"{numpy}.frombuffer({min(said, encoded, key=len)}, {numpy}.dtype({dtype!r}))"
-        if not value.size:
-            array = f"{numpy}.empty(0, {numpy}.dtype({dtype!r}))"
-        if isinstance(value, np.generic):
-            return f"{array}[0]"
-        return f"{array}.reshape({value.shape!r}).copy()"
-
-
-def _imported(module: str) -> str:
-    """Returns an expression that imports a module, and needs no name of the program."""
-    return f"__import__({module!r}, fromlist=['*'])" if "." in module else f"__import__({module!r})"
-
-
-def _float(_: Writer, value: float) -> str:
-    return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
-
-
-def _datetime(writer: Writer, value: dt.datetime) -> str:
-    parts = (value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond)
-    return writer.call("datetime:datetime", *parts, value.tzinfo, fold=value.fold)
-
-
-def _time(writer: Writer, value: dt.time) -> str:
-    parts = (value.hour, value.minute, value.second, value.microsecond)
-    return writer.call("datetime:time", *parts, value.tzinfo, fold=value.fold)
-
-
-def _timezone(writer: Writer, value: dt.timezone) -> str:
-    return writer.call("datetime:timezone", *value.__getinitargs__())  # type: ignore[attr-defined]
-
-
-def _zone(writer: Writer, value: ZoneInfo) -> str:
-    if value.key is None or ZoneInfo(value.key) is not value:
-        raise Unwritten
-    return writer.call("zoneinfo:ZoneInfo", value.key)
-
-
-def _named(made_by: str) -> Callable[[Writer, Any], str]:
-    def write(writer: Writer, value: Any) -> str:
-        if not all(name.isidentifier() for name in vars(value)):
-            raise Unwritten
-        module, _, name = made_by.partition(":")
-        return f"{_imported(module)}.{name}(**{writer.pairs(vars(value))})"
-
-    return write
-
-
-def _tuple(writer: Writer, value: tuple[Any, ...]) -> str:
-    return f"({writer.each(value)},)" if value else "()"
-
-
-_Write = Callable[[Writer, Any], str]
-#: a class whose module has other names in other versions of Python is a key itself, others are keys by their names
-_KINDS: dict[type | tuple[str, str], _Write] = {
-    ("builtins", "float"): _float,
-    ("builtins", "complex"): lambda w, v: f"complex({_float(w, v.real)}, {_float(w, v.imag)})",
-    ("builtins", "bytearray"): lambda _, v: repr(v),
-    ("builtins", "range"): lambda _, v: repr(v),
-    ("builtins", "tuple"): _tuple,
-    ("builtins", "list"): lambda w, v: f"[{w.each(v)}]",
-    ("builtins", "dict"): lambda w, v: w.pairs(v),
-    ("builtins", "mappingproxy"): lambda w, v: f"{_imported('types')}.MappingProxyType({w.pairs(v)})",
-    ("builtins", "set"): lambda w, v: f"set([{w.sorted(v)}])",
-    ("builtins", "frozenset"): lambda w, v: f"frozenset([{w.sorted(v)}])",
-    ("collections", "Counter"): lambda w, v: w.call("collections:Counter", dict(v)),
-    ("collections", "OrderedDict"): lambda w, v: w.call("collections:OrderedDict", dict(v)),
-    ("collections", "defaultdict"): lambda w, v: w.call("collections:defaultdict", v.default_factory, dict(v)),
-    ("collections", "deque"): lambda w, v: w.call("collections:deque", list(v), v.maxlen),
-    ("array", "array"): lambda w, v: w.call("array:array", v.typecode, v.tolist()),
-    ("decimal", "Decimal"): lambda w, v: w.call("decimal:Decimal", str(v)),
-    ("fractions", "Fraction"): lambda w, v: w.call("fractions:Fraction", v.numerator, v.denominator),
-    ("datetime", "date"): lambda w, v: w.call("datetime:date", v.year, v.month, v.day),
-    ("datetime", "datetime"): _datetime,
-    ("datetime", "time"): _time,
-    ("datetime", "timedelta"): lambda w, v: w.call("datetime:timedelta", v.days, v.seconds, v.microseconds),
-    ("datetime", "timezone"): _timezone,
-    ("zoneinfo", "ZoneInfo"): _zone,
-    ("uuid", "UUID"): lambda w, v: w.call("uuid:UUID", str(v)),
-    PosixPath: lambda w, v: w.call("pathlib:Path", str(v)),
-    PurePosixPath: lambda w, v: w.call("pathlib:PurePosixPath", str(v)),
-    ("argparse", "Namespace"): _named("argparse:Namespace"),
-    ("types", "SimpleNamespace"): _named("types:SimpleNamespace"),
-}
-
 
 # -- Programs and their excerpts -------------------------------------------------------------------------------------
 
@@ -249,6 +78,7 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
         if name in program.magics:
             raise _in_magic(f"{name!r} is", program.magics[name])
         raise OperatorNotImportable(f"there is no {name!r} at the top level of the program", remedy="define it there")
+    taken.put_back()
     taken.check_order()
     taken.check_aliases()
     text = taken.text()
@@ -257,6 +87,7 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
     return text
 
 
+@without_warnings()
 def written(texts: Sequence[str], package: str | None = None) -> Program:
     """Reads a program from its texts.
 
@@ -350,6 +181,7 @@ class _Taking:
         self.statements: list[Statement] = []
         self._late: dict[str, list[Statement]] = {}
         self._as_now: set[str] = set()  # names whose values are written as they are now
+        self._texts: dict[str, tuple[Statement, str]] = {}  # name → (statement that assigns or fills it, its text)
 
     def take(self, name: str, *, needed_by: str, hint: bool) -> None:
         todo, put_off = [(name, needed_by, hint)], set[str]()
@@ -386,7 +218,7 @@ class _Taking:
         touch = self._touch(name, makers, value)
         if makers and makers[0].imports and touch is None:
             return makers
-        text, uses = _text_of(value, self._values)
+        text, uses = text_of(value, self._values)
         if text is not None:
             return self._as_it_is(name, text, uses, makers)
         kind = type(value).__module__
@@ -397,15 +229,16 @@ class _Taking:
             )
         # the statements of the program make the defaultdict with its factory (a lambda); its entries are written
         if isinstance(value, defaultdict) and makers:
-            text, uses = _text_of(dict(value), self._values)
+            text, uses = text_of(dict(value), self._values)
             if text is not None and not uses:
-                refill = Statement(makers[0].order, f"{name}.clear(); {name}.update({text})", frozenset({name}))
-                return [*makers, refill]
+                fill = Statement(makers[0].order, refilled(name, value, text), frozenset({name}))
+                self._texts[name] = fill, text
+                return [*makers, fill]
         if makers:
             emptied = makers[0].empty and isinstance(value, Collection) and len(value)
             if (touch is not None or emptied) and not hint:
                 raise self._changed(name, needed_by, f", a {type(value).__name__},", touch)
-            return makers
+            return self._with_stars(name, makers)
         imported = _import_of(name, value, self._values.get("__name__"))
         if imported is None and not hint:
             raise self._lacking(name, needed_by)
@@ -420,12 +253,68 @@ class _Taking:
         if not uses:
             self._as_now.add(name)
             at = makers[0].order if makers else (-1, 0)
-            return [Statement(at, f"{name} = {text}", frozenset({name}))]
+            assigned = Statement(at, f"{name} = {text}", frozenset({name}))
+            self._texts[name] = assigned, text
+            return [assigned]
         # statements that fill the container, such as decorated functions, may be in the excerpt, too
         made = makers if makers and makers[0].empty else []
         late = Statement(_LAST, f"{name} = {text}", frozenset({name}), uses=uses)
         self._late[name] = [*made, late]
         return self._late[name]
+
+    def put_back(self) -> None:
+        """Writes a value once more behind the last statement of the excerpt that changes it, as this statement changes
+        it at the replica, too.
+
+        If no other statement has changed the value before, it begins as in the program. Otherwise it begins as it is
+        now. Raises OperatorNotImportable if a definition then reads another value than in the program.
+        """
+        own = {id(each) for each in self._program.statements}
+        run = {each.order: each for each in self.statements if id(each) in own}
+        for name, (first, text) in self._texts.items():
+            value, makers = (self._values or {}).get(name), self._program.makers(name)
+            changes = [
+                each
+                for each in self._program.touches
+                if each.name == name and each.order > first.order and each.may_change(value)
+            ]
+            within = [each for each in changes if each.order in run and each.surely_changes()]
+            is_plain = name in self._as_now  # others are made by statements
+            bound = [order for order, each in run.items() if is_plain and name in each.binds and order >= first.order]
+            if not within and not bound:
+                continue
+            last = max([*bound, *(each.order for each in within)])
+            is_other = any(each.order < last and each.order not in run for each in changes)
+            is_same = not is_other and (not is_plain or self._is_literal(makers))
+            if is_same:
+                self.statements.remove(first)
+                self.statements += [each for each in makers if each not in self.statements]
+            for each in () if is_same else within:
+                if self._may_differ(each, value, run[each.order]):
+                    raise self._unknown(name, run[each.order])
+            is_bound = bool(bound) or not all(each.path for each in within)
+            code = f"{name} = {text}" if is_bound else refilled(name, value, text)
+            self.statements.append(Statement((*last, 0), code, frozenset({name})))
+
+    def _is_literal(self, makers: list[Statement]) -> bool:
+        """Tells whether one statement makes a first value, and nothing else, and reads no name for that."""
+        if len(makers) != 1 or len(makers[0].binds) != 1 or not (makers[0].repeats or makers[0].empty):
+            return False
+        return makers[0].uses.isdisjoint(self._values or {})
+
+    def _may_differ(self, touch: Touch, value: object, reader: Statement) -> bool:
+        """Tells whether a statement that changes a value may read another one than in the program."""
+        if not touch.path:
+            return touch.name in self._read_by(reader.at_once)
+        is_same = isinstance(value, dict | set) and not touch.path[-1].startswith("pop")  # entries are set once more
+        return touch.name in reader.at_once and touch.path != ("", "change") and not is_same
+
+    def _unknown(self, name: str, reader: Statement) -> OperatorNotImportable:
+        return OperatorNotImportable(
+            f"the definition of {min(reader.binds)} changes {name!r}, whose value before that is not known",
+            remedy=f"begin with a literal, such as {name} = 0 or {name} = [], or change it in another statement",
+            line=reader.order[1] if self._program.single else None,
+        )
 
     def check_order(self) -> None:
         """Checks that each statement reads the same values in the excerpt as it read in the program.
@@ -568,11 +457,18 @@ class _Taking:
         if not hint and (touch := self._touch(name, makers, None)) is not None:
             raise self._changed(name, needed_by, ",", touch)
         if makers or hasattr(builtins, name) or hint:
-            return makers
+            return self._with_stars(name, makers)
         stars = [statement for statement in self._program.statements if statement.star]
         if not stars and name in self._program.elsewhere:
             raise self._lacking(name, needed_by)
         return stars
+
+    def _with_stars(self, name: str, makers: list[Statement]) -> list[Statement]:
+        """Returns the statements that make a name. The first one may need a former value, which may be imported by
+        ``from module import *``."""
+        if not makers or name not in makers[-1].keeps | makers[-1].at_once:
+            return makers
+        return [*makers, *(each for each in self._program.statements if each.star and each.order < makers[-1].order)]
 
     def _lacking(self, name: str, needed_by: str) -> OperatorNotImportable:
         if name in self._program.magics:
@@ -594,17 +490,7 @@ class _Taking:
         return "\n".join(lines) + "\n"
 
 
-# -- Values in excerpts ----------------------------------------------------------------------------------------------
-
-
-def _text_of(value: object, values: Mapping[str, Any]) -> tuple[str | None, set[str]]:
-    """Returns (source text of a value, names of the program that the text reads). The text is None for a value that
-    cannot be written."""
-    writer = Writer(values)
-    try:
-        return writer.write(value), writer.uses
-    except Unwritten:
-        return None, set()
+# -- Imports that the program does not have ---------------------------------------------------------------------------
 
 
 def _import_of(name: str, value: object, program: object) -> Statement | None:
@@ -616,24 +502,15 @@ def _import_of(name: str, value: object, program: object) -> Statement | None:
         return Statement((-1, 0), f"import {value.__name__} as {name}", frozenset({name}))
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(module, str) and isinstance(qualname, str) and module != program and qualname.isidentifier():
-        home = _home(value, module, qualname)
+        home = home_of(value, module, qualname)
         return Statement((-1, 0), f"from {home} import {qualname} as {name}", frozenset({name}))
     return None
-
-
-def _home(value: object, module: str, name: str) -> str:
-    """Returns the module from which the excerpt imports an object.
-
-    For a public name of stateflow, that is ``stateflow``, because another release may define the name in another
-    module.
-    """
-    is_public = module.startswith("stateflow.") and getattr(sys.modules["stateflow"], name, None) is value
-    return "stateflow" if is_public else module
 
 
 # -- Comparison with what runs ---------------------------------------------------------------------------------------
 
 
+@without_warnings()
 def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str, Any], qualname: str) -> None:
     """Checks that the functions in the excerpt have the same code as those of the running program.
 

@@ -14,9 +14,11 @@ import inspect
 import logging
 import re
 import symtable
+import warnings
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -26,6 +28,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+#: methods that run when an object of a class is made
+CONSTRUCTORS = ("__new__", "__init__", "__post_init__")
 #: instructions that read a name of the program
 READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 #: flag to compile cells of a notebook, which may contain ``await``
@@ -44,7 +48,7 @@ _LOOKS = re.compile(
 )
 #: names of methods that, in most libraries, change their object
 _CHANGES = re.compile(
-    r"append\w*|extend\w*|insert|update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
+    r"append\w*|extend\w*|insert|\w*update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
     r"|subtract|read\w*|load\w*|register|fill|put\w*|push|fit|train"
 )
 
@@ -93,6 +97,13 @@ class Program:
                 if name not in statement.at_once | statement.keeps:
                     break
         return found
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keeps the compiler from warning about a program's text. Python has warned of it when the program began."""
+    with warnings.catch_warnings(action="ignore"):
+        yield
 
 
 # -- What statements bind and read -----------------------------------------------------------------------------------
@@ -188,16 +199,18 @@ def find_names(statement: Statement, futures: bool) -> None:
     top = symtable.symtable(code, "<excerpt>", "exec")
     tree = ast.parse(statement.code)
     flags = AWAIT | (annotations.compiler_flag if futures else 0)
-    statement.at_once = _read_at_once(compile(tree, "<excerpt>", "exec", flags, dont_inherit=True))
+    program = compile(tree, "<excerpt>", "exec", flags, dont_inherit=True)
+    statement.at_once = read_at_once(program)
     statement.uses = {each.get_name() for each in top.get_symbols() if each.is_referenced()} | statement.at_once
     _add_globals(top, statement)
+    statement.uses |= _globals_read(program)  # for a symbol table, "n += 1" reads nothing
     for node in ast.walk(tree):
         for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(hint, ast.expr):
                 statement.hints |= named_in(hint)
 
 
-def _read_at_once(code: CodeType) -> set[str]:
+def read_at_once(code: CodeType) -> set[str]:
     """Returns the names that a code object reads when it runs, also in comprehensions and class bodies. A class body's
     own names are among them if it reads them before it binds them."""
     read, bound = set[str](), set[str]()
@@ -207,11 +220,19 @@ def _read_at_once(code: CodeType) -> set[str]:
         elif each.opname == "STORE_NAME" and code.co_name != "<module>":
             bound.add(each.argval)
     for inner in code.co_consts:
-        if isinstance(inner, CodeType) and (
-            inner.co_name in _COMPREHENSION_NAMES or not inner.co_flags & inspect.CO_OPTIMIZED
-        ):
-            read |= _read_at_once(inner)
+        if isinstance(inner, CodeType) and runs_at_once(inner):
+            read |= read_at_once(inner)
     return read
+
+
+def runs_at_once(code: CodeType) -> bool:
+    """Tells whether a code object is that of a comprehension or a class body, which run where they stand."""
+    return code.co_name in _COMPREHENSION_NAMES or not code.co_flags & inspect.CO_OPTIMIZED
+
+
+def _globals_read(code: CodeType) -> set[str]:
+    read = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return read.union(*(_globals_read(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _add_globals(table: symtable.SymbolTable, statement: Statement) -> None:
@@ -320,6 +341,10 @@ class Touch:
             return False
         return self.stores or self.discards or self.has_name_of_change()
 
+    def surely_changes(self) -> bool:
+        """Tells whether the place looks like a change, and not only like a call of any other method."""
+        return self.stores or self.has_name_of_change() or self.path[-1:] == ("change",)
+
     def has_name_of_change(self) -> bool:
         return bool(self.path) and _CHANGES.fullmatch(self.path[-1]) is not None
 
@@ -338,42 +363,79 @@ def _is_frozen(value: object) -> bool:
     return is_dataclass(value) and getattr(type(value), "__dataclass_params__").frozen  # noqa: B009 - for mypy
 
 
-def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
-    """Returns name → definition for the functions at the top level of a program.
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function of the program that a call, or the making of a class, runs.
 
-    Methods that run when a class statement does, such as ``__init_subclass__``, are named "<class> <base> <method>".
-    The base is the class that has the method, or has a metaclass with it.
+    Attributes:
+        of: names of classes of which the first parameter is one, or is a subclass.
+        whole: name of the class that is the first parameter; empty: that is a subclass, or no class.
     """
-    found: dict[str, _Function] = {}
-    classes: dict[str, ast.ClassDef] = {}
+
+    function: _Function
+    of: frozenset[str] = frozenset()
+    whole: str = ""
+
+
+#: name → functions that run when ``f`` or ``A.method`` is called, an object of ``A`` is made, or ``class A`` runs
+Functions = Mapping[str, list[Called]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """A class of the program, with what it has from its bases in the program."""
+
+    names: frozenset[str] = frozenset()  # of the class and its bases
+    methods: Mapping[str, list[_Function]] = field(default_factory=dict)  # name → methods, those in ``super()`` too
+    made_by: tuple[_Function, ...] = ()  # methods of its metaclass that run when the class or a subclass is made
+
+    @classmethod
+    def read(cls, node: ast.ClassDef, classes: Mapping[str, _Class]) -> tuple[_Class, list[Called]]:
+        """Returns (the class, what its making runs). ``classes``: those that its statement may read."""
+        named = [each.value if isinstance(each, ast.Subscript) else each for each in node.bases]
+        bases = [classes[each.id] for each in named if isinstance(each, ast.Name) and each.id in classes]
+        meta = [each.value for each in node.keywords if each.arg == "metaclass"]
+        metas = [classes[each.id] for each in meta if isinstance(each, ast.Name) and each.id in classes]
+        methods: dict[str, list[_Function]] = {}
+        for base in bases:
+            for name, functions in base.methods.items():
+                methods[name] = [*dict.fromkeys((*methods.get(name, ()), *functions))]
+        hooks = methods.get("__init_subclass__", [])
+        for each in (each for each in node.body if isinstance(each, _Function)):
+            goes_on = any(isinstance(n, ast.Attribute) and n.attr == each.name for n in ast.walk(each))
+            methods[each.name] = [*(methods.get(each.name, ()) if goes_on else ()), each]
+        made_by = [each for base in bases for each in base.made_by]
+        made_by += [each for made in metas for name in ("__new__", "__init__") for each in made.methods.get(name, ())]
+        names = frozenset[str]().union(*(base.names for base in bases))
+        run = [Called(each, names - {node.name}) for each in dict.fromkeys((*hooks, *made_by))]
+        return _Class(names | {node.name}, methods, tuple(dict.fromkeys(made_by))), run
+
+
+def functions_of(bodies: Iterable[list[ast.stmt]]) -> Functions:
+    """Returns the functions at the top level of a program, and those of its classes."""
+    found: dict[str, list[Called]] = {}
+    classes: dict[str, _Class] = {}
     for node in (each for body in bodies for each in body):
         if isinstance(node, _Function):
-            found[node.name] = node
-        elif isinstance(node, ast.ClassDef):
-            for base, method in _run_by_class(node, classes):
-                found[f"{node.name} {base} {method.name}"] = method
-            classes[node.name] = node
+            found[node.name] = [Called(node)]
+        for each in (each for each in ast.walk(node) if isinstance(each, ast.ClassDef)):
+            made, run = _Class.read(each, classes)
+            found.setdefault(f"class {each.name}", []).extend(run)
+            if each is node or each.name not in classes:
+                classes[each.name] = made
+    for name, made in classes.items():
+        found[name] = [Called(each) for method in CONSTRUCTORS for each in made.methods.get(method, ())]
+        for method, functions in made.methods.items():
+            of = made.names if any(map(_is_of_class, functions)) else frozenset[str]()
+            found[f"{name}.{method}"] = [Called(each, of, name if of else "") for each in functions]
     return found
 
 
-def _run_by_class(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[tuple[str, _Function]]:
-    """Yields (base, method) for each method of the program that runs when a class is made."""
-    for base in (classes.get(each.id) for each in node.bases if isinstance(each, ast.Name)):
-        if base is not None:
-            yield from ((base.name, each) for each in _methods(base, "__init_subclass__"))
-            yield from _run_by_class(base, classes)
-    for each in node.keywords:
-        if each.arg == "metaclass" and isinstance(each.value, ast.Name) and each.value.id in classes:
-            yield from ((node.name, method) for method in _methods(classes[each.value.id], "__init__", "__new__"))
+def _is_of_class(method: _Function) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "classmethod" for each in method.decorator_list)
 
 
-def _methods(node: ast.ClassDef, *names: str) -> Iterator[_Function]:
-    return (each for each in node.body if isinstance(each, _Function) and each.name in names)
-
-
-def touches(
-    node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
-) -> Iterator[Touch]:
+def touches(node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Functions) -> Iterator[Touch]:
     """Yields the places where a top-level statement may change objects that it does not bind itself.
 
     Args:
@@ -389,55 +451,97 @@ def touches(
         seen = functions
         functions = {name: function for name, function in functions.items() if name not in new}
         called = set()
-        for name in new:
-            function = seen[name]
-            local = _local(function)
-            made, base, _ = (name + "  ").split(" ", 2)
-            args = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-            for found, _, path, stores, discards in _found(list(ast.walk(function)), seen, called):
+        for each in (each for name in new for each in seen[name]):
+            local = _local(each.function)
+            args = [arg.arg for arg in (*each.function.args.posonlyargs, *each.function.args.args)]
+            for found, _, path, stores, discards in _found(list(ast.walk(each.function)), seen, called):
                 if found not in local:
                     yield Touch(found, order, node.lineno, path, stores, discards, guarded)
-                elif base not in ("", made) and [found] == args[:1] and len(path) > 1:  # of what the base has
-                    yield Touch(base, order, node.lineno, (*path[:-1], path[-1] or "update"), discards=True)
+                elif [found] == args[:1] and len(path) > 1:  # of what the class or its base has
+                    for base in sorted(each.of):
+                        yield Touch(base, order, node.lineno, (*path[:-1], path[-1] or "update"), discards=True)
+                elif [found] == args[:1] and path and each.whole:
+                    called.add(f"{each.whole}.{path[0]}")
+                    if stores:
+                        yield Touch(each.whole, order, node.lineno, path, stores=True)
+
+
+#: an object, or a part of it: its name, and the path to the part
+_Part = tuple[str, tuple[str, ...]]
 
 
 class Aliases:
-    """Other names of values, or of parts of them, as plain assignments at the top level give: ``d = c.table``."""
+    """Other names of values, or of parts of them, as assignments at the top level give: ``d = c.table``."""
 
     def __init__(self) -> None:
-        #: name → the name whose value it is a part of, and the path to that part
-        self._of: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._of: dict[str, list[_Part]] = {}  # name → what else it may be the name of
 
     def touches(
-        self, node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Mapping[str, _Function]
+        self, node: ast.stmt, order: tuple[int, ...], binds: Iterable[str], functions: Functions
     ) -> Iterator[Touch]:
         """Yields what :func:`touches` yields, and the places where a value may be changed through another name. Call it
         with the statements in their order."""
         yield from touches(node, order, binds, functions)
         nodes = list(_run_by(node))
         bound = {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
-        new: dict[str, tuple[str, tuple[str, ...]]] = {}
-        for each in nodes:
-            if isinstance(each, ast.Assign) and (at := _path(each.value)) is not None:
-                root, path = self._of.get(at[0], (at[0], ()))
-                names = [target.id for target in each.targets if isinstance(target, ast.Name)]
-                new |= {name: (root, (*path, *at[1])) for name in names if root not in bound}
-        kept = {name: of for name, of in self._of.items() if not bound & {name, of[0]}}
-        self._of = kept | new
+        new: dict[str, list[_Part]] = {}
+        for name, (of, path) in (found for each in nodes for found in _aliases(each)):
+            parts = [(of, path), *((root, (*inner, *path)) for root, inner in self._of.get(of, ()))]
+            new.setdefault(name, []).extend(part for part in parts if part[0] not in bound)
+        for name, other in (pair for each in nodes for pair in _named_together(each)):
+            new.setdefault(name, []).append((other, ()))
+        kept = {name: [part for part in of if part[0] not in bound] for name, of in self._of.items()}
+        self._of = {name: of for name, of in kept.items() if of and name not in bound} | new
         for touch in touches(node, order, (), functions) if self._of else ():
-            if touch.name in self._of and touch.path:  # an empty path binds the other name anew
-                root, path = self._of[touch.name]
+            for root, path in self._of.get(touch.name, ()) if touch.path else ():  # without a path, it is bound anew
                 yield replace(touch, name=root, path=(*path, *touch.path), through=touch.name)
+
+
+def _aliases(node: ast.AST) -> Iterator[tuple[str, _Part]]:
+    """Yields (name, what it is another name of) for the names that a node binds to objects that have names."""
+    pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
+    match node:
+        case ast.Assign():
+            pairs = [(target, node.value) for target in node.targets]
+        case ast.AnnAssign() | ast.NamedExpr():
+            pairs = [(node.target, node.value)]
+        case ast.For(iter=ast.List(elts=values) | ast.Tuple(elts=values) | ast.Set(elts=values)):
+            pairs = [(node.target, each) for each in values]
+        case ast.withitem(context_expr=ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[given])):
+            pairs = [(node.optional_vars, given)] if called in ("nullcontext", "closing") else []
+        case ast.withitem():
+            pairs = [(node.optional_vars, node.context_expr)]
+    while pairs:
+        target, value = pairs.pop()
+        match target, value:
+            case ast.Tuple(elts=targets) | ast.List(elts=targets), ast.Tuple(elts=values) | ast.List(elts=values):
+                pairs += zip(targets, values, strict=False)
+            case _, ast.IfExp():
+                pairs += [(target, value.body), (target, value.orelse)]
+            case _, ast.BoolOp():
+                pairs += [(target, each) for each in value.values]
+            case _, ast.NamedExpr():
+                pairs.append((target, value.value))
+            case ast.Name(), ast.expr() if (at := _path(value)) is not None:
+                yield target.id, at
+
+
+def _named_together(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yields pairs of names that one assignment, ``a = b = make()``, gives to one object."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    names = [each.id for each in targets if isinstance(each, ast.Name)]
+    yield from ((one, other) for one in names for other in names if one != other)
 
 
 _Found = tuple[str, int, tuple[str, ...], bool, bool]
 
 
-def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set[str]) -> Iterator[_Found]:
+def _found(nodes: list[ast.AST], functions: Functions, called: set[str]) -> Iterator[_Found]:
     """Yields (name, line, path, stores, discards) for each change or call in these nodes. Adds the names of called
     functions to ``called``."""
     discarded = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     inner = {id(n) for node in nodes if isinstance(node, _COMPREHENSIONS) for n in ast.walk(node)}
+    inner |= {id(n) for node in nodes if isinstance(node, ast.ClassDef) for each in node.body for n in ast.walk(each)}
     for node in nodes:
         match node:
             case ast.Call():
@@ -447,9 +551,10 @@ def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set
                     if isinstance(decorator, ast.Name):
                         called.add(decorator.id)
                     elif (at := _path(getattr(decorator, "func", decorator))) is not None and at[1]:
+                        called.add(".".join((at[0], *at[1])))
                         yield at[0], decorator.lineno, at[1], False, True
                 if isinstance(node, ast.ClassDef):
-                    called |= {name for name in functions if name.startswith(f"{node.name} ")}
+                    called.add(f"class {node.name}")
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
                 if (at := _path(node.value)) is not None:
                     yield at[0], node.lineno, (*at[1], ""), True, False
@@ -457,16 +562,14 @@ def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set
                 yield name, node.lineno, (), True, False
 
 
-def _of_call(
-    call: ast.Call, functions: Mapping[str, _Function], called: set[str], *, discards: bool
-) -> Iterator[_Found]:
+def _of_call(call: ast.Call, functions: Functions, called: set[str], *, discards: bool) -> Iterator[_Found]:
     if isinstance(call.func, ast.Name):
         called.add(call.func.id)
-        function = functions.get(call.func.id)
-        if function is not None:
+        for function in (each.function for each in functions.get(call.func.id, ())):
+            makes = function.name != call.func.id  # it is a constructor of the called class
             inside = _found(list(ast.walk(function)), {}, set())
-            changed = {name for name, _, path, stores, _ in inside if path and (stores or not only_looks(path))}
-            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+            changed = {name for name, _, path, stores, _ in inside if path and (stores or _may_change(path, makes))}
+            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)][makes:]
             given = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
             for name, value in given:
                 if isinstance(value, ast.Name) and name in changed:
@@ -474,7 +577,13 @@ def _of_call(
         if call.func.id in ("setattr", "delattr") and call.args and (root := _root(call.args[0])) is not None:
             yield root, call.lineno, ("",), True, False
     elif (at := _path(call.func)) is not None and at[1]:
+        called.add(".".join((at[0], *at[1])))
         yield at[0], call.lineno, at[1], False, discards
+
+
+def _may_change(path: tuple[str, ...], surely: bool) -> bool:
+    """Tells whether the method at the end of ``path`` may change its object, or, if ``surely``, has such a name."""
+    return _CHANGES.fullmatch(path[-1]) is not None if surely else not only_looks(path)
 
 
 def _run_by(node: ast.AST) -> Iterator[ast.AST]:

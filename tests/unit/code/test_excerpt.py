@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import sys
+import warnings
 from argparse import Namespace
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -20,8 +21,10 @@ import numpy as np
 import pytest
 
 from stateflow.code import excerpt as module_under_test
+from stateflow.code.compiled import compiled
 from stateflow.code.excerpt import written
-from stateflow.code.program import code, compiled
+from stateflow.code.program import code
+from stateflow.code.statements import Program
 from stateflow.errors import OperatorNotImportable
 
 #: code that must never run again
@@ -51,7 +54,11 @@ def each_way(source: str, name: str = "Op") -> list[dict[str, Any]]:
 
 
 def piped(source: str, name: str, live: dict[str, Any]) -> str:
-    return module_under_test.excerpt(compiled(compile(source, "<stdin>", "exec", dont_inherit=True)), name, live)
+    return module_under_test.excerpt(from_pipe(source), name, live)
+
+
+def from_pipe(source: str) -> Program:
+    return compiled(compile(source, "<stdin>", "exec", dont_inherit=True))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +81,7 @@ def piped(source: str, name: str, live: dict[str, Any]) -> str:
         ("async def three():\n    return 3\nimport asyncio", "asyncio.run(three())"),
         ("N = 3\ndef three(n=N):\n    return n", "three()"),
         ("N = 3", "[N for _ in 'a'][0]"),
+        ("N = 2\ndef count():\n    global N\n    N += 1\n    return 3", "count()"),
         ("class A:\n    n = 3\nclass B(A): ...", "B().n"),
         ("N = 3\nclass A:\n    n = N", "A.n"),
         ("class A:\n    class B:\n        n = 3", "A.B.n"),
@@ -136,6 +144,41 @@ def test_a_statement_that_may_leave_a_name_as_it_is(made: str, perhaps: str, exp
 def test_a_statement_that_binds_a_name_whatever_happens(always: str) -> None:
     for text in with_text(f"M = 1\nN = open('/dev/null')\n{always}\nclass Op:\n    f = lambda self: N"):
         assert "/dev/null" not in text
+
+
+@pytest.mark.parametrize(
+    "perhaps",
+    [
+        "if not re:\n    def floor(x): return 7",
+        "try:\n    from no_such import floor\nexcept ImportError: pass",
+        "def other(f): return f\nfloor = other(floor)",
+        "try:\n    floor = re.no_such\nexcept AttributeError: pass",
+    ],
+)
+def test_a_name_of_a_module_that_is_imported_whole_and_perhaps_bound_anew(perhaps: str) -> None:
+    source = f"from math import *\nimport re\n{perhaps}\nclass Op:\n    f = lambda self: floor(3.5)"
+    live = run(source, "live")
+    texts = [excerpt([source], "Op", live), excerpt([source], "Op"), piped(source, "Op", live)]
+    for text in texts:
+        assert run(text)["Op"]().f() == 3
+
+
+def test_a_name_of_a_module_that_is_not_the_name_of_another() -> None:
+    source = "from math import *\nimport re\nif re:\n    def three(): return 3\nclass Op:\n    f = lambda self: three()"
+    for names in each_way(source):
+        assert names["Op"]().f() == 3
+
+
+def test_a_text_that_the_compiler_warns_of() -> None:
+    source = "def other(x): return x is 5\nS = '\\d'\nclass Op:\n    f = lambda self: (other, S)"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        live = run(source, "live")
+        begun = len(seen)
+        excerpt([source], "Op", live)
+        assert (begun, len(seen)) == (2, 2)
+        warnings.simplefilter("error")
+        assert excerpt([source], "Op", live)
 
 
 def test_a_loop_whose_name_the_next_statement_may_leave_as_it_is() -> None:
@@ -261,8 +304,12 @@ def test_a_cell_that_empties_what_the_class_has_read() -> None:
 def test_a_value_that_changes_after_a_definition_has_read_it(made: str, reads: str, changed: str) -> None:
     before = "import re\nclass make:\n    def __init__(self, of=None): ...\n"
     source = f"{before}{made}\n{reads}\n{changed}\nclass Op:\n    a = A"
-    with pytest.raises(OperatorNotImportable, match=r"the definition of . reads 'n', which a later statement changes"):
-        excerpt([source], "Op", run(source, "live"))
+    live = run(source, "live")
+    for program in (written([source]), from_pipe(source)):
+        with pytest.raises(
+            OperatorNotImportable, match=r"the definition of . reads 'n', which a later statement changes|uses 'n'"
+        ):
+            module_under_test.excerpt(program, "Op", live)
 
 
 def test_a_name_that_a_class_body_binds_for_itself() -> None:
@@ -514,6 +561,89 @@ def test_what_was_filled_after_it_was_made_comes_full(imports: str, made: str, f
             assert got["c"] == 7
 
 
+NAMED = "def named(f):\n    N[len(N)] = f.__name__\n    return f\n"
+MADE = "class A:\n    def __init__(self, *of): "
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"N = {{}}\n{NAMED}@named\ndef a(): ...\n@named\ndef b(): ...\nuses = (b,)",
+        f"N = {{}}\n{NAMED}@named\ndef a(): ...\n@named\ndef b(): ...\nuses = (a,)",
+        f"N: dict = {{}}\nN[7] = 'x'\n{NAMED}@named\ndef a(): ...\nN.update({{9: 'y'}})\nuses = (a,)",
+        f"N, M = {{}}, []\nM.append(1)\n{NAMED}@named\ndef a(): return M\nuses = (a,)",
+        f"N = dict([(5, 6)])\n{NAMED}@named\ndef a(): ...\nuses = (a,)",
+        "N = []\ndef fill(n):\n    n.append(3)\n    return lambda: len(n)\nmade = fill(N)\nuses = (made,)",
+        f"N = []\n{MADE}N.append(1)\na = A()\nb = A()\nuses = (a, A)",
+        f"N = set()\n{MADE}N.add(len(N))\na = A()\nb = A()\nuses = (a, A)",
+        f"N = bytearray(b'a')\n{MADE}N.append(65)\na = A()\nuses = (a, A)",
+        f"import collections\nN = collections.deque([7], 2)\n{MADE}N.append(65)\na = A()\nuses = (a, A)",
+        f"import numpy as np\nN = np.zeros(2)\n{MADE}N[0] += 1\na = A()\nuses = (a, A)",
+        f"from argparse import Namespace\nN = Namespace(n=[])\n{MADE}N.n.append(1)\na = A()\nuses = (a, A)",
+        f"from collections import *\nN = defaultdict(lambda: [4])\n{MADE}N.setdefault(len(N), 1)\na = A()\nuses = a",
+        f"from collections import *\nN = defaultdict(list)\n{MADE}N.setdefault(len(N), 1)\na = A()\nuses = a",
+        "N = 0\nclass A:\n    def __init__(self):\n        global N\n        N += 1\na = A()\nb = A()\nuses = (a, A)",
+    ],
+)
+def test_what_statements_of_the_excerpt_fill_is_as_in_the_program(source: str) -> None:
+    source = f"{source}\nclass Op:\n    f = lambda self: (uses, N)"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        names = run(text, "live")
+        got = names["N"]
+        assert names.get("M") == live.get("M")
+        assert type(got) is type(live["N"])
+        assert repr(got).partition("{")[2] == repr(live["N"]).partition("{")[2]
+        assert [*got] == [*live["N"]] if hasattr(got, "__iter__") else got == live["N"]
+
+
+@pytest.mark.parametrize(
+    ("made", "reads"),
+    [
+        ("N = dict([(1, 2)])", "def fill(n):\n    n.setdefault(3, 4)\n    return object\na = fill(N)"),
+        ("N = int('3')", "a = object if (N := 4) else None"),
+        ("N = sorted('ab')", "class A:\n    def __init__(self, n): self.n = n.copy()\na = A(N).n and object"),
+    ],
+)
+def test_what_is_set_once_more_is_the_same(made: str, reads: str) -> None:
+    for names in each_live(f"{made}\n{reads}\nclass Op:\n    f = lambda self: (a, N)")[:1]:
+        assert names["Op"]().f() == (object, names["N"])
+
+
+def test_objects_that_are_made_from_what_they_change_are_as_in_the_program() -> None:
+    counted = (
+        "N = 0\nclass A:\n    def __init__(self):\n        global N\n        N += 1\n        self.n = N\na = A()\n"
+    )
+    held = "N = []\ndef fill(n):\n    n.append(3)\n    return lambda: n\nmade = fill(N)\n"
+    both = "class A: ...\na, N = A(), []\nN.append(3)\n"
+    for names in each_live(f"{counted}class Op:\n    f = lambda self: (a.n, N)"):
+        assert names["Op"]().f() == (1, 1)
+    for names in each_live(f"{held}class Op:\n    f = lambda self: (N, made())"):
+        assert names["Op"]().f() == ([3], [3])
+        assert names["N"] is names["made"]()
+    text = excerpt([f"{both}class Op:\n    f = lambda self: (a, N)"], "Op", run(f"{both}class Op: ...", "live"))
+    assert run(text)["N"] == [3]
+
+
+def each_live(source: str) -> list[dict[str, Any]]:
+    live = run(source, "live")
+    return [run(text) for text in (excerpt([source], "Op", live), piped(source, "Op", live))]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "N = len('ab')\nclass A:\n    def __init__(self):\n        global N\n        N += 1\na = A()",
+        "N = [3] * 2\ndef last(n): return A(n.pop())\nclass A:\n    def __init__(self, n): ...\na = last(N)",
+        "N = sorted('ab')\nclass A:\n    def __init__(self, n): ...\na = A(N.pop())",
+    ],
+)
+def test_a_definition_that_changes_what_it_reads_is_refused_if_that_is_not_known(source: str) -> None:
+    source = f"{source}\nclass Op:\n    f = lambda self: (a, N)"
+    with pytest.raises(OperatorNotImportable, match=r"the definition of a changes 'N', whose value before that is not"):
+        excerpt([source], "Op", run(source, "live"))
+
+
 CHANGED = [
     ("from configparser import ConfigParser\nN = ConfigParser()", "N.read_string('[a]')", "a ConfigParser"),
     ("from configparser import ConfigParser\nN = ConfigParser()", "read = N.read_string('[a]')", "a ConfigParser"),
@@ -545,7 +675,7 @@ CHANGED = [
 def test_what_another_statement_changes_is_refused_with_its_name(made: str, changed: str, kind: str) -> None:
     source = f"{made}\n{changed}\nclass Op:\n    def f(self):\n        return N\n"
     live = run(source, "live")
-    for program in (written([source]), compiled(compile(source, "<stdin>", "exec", dont_inherit=True))):
+    for program in (written([source]), from_pipe(source)):
         with pytest.raises(
             OperatorNotImportable, match=f"Op uses 'N', {kind}.* is changed by a statement that replicas do not run"
         ):
@@ -572,14 +702,44 @@ HELD = "class A:\n    def __init__(self): self.held = {}\nN = A()\n"
 def test_what_is_changed_under_another_name_is_refused(changed: str) -> None:
     source = f"{HELD}{changed}\nclass Op:\n    def f(self):\n        return N\n"
     live = run(source, "live")
-    compiled_one = compiled(compile(source, "<stdin>", "exec", dont_inherit=True))
+    compiled_one = from_pipe(source)
     for program, values in ((written([source]), live), (written([source]), None), (compiled_one, live)):
         with pytest.raises(OperatorNotImportable, match=r"uses 'N'.* which is changed by a statement that replicas do"):
             module_under_test.excerpt(program, "Op", values)
 
 
-#: statements that are taken for changes where only the compiled code is known: an attribute that is read, and a store
-NOT_IN_CODE = ("d = N\nd.x = 1", "d = N.held\nprint(d.get('x'))", "N.name = 'n'\nd = N.name\nprint(d.upper())")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "N = d = A()\nd.x = 1",
+        "d = N = A()\nd.x = 1",
+        "d = N = e = A()\nc = e\nc.x = 1",
+        "d: A = N\nd.x = 1",
+        "if (d := N): d.x = 1",
+        "e = (d := N)\ne.x = 1",
+        "d, e = 1, N\ne.x = 1",
+        "d = None or N\nd.x = 1",
+        "d = N if A else None\nd.x = 1",
+        "for d in [A(), N]: d.x = 1",
+        "from contextlib import nullcontext\nwith nullcontext(N) as d: d.x = 1",
+        "d = N\nd = d if d else None\nd.x = 1",
+    ],
+)
+def test_what_is_changed_under_a_name_of_another_statement_is_refused(changed: str) -> None:
+    source = f"{HELD}{changed}\nclass Op:\n    def f(self):\n        return N\n"
+    for live in (run(source, "live"), None):
+        with pytest.raises(OperatorNotImportable, match=r"uses 'N'.* which is changed by a statement that replicas do"):
+            excerpt([source], "Op", live)
+
+
+#: statements that cannot be cut out, or are taken for changes, where only the compiled code is known: an attribute that
+#: is read, and a store
+NOT_IN_CODE = (
+    "d = e = A()\ne = A()\ne.x = 1",
+    "d = N\nd.x = 1",
+    "d = N.held\nprint(d.get('x'))",
+    "N.name = 'n'\nd = N.name\nprint(d.upper())",
+)
 
 
 @pytest.mark.parametrize(
@@ -591,6 +751,9 @@ NOT_IN_CODE = ("d = N\nd.x = 1", "d = N.held\nprint(d.get('x'))", "N.name = 'n'\
         ("d = N\nd.x = 1", "N, d"),
         ("d = N.held\nprint(d.get('x'))", "N"),
         ("N.name = 'n'\nd = N.name\nprint(d.upper())", "N"),  # text
+        ("d = e = A()\ne = A()\ne.x = 1", "N, d"),
+        ("d = e = 'text'\nprint(e.swapcase())", "N, d"),
+        ("for n in [1, 'a']: print(n)\nn = N", "n"),
         ("d = N\ndef other():\n    d = A()\n    d.x = 1\nother()", "N"),
     ],
 )
@@ -650,6 +813,7 @@ def test_what_a_class_holds_is_looked_at_too(filled: str) -> None:
 
 
 HOOK = "class N:\n    held = {}\n    def __init_subclass__(cls, **named): "
+ADDS = "class N:\n    held = {}\n    @classmethod\n    def add(cls, name): cls.held[name] = 1\n"
 META = "class M(type):\n    def __init__(cls, *made): "
 
 
@@ -666,13 +830,38 @@ META = "class M(type):\n    def __init__(cls, *made): "
         f"{META}N.put(cls)\nclass Held:\n    def put(self, cls): ...\nN = Held()\nclass A(metaclass=M): ...",
         "from abc import ABC\nclass N(ABC): ...\nclass A: ...\nN.register(A)",
         "from abc import ABC\nclass N(ABC): ...\n@N.register\nclass A: ...",
+        f"{HOOK}cls.held['a'] = cls\n    __class_getitem__ = classmethod(lambda cls, of: cls)\nclass A(N[int]): ...",
+        f"{META}cls.held['a'] = cls\nclass M2(M): ...\nclass N(metaclass=M2):\n    held = {{}}\nclass A(N): ...",
+        f"{HOOK}cls.held['a'] = cls\nif N:\n    class A(N): ...",
+        f"{HOOK}cls.held['a'] = cls\ndef make():\n    class A(N): ...\nmake()",
+        f"{ADDS}N.add('a')",
+        f"{ADDS}@N.add\ndef one(): ...",
+        f"{ADDS}class A(N): ...\nA.add('a')",
+        f"{ADDS}    @classmethod\n    def count(cls): cls.add('a')\nN.count()",
+        f"{ADDS}    @classmethod\n    def count(cls): cls.counted = 1\nN.count()",
+        f"{ADDS}class A:\n    def __init__(self): N.held['a'] = self\nA()",
     ],
 )
 def test_what_the_making_of_a_class_changes_is_refused(filled: str) -> None:
     source = f"{filled}\nclass Op:\n    f = lambda self: N\n"
-    for live in (run(source, "live"), None):
+    live = run(source, "live")
+    programs = [(written([source]), live), (written([source]), None), (from_pipe(source), live)]
+    for program, values in programs[:2] if "add(cls)" in filled else programs:
         with pytest.raises(OperatorNotImportable, match=r"Op uses 'N',.* is changed by a statement that replicas do"):
-            excerpt([source], "Op", live)
+            module_under_test.excerpt(program, "Op", values)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["class A: ...", "class A(A): ...", "class A(A): ..."],
+        ["from math import floor as A", "A = int\nclass A(A): ...", "class B(A): ..."],
+        ["class A: ...", "class B(A): ...", "class A(B): ...", "class C(A): ..."],
+    ],
+)
+def test_classes_that_take_the_names_of_their_bases(cells: list[str]) -> None:
+    names = in_cells("N = 3", *cells, "class Op:\n    f = lambda self: N")
+    assert names["Op"]().f() == 3
 
 
 @pytest.mark.parametrize(
@@ -970,6 +1159,50 @@ def test_compiled_code_that_binds_a_name_in_branches_is_refused(source: str) -> 
     ],
 )
 def test_compiled_code_that_binds_a_name_in_branches_comes_along_as_it_ran(source: str, expression: str) -> None:
+    source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: {expression}\n"
+    assert run(piped(source, "Op", run(source, "live")))["Op"]().f() == 3
+
+
+CHAIN = "class Chain:\n    made = 0\n    def add(self):\n        self.made += 1\n        return self.made\n"
+CHAIN += "chain = Chain()\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{CHAIN}for n in range(3): N = A(chain.add())",
+        f"{CHAIN}for n in range(3):\n    class N:\n        of = chain.add()",
+        f"{HOOK}N.held[len(N.held)] = 1\nBase = N\nfor n in range(3):\n    class N(Base): ...",
+        "numbers = iter([1, 2, 3])\nfor _ in range(2): N = A(next(numbers))",
+        "numbers = iter([1, 2, 3])\nwhile True:\n    N = A(next(numbers))\n    if N.of == 2: break",
+        "for n in range(3):\n    if n == 2: continue\n    def N(n=n): return n",
+        "n = 0\nwhile n < 3:\n    def N(n=n): return n\n    n += 1",
+        "N = A(1) if sys else A(2)",
+        "N = A(1) or A(2)",
+        "N = (lambda: 1) if sys else (lambda: 2)",
+    ],
+)
+def test_compiled_code_whose_only_statement_runs_otherwise_when_it_is_alone_is_refused(source: str) -> None:
+    source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: N\n"
+    said = r"uses 'N', which is defined by a statement that|the definition of N reads 'n', which a later statement"
+    with pytest.raises(OperatorNotImportable, match=said):
+        piped(source, "Op", run(source, "live"))
+
+
+@pytest.mark.parametrize(
+    ("source", "expression"),
+    [
+        ("for n in range(2):\n    def N(): return 3", "N()"),
+        ("from enum import Enum\nfor n in range(2):\n    class N(Enum): n = 3", "N.n.value"),
+        ("for n in range(4):\n    def N(n=n): return n", "N()"),
+        ("n = 0\nwhile n < 3:\n    n += 1\n    N = lambda n=n: n", "N()"),
+        ("for n in range(2): import math as N", "N.floor(3.5)"),
+        ("for n in range(2):\n    N = A(3)\n    break", "N.of"),
+        ("for n in range(2):\n    try:\n        N = A(3)\n        break\n    except OSError: print('again')", "N.of"),
+        ("N = 4 if not sys else 3", "N"),
+    ],
+)
+def test_compiled_code_in_a_loop_that_makes_the_same_each_time_comes_along(source: str, expression: str) -> None:
     source = f"import sys\n{A}{source}\nclass Op:\n    f = lambda self: {expression}\n"
     assert run(piped(source, "Op", run(source, "live")))["Op"]().f() == 3
 
