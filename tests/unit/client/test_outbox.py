@@ -6,7 +6,7 @@ import resource
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -222,7 +222,7 @@ def test_it_is_one_clients_of_one_source(outbox: Outbox, directory: Path) -> Non
 
 @pytest.mark.parametrize("at", [0, 0.3, 0.6, 0.95])
 def test_what_is_damaged_is_not_believed(outbox: Outbox, directory: Path, at: float) -> None:
-    """Damage anywhere is found when the outbox is opened or read."""
+    """Damage anywhere is found when the outbox is opened or read, unless it hits nothing that the outbox needs."""
     for number in range(20):
         log(outbox, number, 0, 1)
     outbox.close()
@@ -231,14 +231,12 @@ def test_what_is_damaged_is_not_believed(outbox: Outbox, directory: Path, at: fl
     start = int(at * len(data))
     data[start : start + 400] = bytes(byte ^ 0xA5 for byte in data[start : start + 400])
     path.write_bytes(data)
-    found = []
-    with suppress(OutboxDamaged):
-        damaged = reopened(directory)
-        with closing(damaged):
-            for partition in (0, 1):
-                found += queue(damaged, partition)
-    for number, word, _ in found:
-        assert word in (b"%d for 0" % number, b"%d for 1" % number)
+    try:
+        with closing(reopened(directory)) as damaged:
+            found = [(partition, *row) for partition in (0, 1) for row in queue(damaged, partition)]
+    except OutboxDamaged:
+        return
+    assert found == [(p, n, b"%d for %d" % (n, p), False) for p in (0, 1) for n in range(20)], "none is lost silently"
 
 
 def test_a_byte_that_changed_in_a_row_is_noticed(outbox: Outbox, directory: Path) -> None:
