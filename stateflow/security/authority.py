@@ -35,8 +35,9 @@ from stateflow.security.certificates import (
     described,
     encoded_token,
     names_of,
-    number_of,
+    read_authorities,
     read_certificates,
+    revoked_of,
     utc,
 )
 from stateflow.security.plain import CA, CRL, OWN_CERT, OWN_KEY
@@ -60,8 +61,8 @@ class Issued:
 
 
 class Authority:
-    """A certificate authority. Raises BadCertificate if the directory holds no authority, or if other users can read
-    the authority's key.
+    """A certificate authority. Raises BadCertificate if the directory holds no authority, if its files are damaged, or
+    if other users can read the authority's key.
     """
 
     def __init__(self, directory: Path, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -76,9 +77,15 @@ class Authority:
             )
         self._key = _key_in(directory)
         try:
-            self._cert = read_certificates((directory / CA).read_bytes(), directory / CA)[0]
+            self._cert = read_authorities((directory / CA).read_bytes(), directory / CA)[0]
         except (OSError, *UNREADABLE) as error:
             raise _unreadable(directory, error) from error
+        if self._cert.public_key() != self._key.public_key():
+            raise BadCertificate(
+                "the authority's key does not match its certificate",
+                remedy="restore both from a backup",
+                dir=directory,
+            )
 
     @classmethod
     def init(cls, directory: Path, name: str, clock: Clock = SYSTEM_CLOCK, days: int = AUTHORITY_DAYS) -> Authority:
@@ -269,12 +276,12 @@ class Authority:
         number.
         """
         try:
-            found = x509.load_pem_x509_crl(self.crl.read_bytes())
-            return [each.serial_number for each in found], number_of(found) or 0
-        except (OSError, *UNREADABLE) as error:
+            found = revoked_of(self.crl.read_bytes(), _pem(self._cert), self.crl)
+        except OSError as error:
             raise BadCertificate(
                 f"the revocation list cannot be read: {error}", remedy="restore it from a backup", file=self.crl
             ) from error
+        return sorted(found.serials), found.number or 0
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgpack
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
@@ -128,15 +128,51 @@ def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
     return found
 
 
-def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) -> Certificate:
+def read_authorities(pem: bytes, where: object) -> list[x509.Certificate]:
+    """Reads the certificates of authorities in a PEM text, and checks the signatures of those that signed themselves.
+    Raises BadCertificate if one is damaged, or there is none.
+
+    Nothing else notices a changed name or time of an authority until the first connection, whose error names no file.
+    """
+    found = read_certificates(pem, where)
+    for each in found:
+        if not (any(_issued(each, by) for by in found) or _has_other_signer(each) or _has_old_hash(each)):
+            raise BadCertificate(
+                "the signature of an authority's certificate is not valid",
+                remedy="provide an undamaged copy of it, as PEM",
+                file=where,
+            )
+    return found
+
+
+def _has_other_signer(found: x509.Certificate) -> bool:
+    """Tells whether a certificate names another key than its own as its signer's. One that names none has signed
+    itself (RFC 5280, 4.2.1.1)."""
+    signer = _extension(found, x509.AuthorityKeyIdentifier)
+    own = _extension(found, x509.SubjectKeyIdentifier)
+    identifier = None if signer is None else signer.key_identifier
+    return identifier is not None and (own is None or identifier != own.key_identifier)
+
+
+def _has_old_hash(found: x509.Certificate) -> bool:
+    """Tells whether a certificate is signed with a hash that the library no longer verifies, as old roots are."""
+    try:
+        return isinstance(found.signature_hash_algorithm, hashes.SHA1 | hashes.MD5)
+    except UNREADABLE:
+        return False
+
+
+def checked_pair(
+    ca: bytes, cert: bytes, key: bytes, now: datetime, where: str, ca_where: str = "the authority's file"
+) -> Certificate:
     """Checks that authority, certificate and key belong together, and that the certificate is valid now. Returns the
     certificate's contents. Raises BadCertificate.
 
     Args:
         ca, cert, key: PEM texts.
-        where: the certificate's file, for errors.
+        where, ca_where: files of the certificate and of the authority, for errors.
     """
-    authorities, chain = read_certificates(ca, "the authority's file"), read_certificates(cert, where)
+    authorities, chain = read_authorities(ca, ca_where), read_certificates(cert, where)
     try:
         private = serialization.load_pem_private_key(key, None)
     except UNREADABLE as error:
@@ -203,13 +239,13 @@ class RevocationList:
         return self.number < other.number
 
 
-def revoked_of(pem: bytes, ca: bytes, where: str) -> RevocationList:
+def revoked_of(pem: bytes, ca: bytes, where: object) -> RevocationList:
     """Returns the contents of a revocation list. Raises BadCertificate if the list cannot be read, or none of the
     authorities in ``ca`` has signed it."""
     try:
         found = x509.load_pem_x509_crl(pem)
         serials = frozenset(each.serial_number for each in found)
-        number, next_update = number_of(found), found.next_update_utc
+        number, next_update = _number_of(found), found.next_update_utc
     except UNREADABLE as error:
         raise BadCertificate(
             "no valid revocation list found", remedy="provide an undamaged list, as PEM", file=where
@@ -222,7 +258,7 @@ def revoked_of(pem: bytes, ca: bytes, where: str) -> RevocationList:
     )
 
 
-def number_of(found: x509.CertificateRevocationList) -> int | None:
+def _number_of(found: x509.CertificateRevocationList) -> int | None:
     """Returns the number of a revocation list; None: it has none."""
     number = _extension(found, x509.CRLNumber)
     return None if number is None else number.crl_number
@@ -468,7 +504,7 @@ class TlsFiles:
             ca, cert = _bytes(settings.tls_ca, "TLS_CA"), _bytes(settings.tls_cert, "TLS_CERT")
             _check_private(settings.tls_key)
             key = _bytes(settings.tls_key, "TLS_KEY")
-        own = checked_pair(ca, cert, key, utc(self._clock), where)
+        own = checked_pair(ca, cert, key, utc(self._clock), where, settings.tls_ca or where)
         if settings.tls_crl:
             crl = _newer(revoked_of(_bytes(settings.tls_crl, "TLS_CRL"), ca, settings.tls_crl), crl, settings.tls_crl)
         before = getattr(self, "_material", None)

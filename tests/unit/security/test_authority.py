@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
+import re
 import shutil
 import stat
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.durable import write_durably
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority, own_request, read_own, write_own
-from stateflow.security.certificates import TlsFiles, revoked_of
+from stateflow.security.certificates import UNREADABLE, TlsFiles, revoked_of
 from stateflow.security.roles import Identity
 from stateflow.settings import ConnectionSettings
 
@@ -141,24 +146,64 @@ def test_an_authority_ends_too(tmp_path: Path) -> None:
 def test_files_that_are_damaged_anywhere_are_refused_by_name(whole: Path, data: st.DataObject) -> None:
     """A flipped bit also makes unknown curves, versions and names, each with an error of its own."""
     name = data.draw(st.sampled_from(["ca.pem", "ca.key", "crl.pem"]))
-    pem = (whole / name).read_bytes()
+    with flipped(whole / name, data), refused(whole):
+        Authority(whole).issued()
+
+
+@given(st.data())
+def test_a_members_authority_that_is_damaged_anywhere_is_refused_by_name(whole: Path, data: st.DataObject) -> None:
+    """A member whose authority has another name or time than that of the others would fail at its first connection."""
+    out = whole / "member"
+    if not out.exists():
+        Authority(whole).issue(NODE, ["h"], out)
+    with flipped(out / "ca.pem", data), refused(out / "ca.pem"):
+        TlsFiles(settings(out))
+
+
+@contextlib.contextmanager
+def flipped(path: Path, data: st.DataObject) -> Iterator[None]:
+    """Flips one bit of a PEM file, and then restores the file. A bit that changes no meaning is not drawn."""
+    pem = path.read_bytes()
     head, *lines, tail = pem.splitlines()
     der = bytearray(base64.b64decode(b"".join(lines)))
     der[data.draw(st.integers(0, len(der) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    (whole / name).write_bytes(b"\n".join([head, base64.encodebytes(der).strip(), tail, b""]))
+    damaged = b"\n".join([head, base64.encodebytes(der).strip(), tail, b""])
+    assume(meaning(damaged) != meaning(pem))
+    path.write_bytes(damaged)
     try:
-        authority = Authority(whole)
-        authority.issue(Identity.of("read", "x"), [], whole / "out")
-        authority.issued()
-        revoked_of((whole / "crl.pem").read_bytes(), (whole / "ca.pem").read_bytes(), "the list")
-        TlsFiles(settings(whole / "out")).current()
-    except BadCertificate:
-        pass
+        yield
     finally:
-        (whole / name).write_bytes(pem)
-        shutil.rmtree(whole / "out", ignore_errors=True)
-        for each in (whole / "issued").iterdir():
-            each.unlink()
+        path.write_bytes(pem)
+
+
+def meaning(pem: bytes) -> object:
+    """Returns what a PEM text says; text that cannot be read says itself."""
+    try:
+        if b"CRL" in pem:
+            listed = x509.load_pem_x509_crl(pem)
+            return listed.tbs_certlist_bytes, listed.signature
+        if b"KEY" in pem:
+            key = serialization.load_pem_private_key(pem, None)
+            return key.private_bytes(
+                serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        cert = x509.load_pem_x509_certificate(pem)
+        return cert.tbs_certificate_bytes, cert.signature
+    except UNREADABLE:
+        return pem
+
+
+@contextlib.contextmanager
+def refused(where: Path) -> Iterator[None]:
+    with pytest.raises(BadCertificate, match=re.escape(str(where))):
+        yield
+
+
+def test_a_key_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+    Authority.init(tmp_path / "other", "other")
+    shutil.copy(tmp_path / "other" / "ca.key", tmp_path / "authority" / "ca.key")
+    with pytest.raises(BadCertificate, match=r"the authority's key does not match its certificate.*authority"):
+        Authority(tmp_path / "authority")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority
-from stateflow.security.certificates import LOOK_S, RevocationList, TlsFiles
+from stateflow.security.certificates import LOOK_S, RevocationList, TlsFiles, read_authorities
 from stateflow.security.roles import Identity
 from tests.unit.security.test_authority import NODE, settings
 
@@ -60,6 +60,37 @@ def test_what_cannot_be_used(authority: Authority, tmp_path: Path, spoil: Callab
     spoil(tmp_path / "x")
     with pytest.raises(BadCertificate, match=said):
         TlsFiles(settings(tmp_path / "x"))
+
+
+#: a root that signed itself with SHA-1, which the library does not verify
+OLD_ROOT = b"""-----BEGIN CERTIFICATE-----
+MIIBcDCCARigAwIBAgIUCVudmUhnOUQS1yjxykmmaz3BriowCQYHKoZIzj0EATAP
+MQ0wCwYDVQQDDARyb290MB4XDTI2MTIwMTE2MTMzMVoXDTI2MTIzMTE2MTMzMVow
+DzENMAsGA1UEAwwEcm9vdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABLNl/yCh
+fkh5FFENGy2yI7nvAOd1NsX37yA3vGA1Psp51VgA+G8Z/IehHCBGQXx77QbX++lK
+bobcWxcsf2fLM7SjUzBRMB0GA1UdDgQWBBRWzXaU2dEHKP1MVTiyh+LUVSsUnzAf
+BgNVHSMEGDAWgBRWzXaU2dEHKP1MVTiyh+LUVSsUnzAPBgNVHRMBAf8EBTADAQH/
+MAkGByqGSM49BAEDRwAwRAIgSSJC6YofEJ4rIu03zPl8tv/oh2k4btdv93jzqbzp
+YKwCIEz9KvPyv2tv4nDCtppQmpuLf3Hdt7ico5g/3499lCfL
+-----END CERTIFICATE-----
+"""
+
+
+def test_authorities_of_others(authority: Authority) -> None:
+    """An authority whose signer is not there, or whose signature is too old to be verified, is taken as it is."""
+    root, between = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    now, signer = datetime.now(UTC), x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key())
+
+    def signed(by: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
+        name, end = x509.Name([]), now + timedelta(days=1)
+        builder = x509.CertificateBuilder(name, name, between.public_key(), 7, now, end)
+        for each in extensions:
+            builder = builder.add_extension(each, critical=False)
+        return builder.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    assert len(read_authorities(authority.ca + signed(root, signer) + OLD_ROOT, "ca")) == 3
+    with pytest.raises(BadCertificate, match=r"the signature of an authority's certificate is not valid \(file=ca\)"):
+        read_authorities(authority.ca + signed(root), "ca")
 
 
 def test_a_group_may_read_the_key_as_in_kubernetes(authority: Authority, tmp_path: Path) -> None:
