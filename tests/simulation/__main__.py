@@ -10,6 +10,7 @@ from tests.simulation.one_move import Model, Rules
 from tests.simulation.two_moves import explore_two
 
 ONE_MOVE = {
+    "one move, no fault": Rules(faults_together=0, commits=2),
     "one move, one fault, two batches": Rules(faults_together=1, commits=2),
     "one move, two faults, two batches": Rules(faults_together=2, commits=2),
     "one move, two faults, requests outlive processes": Rules(faults_together=2, commits=1, orphans_survive=True),

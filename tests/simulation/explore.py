@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from stateflow.errors import StateflowError
 from tests.simulation.one_move import Broken, Model, World
@@ -17,6 +18,17 @@ class Explored:
     ends: int
     outcomes: dict[str, int]
     leftovers: dict[str, int]
+
+
+#: said where an exploration has another number of states than the page gives
+SHRANK = "with fewer states less is checked than before; if that is right, correct docs/correctness.md"
+
+
+def documented(name: str) -> int:
+    """Returns the number of states that docs/correctness.md gives for an exploration."""
+    page = Path(__file__).parents[2] / "docs" / "correctness.md"
+    (row,) = (line for line in page.read_text().splitlines() if line.startswith(f"| {name} |"))
+    return int(row.split("|")[2].replace(",", ""))
 
 
 class Found(AssertionError):
