@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
-from stateflow.durable import sync
+from stateflow.durable import listed, sync
 from stateflow.errors import CommitLogDamaged, Unavailable
 from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.types import PartitionId
@@ -360,7 +360,7 @@ class DirectorySegments:
         self._path = directory
 
     def read(self) -> Sequence[tuple[int, bytes]]:
-        paths = sorted(self._directory.glob("*" + Path(segment_name(0)).suffix))
+        paths = listed(self._directory, "*" + Path(segment_name(0)).suffix)
         return [(int(path.stem), path.read_bytes()) for path in paths]
 
     def create(self, number: int, data: bytes) -> None:

@@ -47,6 +47,7 @@ from rocksdict import (
 )
 
 from stateflow.changes import Mutations
+from stateflow.durable import listed
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing, TooFewFiles, Unavailable
 from stateflow.storage.faults import DAMAGED, meaning
 
@@ -395,7 +396,7 @@ class RocksEngine:
     def _open(self, directory: Path, access: AccessType, *, create: bool, up_to_damage: bool) -> RocksStore:
         if not create and not (directory / "CURRENT").exists():
             raise StateMissing("there is no partition database", remedy="restore it from a checkpoint", path=directory)
-        if not create and not any(directory.glob("*.log")):
+        if not create and not listed(directory, "*.log"):
             raise StateDamaged("the write-ahead log is missing", remedy=DAMAGED, path=directory)
         strict, lenient = DBRecoveryMode.absolute_consistency(), DBRecoveryMode.tolerate_corrupted_tail_records()
         if up_to_damage:
@@ -460,7 +461,7 @@ class RocksEngine:
 
 
 def _is_cut_off(directory: Path) -> bool:
-    return cut_off([path.read_bytes() for path in sorted(directory.glob("*.log"))])
+    return cut_off([path.read_bytes() for path in listed(directory, "*.log")])
 
 
 class RocksStore:

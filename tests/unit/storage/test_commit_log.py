@@ -24,6 +24,7 @@ from stateflow.storage.commit_log import (
     segment_name,
 )
 from stateflow.types import PartitionId
+from tests.unit.test_durable import out_of_files
 
 P, Q = PartitionId("Op", 1), PartitionId("Op", 2)
 SMALL = SEGMENTS * 1000
@@ -182,6 +183,15 @@ def test_real_files(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "commits").iterdir()] == [segment_name(found.segments[-1] + 1)]
     do(log, databases, commit(140))
     assert recover(again).after == found.after + 1
+
+
+def test_a_log_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
+    files = DirectorySegments(tmp_path / "commits")
+    assert files.read() == []
+    files.create(1, b"x")
+    files.close()
+    with out_of_files(tmp_path), pytest.raises(OSError, match="Too many open files"):
+        files.read()
 
 
 def test_what_databases_have_durably_goes_and_no_more() -> None:
