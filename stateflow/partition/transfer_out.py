@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,8 +58,9 @@ class Sender:
         """
         local = self._registry.look(partition)
         goes_back = kept is not None and local.since is not None and local.since.kept == kept
-        if local.lifecycle.state is State.OWNED and local.store is not None and not goes_back:
-            local.store.flush()  # outside the lock, so that little is left to flush inside it
+        with self._registry.reopening(local, only_unsure=True):
+            if local.lifecycle.state is State.OWNED and local.store is not None and not goes_back:
+                local.store.flush()  # outside the lock, so that little is left to flush inside it
         with self._registry.reopening(local, only_unsure=True), local.work, local.mutex:
             lifecycle = local.lifecycle
             sealed = lifecycle.state is State.SEALED and lifecycle.move_id == move_id
@@ -335,7 +337,8 @@ class Sender:
         base, in case it moves back."""
         local = self._registry.local(partition)
         if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id and local.store is not None:
-            local.store.flush()  # otherwise the next open reads its write-ahead log, and blocks every thread
+            with contextlib.suppress(Exception):  # it is sealed durably, and only opens more slowly without
+                local.store.flush()  # otherwise the next open reads its write-ahead log, and blocks every thread
         with local.work, local.mutex:
             self._registry.drop_log(local, move_id)
             if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id:

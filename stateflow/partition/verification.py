@@ -113,7 +113,7 @@ class Verifier:
             return self._standby(local, standby_of, wait_s)
         with contextlib.suppress(Exception):  # outside the lock, so that little is left to flush inside
             self._registry.store(local).flush()
-        with local.work:
+        with self._registry.reopening(local, only_unsure=True), local.work:
             with local.mutex:
                 if local.lifecycle.state is not State.OWNED:
                     return None
