@@ -17,6 +17,7 @@ Facts about rocksdict that the code relies on:
 from __future__ import annotations
 
 import contextlib
+import logging
 import resource
 import struct
 import threading
@@ -51,6 +52,7 @@ from stateflow.durable import listed
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing, TooFewFiles, Unavailable
 from stateflow.storage.faults import DAMAGED, meaning
 
+log = logging.getLogger(__name__)
 #: number of files that a database always has open: its directory twice, log, LOCK, LOG and MANIFEST
 PER_DATABASE = 6
 #: number of open files reserved for sockets, snapshots that are read and sent, and files that are being written
@@ -125,7 +127,9 @@ class PartitionStore(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes the store. Raises no errors of the disk: everything applied survives, as after a kill."""
+        ...
 
 
 # -- In memory -------------------------------------------------------------------------------------------------------
@@ -530,8 +534,12 @@ class RocksStore:
         return max(0, found)
 
     def close(self) -> None:
+        """Closes the database. It holds everything that was applied, as after a kill, even if it cannot be flushed."""
         self._writing.end()
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001 - also reports the error of an earlier flush, and is closed
+            log.warning("a database was closed without a last flush: %s", error)
 
 
 class _Writing:

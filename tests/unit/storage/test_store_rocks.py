@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,22 @@ def test_a_database_that_cannot_be_listed_is_not_damaged(tmp_path: Path) -> None
         with pytest.raises(OSError, match="Too many open files"):
             _is_cut_off(directory)  # no log would count as one that was cut off
     engine.open(directory).close()
+
+
+def test_a_database_that_cannot_be_flushed_is_closed_and_has_all(tmp_path: Path) -> None:
+    engine, directory = RocksEngine(), tmp_path / "db"
+    store = engine.open(directory, create=True)
+    store.apply(Mutations([(b"%d" % number, os.urandom(1_000)) for number in range(100)]))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(Exception, match="File too large"):
+            store.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(Exception, match="File too large"):
+        store.flush()  # not tried again before it is reopened
+    store.close()
+    again = engine.open(directory)
+    assert len([*again.scan(b"")]) == 100
+    again.close()
