@@ -8,8 +8,19 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 
-from stateflow.errors import DiskFull, DiskRefused, OutOfMemory, StateDamaged, StateflowError, TooFewFiles, Unavailable
+from stateflow.errors import (
+    DiskFull,
+    DiskRefused,
+    InvalidArgument,
+    OutOfMemory,
+    StateDamaged,
+    StateflowError,
+    TooFewFiles,
+    Unavailable,
+)
+from stateflow.types import PartitionId
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -107,6 +118,17 @@ def _of_system(number: int, said: str, path: object) -> StateflowError | None:
             remedy="check that the process or store at the other end runs and is reachable, then try again",
         )
     return None
+
+
+def too_large(sizes: Mapping[PartitionId, int]) -> InvalidArgument:
+    """Returns the error for commits that are too large to be written together. ``sizes``: bytes of their changes."""
+    largest = max(sizes, key=sizes.__getitem__)
+    return InvalidArgument(
+        f"a batch changes more state than can be committed at once: {sum(sizes.values())} bytes",
+        remedy="send smaller batches",
+        partition=largest,
+        size=sizes[largest],
+    )
 
 
 def _no_memory(said: str) -> OutOfMemory:
