@@ -1,7 +1,8 @@
 """Interprets errors of disks and databases for users.
 
 RocksDB's errors arrive as plain ``Exception``. Their text is RocksDB's status: ``Corruption: …``, or ``IO error: …``
-with the message of the operating system.
+with the message of the operating system. Other statuses may quote an ``IO error: …``: a database is not damaged because
+no file can be opened or written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stateflow.errors import (
 )
 from stateflow.types import PartitionId
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 FEW_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 LOST = frozenset(
@@ -65,13 +66,16 @@ def _of_database(error: BaseException) -> StateflowError | None:
     if type(error) is not Exception or not _raised_here(error):
         return None
     text = str(error)  # never called for other errors: their __str__ may be an operator's code
-    if text.startswith("Corruption: "):
-        return StateDamaged(f"the database files are corrupt: {_one_line(text)}", remedy=DAMAGED)
-    if text.startswith("IO error: "):
+    kind, _, rest = text.partition(": ")
+    number = 0
+    if kind == "IO error" or (kind in ("Corruption", "Invalid argument") and "IO error: " in rest):
         number = next((n for n, said in _SAID.items() if said in text), 0)
-        if number in UNREADABLE:
-            return StateDamaged(f"the database files cannot be read: {_one_line(text)}", remedy=DAMAGED)
-        return _of_system(number, _one_line(text), None)
+    if number not in UNREADABLE and (meant := _of_system(number, _one_line(text), None)) is not None:
+        return meant
+    if kind == "Corruption":
+        return StateDamaged(f"the database files are corrupt: {_one_line(text)}", remedy=DAMAGED)
+    if kind == "IO error" and number in UNREADABLE:
+        return StateDamaged(f"the database files cannot be read: {_one_line(text)}", remedy=DAMAGED)
     return None
 
 
