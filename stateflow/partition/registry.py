@@ -156,6 +156,7 @@ class PartitionRegistry:
         self.environment = environment or Environment(settings)
         self._claim = self.environment.claim(root)
         self.snapshots = root / "snapshots"
+        self.removed: set[Path] = set()  # snapshots that :meth:`.Sender.drop_unread` removes again if they are there
         try:
             self.identity = identify(self.environment, root, info.name)
             self.environment.remove_tree(self.snapshots)
@@ -619,7 +620,12 @@ class PartitionRegistry:
         if changes is not None:
             self._followed.pop(changes.snapshot_id, None)
             changes.close()
-            self.environment.remove_tree(self.snapshots / changes.snapshot_id)
+            self.remove_snapshot(self.snapshots / changes.snapshot_id)
+
+    def remove_snapshot(self, directory: Path) -> None:
+        """Removes a snapshot that nobody will use. Its name is never used again."""
+        self.removed.add(directory)
+        self.environment.remove_tree(directory)
 
     def close(self) -> None:
         """Closes everything in bounded time. A partition to which a thread still writes is left as after a kill, and

@@ -101,9 +101,10 @@ class Sender:
         except Exception as error:
             if not (changes.closed and isinstance(error, FileNotFoundError)):
                 self._drop(local, changes)  # no target will ever read it
+                self._registry.remove_snapshot(directory)  # files written after the log was closed
                 raise
         if changes.closed:  # its files were removed, except those written after the log was closed
-            self._registry.environment.remove_tree(directory)
+            self._registry.remove_snapshot(directory)
             raise MoveUnknown("the move was cancelled or restarted", remedy="start the move again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
@@ -186,12 +187,19 @@ class Sender:
 
     def drop_unread(self) -> None:
         """Removes snapshots and logs from which no target has read for ``transfer_timeout_s``: the message that their
-        move is over may be lost. A target that returns after that begins with a new snapshot."""
+        move is over may be lost. A target that returns after that begins with a new snapshot.
+
+        Also removes snapshots that could not be removed before, as without file handles.
+        """
         before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
         for local in self._registry.local_partitions():
             for changes in list(local.logs.values()):
                 if not changes.readers and changes.base is not None and changes.read_at < before:
                     self._drop(local, changes)
+        for directory in list(self._registry.removed):
+            self._registry.environment.remove_tree(directory)
+            if not directory.exists():
+                self._registry.removed.discard(directory)
 
     def _drop(self, local: LocalPartition, changes: ChangeLog) -> None:
         """Removes a log and its snapshot, unless the log was dropped already."""

@@ -182,7 +182,7 @@ class Verifier:
         return Verification(copy.epoch, copy.sequence, True, reading.size, reading.cells, digest, faults)
 
     def end(self, copy: Copy) -> None:
-        self._registry.environment.remove_tree(copy.directory)
+        self._registry.remove_snapshot(copy.directory)
 
     def _declared(self, partition: PartitionId, db: PartitionStore) -> dict[bytes, Declaration]:
         """Returns the declarations of states by tag. Empty if the operator cannot be loaded here, or if another version
