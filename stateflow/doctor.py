@@ -114,7 +114,7 @@ def open_files(limit: int | None = None) -> Finding:
     most = _hard_limit() if limit is None else limit
     found = f"{most} at most" if most < 1 << 30 else "not limited"
     if most < FILES_MIN:
-        partitions = max(0, (most - stores.RESERVED) // (stores.PER_DATABASE + stores.RUNS_MAX))
+        partitions = max(0, (most - stores.RESERVED) // (stores.PER_DATABASE + stores.TABLES_MIN))
         remedy = f"raise the limit (`ulimit -Hn`, LimitNOFILE=): now a replica can have about {partitions} partitions"
         return Finding("open files", Verdict.WARNING, found, remedy)
     return Finding("open files", Verdict.GOOD, found)

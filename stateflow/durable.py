@@ -1,13 +1,39 @@
-"""Writes files that survive a loss of power, and names the errors that reading a damaged file raises."""
+"""Writes files that survive a loss of power, lists directories, and names the errors of reading a damaged file.
+
+Path.glob, Path.rglob and os.walk must not list what a decision depends on: they list less, and raise nothing, if a
+directory cannot be read (Path.glob since Python 3.12 also when no more files can be opened).
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 #: errors of reading a damaged JSON file: the text is not JSON, is nested too deeply, or lacks the expected fields
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
+
+
+def listed(directory: Path, pattern: str = "*") -> list[Path]:
+    """Returns the entries of a directory whose names match ``pattern``, sorted; empty: there is no such directory.
+    Raises OSError if the directory cannot be read."""
+    try:
+        return sorted(path for path in directory.iterdir() if fnmatchcase(path.name, pattern))
+    except FileNotFoundError:
+        return []
+
+
+def files_below(directory: Path) -> list[Path]:
+    """Returns all files below a directory, except those behind links to directories; empty: there is no such
+    directory. Raises OSError if one of the directories cannot be read."""
+    found: list[Path] = []
+    for path in listed(directory):
+        if path.is_file():
+            found.append(path)
+        elif path.is_dir() and not path.is_symlink():
+            found += files_below(path)
+    return found
 
 
 def sync(path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from stateflow.code.bundles import PACKED_MAX, digest_of
 from stateflow.code.loading import is_text
+from stateflow.durable import listed
 from stateflow.errors import BundleRefused
 from stateflow.operator.operator import Operator
 
@@ -120,8 +121,9 @@ def _code(name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files_below(root: Path) -> Iterator[Path]:
-    """Yields the files of a package, also those of linked directories. Raises BundleRefused for a circle of links."""
-    for name, folders, files in os.walk(root, followlinks=True):
+    """Yields the files of a package, also those of linked directories. Raises BundleRefused for a circle of links, and
+    for a directory that cannot be read."""
+    for name, folders, files in os.walk(root, followlinks=True, onerror=_refuse):
         here, folders[:] = Path(name), [each for each in folders if not _is_left_out(each)]
         above = {each.resolve() for each in (here, *here.parents)}
         for each in folders:
@@ -130,6 +132,14 @@ def _files_below(root: Path) -> Iterator[Path]:
                     f"{here / each} leads back to a directory that contains it", remedy="remove the link"
                 )
         yield from (path for each in files if not _is_left_out(each) and (path := here / each).is_file())
+
+
+def _refuse(error: OSError) -> None:
+    """Refuses a directory that cannot be read: the bundle would lack its modules."""
+    if not isinstance(error, FileNotFoundError):  # a package may name directories that do not exist
+        raise BundleRefused(
+            f"{error.filename} cannot be read: {error.strerror}", remedy="make it readable, or remove it"
+        ) from error
 
 
 def _bytes(path: Path, module: str) -> bytes:
@@ -170,7 +180,7 @@ def _wheels(requirements: list[str]) -> Iterator[bytes]:
                 f"pip cannot provide wheels of {' '.join(requirements)}: {said[-1] if said else done.returncode}",
                 remedy="check these names and versions, and that pip works here",
             )
-        for path in sorted(Path(folder).glob("*.whl")):
+        for path in listed(Path(folder), "*.whl"):
             if _plain(path.name.partition("-")[0]) not in there:
                 yield path.read_bytes()
 

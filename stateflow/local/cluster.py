@@ -22,7 +22,7 @@ from typing import Any
 from stateflow.client import Cluster, Migration, StreamClient
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.code.loading import check_outside
-from stateflow.durable import write_durably
+from stateflow.durable import listed, write_durably
 from stateflow.errors import InvalidArgument, NameTaken, StateflowError, Unavailable
 from stateflow.local.process import START_TIMEOUT_S, Process
 from stateflow.node.workers import WORKERS, nobody_in
@@ -66,7 +66,7 @@ class Certificates:
             write_durably(out / CRL, self.authority.crl.read_bytes(), 0o644)
 
     def _issued(self) -> list[Path]:
-        return sorted(path.parent for path in self._directory.glob(f"*/{OWN_CERT}"))
+        return [path for path in listed(self._directory) if (path / OWN_CERT).exists()]
 
     def begin(self) -> None:
         """Makes this process use an administrator's certificate until :meth:`end`."""

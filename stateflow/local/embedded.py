@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.durable import MALFORMED, write_durably
+from stateflow.durable import MALFORMED, listed, write_durably
 from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
 from stateflow.local.cluster import LocalCluster
 from stateflow.node.workers import nobody_in
@@ -181,7 +181,7 @@ def _count(place: Path, wanted: int | None) -> int:
     if isinstance(known, int):
         _check_count(place, known, wanted)
         return known
-    found = sum(each.is_dir() for each in place.glob(f"{SITE}-*"))  # if the file was lost
+    found = sum(each.is_dir() for each in listed(place, f"{SITE}-*"))  # if the file was lost
     count = found or wanted or min(os.cpu_count() or 1, _REPLICAS_MAX)
     if not 1 <= count <= _REPLICAS_MAX:
         raise InvalidArgument(f"invalid number of replicas: {count}", remedy=f"use 1 to {_REPLICAS_MAX}")

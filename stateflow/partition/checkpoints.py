@@ -107,7 +107,7 @@ class Checkpointer:
             local.checkpointed = (store.url, *saved.manifest.order)
             return saved
         finally:
-            self._registry.environment.remove_tree(directory)
+            self._registry.remove_snapshot(directory)
 
     def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
         """Returns the last checkpoint of each partition, if this process has saved it in ``store``, as (partition,

@@ -85,7 +85,7 @@ from pathlib import Path
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Known, Manifest
 from stateflow.checkpoint.catalog import ANOTHER
-from stateflow.durable import MALFORMED
+from stateflow.durable import MALFORMED, listed
 from stateflow.errors import CheckpointCorrupt, InvalidArgument, StateDamaged, StateMissing, Unavailable
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment
@@ -192,7 +192,7 @@ class Quarantine:
 
     def partitions(self, operator: str) -> list[int]:
         """Returns the partitions with quarantined copies, in order."""
-        return sorted(int(home.name[1:]) for home in self._at(operator).glob("p[0-9][0-9][0-9][0-9][0-9]"))
+        return sorted(int(home.name[1:]) for home in listed(self._at(operator), "p[0-9][0-9][0-9][0-9][0-9]"))
 
     def undeployed(self, epoch: int, *place: str) -> None:
         """Renames the quarantine of an undeployed partition, so that the partition can be deployed again. Does nothing
@@ -207,7 +207,7 @@ class Quarantine:
 
     def say(self) -> None:
         """Logs the size of the quarantine, unless it is empty."""
-        kept = [file for operator in self._folder.glob("*") if operator.is_dir() for file in _files(operator)]
+        kept = [file for operator in listed(self._folder) if operator.is_dir() for file in _files(operator)]
         if kept:
             log.warning(
                 "quarantine %s holds %d bytes of copies; remove those that are no longer needed",

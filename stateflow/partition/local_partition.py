@@ -241,6 +241,21 @@ class LocalPartition:
     traffic: Traffic = field(default_factory=Traffic)
     skipped: SkippedPositions | None = None  # positions of batches that skipped it
 
+    @property
+    def is_unsure(self) -> bool:
+        """Tells whether the last commit failed, and may be in the database nevertheless."""
+        return self.processor is not None and self.processor.is_unsure
+
+    def can_flush(self) -> bool:
+        """Tells whether the database can write to its files, by a flush. A database that could not write does not try
+        again before it is reopened. Callers hold ``work``. True if the store is closed."""
+        try:
+            if self.store is not None:
+                self.store.flush()
+        except Exception:  # noqa: BLE001 - the callers' error is reported
+            return False
+        return True
+
     def tell(self, sequence: int, encode: Callable[[], bytes]) -> None:
         """Reports a commit to the followers."""
         followers = list(self.logs.values())

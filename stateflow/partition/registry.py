@@ -156,6 +156,7 @@ class PartitionRegistry:
         self.environment = environment or Environment(settings)
         self._claim = self.environment.claim(root)
         self.snapshots = root / "snapshots"
+        self.removed: set[Path] = set()  # snapshots that :meth:`.Sender.drop_unread` removes again if they are there
         try:
             self.identity = identify(self.environment, root, info.name)
             self.environment.remove_tree(self.snapshots)
@@ -560,7 +561,7 @@ class PartitionRegistry:
         files that are durable. Raises the errors of :meth:`store`, and of the disk."""
         local = self.look(partition)
         if flush or local.store is None:
-            with local.work:  # nobody closes the store meanwhile
+            with self.reopening(local, only_unsure=True), local.work:  # nobody closes the store meanwhile
                 with local.mutex:
                     self._put_aside_lost(local)
                 if local.lifecycle.state in SERVED:
@@ -576,17 +577,17 @@ class PartitionRegistry:
         while its last commit is unsure. Callers do not hold ``mutex``.
 
         Args:
-            only_unsure: close the store only if the last commit is unsure, because other errors may not be of the
-                database.
+            only_unsure: close the store only if the last commit is unsure, or the database failed and still cannot
+                write, because other errors may not be of the database.
         """
         try:
             yield
         except Exception as error:
             if not (only_unsure or isinstance(error, StateflowError)):
                 self.close_store(local)
-            elif _is_unsure(local):
+            elif local.is_unsure or type(error.__cause__ or error) is Exception:  # RocksDB's errors have no class
                 with local.work:  # otherwise a commit that is just being written would look like one that failed
-                    if _is_unsure(local):
+                    if local.is_unsure or not local.can_flush():
                         self.close_store(local)
             raise
 
@@ -619,7 +620,12 @@ class PartitionRegistry:
         if changes is not None:
             self._followed.pop(changes.snapshot_id, None)
             changes.close()
-            self.environment.remove_tree(self.snapshots / changes.snapshot_id)
+            self.remove_snapshot(self.snapshots / changes.snapshot_id)
+
+    def remove_snapshot(self, directory: Path) -> None:
+        """Removes a snapshot that nobody will use. Its name is never used again."""
+        self.removed.add(directory)
+        self.environment.remove_tree(directory)
 
     def close(self) -> None:
         """Closes everything in bounded time. A partition to which a thread still writes is left as after a kill, and
@@ -654,11 +660,6 @@ class PartitionRegistry:
             if (processor := local.processor) is not None:
                 processor.end()
             log.error("%s is still in use while the replica stops, its database is left open", local.id)
-
-
-def _is_unsure(local: LocalPartition) -> bool:
-    processor = local.processor
-    return processor is not None and processor.is_unsure
 
 
 def _all(calls: Iterable[Callable[[], None]]) -> None:

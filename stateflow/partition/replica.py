@@ -23,6 +23,7 @@ from pathlib import Path
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.code.bundles import BundleStore
+from stateflow.durable import listed
 from stateflow.errors import AlreadyDeployed, CommitLogDamaged, DecodeError, StateDamaged, StateflowError, StateMissing
 from stateflow.metrics.limits import Limit
 from stateflow.partition import layout
@@ -72,14 +73,14 @@ class Recovery:
         registry.commits.find()
         registry.skipped_batches.find()
         registry.quarantine.say()
-        for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
+        for folder in (path for path in listed(registry.root / "operators") if path.is_dir()):
             # files seen here may not be durable yet: the last process may have been killed before it synced
             registry.environment.sync([folder, folder.parent, registry.root])
             registry.recover_operator(folder)
-            for home in sorted(folder.glob("p[0-9][0-9][0-9][0-9][0-9]")):
+            for home in listed(folder, "p[0-9][0-9][0-9][0-9][0-9]"):
                 if self._given_up:
                     return
-                rests = list(home.glob("*" + PART))
+                rests = listed(home, "*" + PART)
                 if rests:  # synced, as a power loss might bring back a half removed copy under its former name
                     registry.environment.sync([home])
                 for rest in rests:
@@ -345,7 +346,7 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
             registry.copies.discard(incoming)
         for move_id in list(local.logs):
             registry.drop_log(local, move_id)
-        for copy in [path for path in local.home.glob("*") if path.is_dir()]:
+        for copy in [path for path in listed(local.home) if path.is_dir()]:
             registry.copies.remove(copy)
         registry.environment.remove_tree(local.home)
     registry.on_change(local.id)

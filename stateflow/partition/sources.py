@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from stateflow.changes import Mutations
+from stateflow.durable import listed
 from stateflow.errors import DecodeError, StateMissing
 from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.partition import layout
@@ -360,7 +361,7 @@ class SkippedBatches:
     def find(self) -> None:
         """Reads the positions that the last process left. A database that cannot be read is quarantined; partitions
         then lack batches, which their sources must send again."""
-        files = list(self._directory.glob("*"))
+        files = listed(self._directory)
         if not any(path.suffix in (".log", ".sst") or path.name == "CURRENT" for path in files):
             return  # it was never created, or not completely
         try:

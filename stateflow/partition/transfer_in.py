@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stateflow.changes import ChangeSet, chain
+from stateflow.durable import listed
 from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing, TransferCorrupt
 from stateflow.partition import layout
 from stateflow.partition.change_feed import (
@@ -109,7 +110,7 @@ class Receiver:
         for path in self._received(local):
             if path.stem not in digests:
                 path.unlink()
-        for scratch in (local.home / RECEIVED).glob(f"*{STORED}"):
+        for scratch in listed(local.home / RECEIVED, f"*{STORED}"):
             self._registry.environment.remove_tree(scratch)
 
     def arriving(self, partition: PartitionId, move_id: str, file: BaseFile) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,8 +58,9 @@ class Sender:
         """
         local = self._registry.look(partition)
         goes_back = kept is not None and local.since is not None and local.since.kept == kept
-        if local.lifecycle.state is State.OWNED and local.store is not None and not goes_back:
-            local.store.flush()  # outside the lock, so that little is left to flush inside it
+        with self._registry.reopening(local, only_unsure=True):
+            if local.lifecycle.state is State.OWNED and local.store is not None and not goes_back:
+                local.store.flush()  # outside the lock, so that little is left to flush inside it
         with self._registry.reopening(local, only_unsure=True), local.work, local.mutex:
             lifecycle = local.lifecycle
             sealed = lifecycle.state is State.SEALED and lifecycle.move_id == move_id
@@ -99,9 +101,10 @@ class Sender:
         except Exception as error:
             if not (changes.closed and isinstance(error, FileNotFoundError)):
                 self._drop(local, changes)  # no target will ever read it
+                self._registry.remove_snapshot(directory)  # files written after the log was closed
                 raise
         if changes.closed:  # its files were removed, except those written after the log was closed
-            self._registry.environment.remove_tree(directory)
+            self._registry.remove_snapshot(directory)
             raise MoveUnknown("the move was cancelled or restarted", remedy="start the move again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
@@ -184,12 +187,19 @@ class Sender:
 
     def drop_unread(self) -> None:
         """Removes snapshots and logs from which no target has read for ``transfer_timeout_s``: the message that their
-        move is over may be lost. A target that returns after that begins with a new snapshot."""
+        move is over may be lost. A target that returns after that begins with a new snapshot.
+
+        Also removes snapshots that could not be removed before, as without file handles.
+        """
         before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
         for local in self._registry.local_partitions():
             for changes in list(local.logs.values()):
                 if not changes.readers and changes.base is not None and changes.read_at < before:
                     self._drop(local, changes)
+        for directory in list(self._registry.removed):
+            self._registry.environment.remove_tree(directory)
+            if not directory.exists():
+                self._registry.removed.discard(directory)
 
     def _drop(self, local: LocalPartition, changes: ChangeLog) -> None:
         """Removes a log and its snapshot, unless the log was dropped already."""
@@ -335,7 +345,8 @@ class Sender:
         base, in case it moves back."""
         local = self._registry.local(partition)
         if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id and local.store is not None:
-            local.store.flush()  # otherwise the next open reads its write-ahead log, and blocks every thread
+            with contextlib.suppress(Exception):  # it is sealed durably, and only opens more slowly without
+                local.store.flush()  # otherwise the next open reads its write-ahead log, and blocks every thread
         with local.work, local.mutex:
             self._registry.drop_log(local, move_id)
             if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id:

@@ -113,7 +113,7 @@ class Verifier:
             return self._standby(local, standby_of, wait_s)
         with contextlib.suppress(Exception):  # outside the lock, so that little is left to flush inside
             self._registry.store(local).flush()
-        with local.work:
+        with self._registry.reopening(local, only_unsure=True), local.work:
             with local.mutex:
                 if local.lifecycle.state is not State.OWNED:
                     return None
@@ -182,7 +182,7 @@ class Verifier:
         return Verification(copy.epoch, copy.sequence, True, reading.size, reading.cells, digest, faults)
 
     def end(self, copy: Copy) -> None:
-        self._registry.environment.remove_tree(copy.directory)
+        self._registry.remove_snapshot(copy.directory)
 
     def _declared(self, partition: PartitionId, db: PartitionStore) -> dict[bytes, Declaration]:
         """Returns the declarations of states by tag. Empty if the operator cannot be loaded here, or if another version

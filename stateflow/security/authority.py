@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.durable import write_durably
+from stateflow.durable import listed, write_durably
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.private import UMASK
 from stateflow.security.certificates import (
@@ -257,7 +257,7 @@ class Authority:
 
     def issued(self) -> list[Issued]:
         (revoked, _), found = self._listed(), list[Issued]()
-        for path in sorted((self._directory / ISSUED).glob("*.pem")):
+        for path in listed(self._directory / ISSUED, "*.pem"):
             certificate = described(read_certificates(path.read_bytes(), path)[0])
             found.append(Issued(certificate, certificate.serial in revoked))
         return sorted(found, key=lambda each: (str(each.certificate.identity), each.certificate.not_before))
@@ -293,7 +293,7 @@ class Authority:
 
 def _is_made(directory: Path) -> bool:
     """Tells whether an authority was made in a directory; an init that was cut off made none."""
-    return (directory / CA).exists() or ((directory / KEY).exists() and any((directory / ISSUED).glob("*.pem")))
+    return (directory / CA).exists() or ((directory / KEY).exists() and bool(listed(directory / ISSUED, "*.pem")))
 
 
 def _key_in(directory: Path) -> ec.EllipticCurvePrivateKey:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.durable import files_below, listed
 from stateflow.errors import InvalidArgument
 
 ASIDE = "_rewound"
@@ -218,7 +219,7 @@ def ran_in_micro_batches(directory: str | Path) -> bool:
         root = _local(directory)
     except InvalidArgument:
         return False
-    finished = [int(path.name) for path in (root / "commits").glob("*") if _BATCH.match(path.name)]
+    finished = [int(path.name) for path in listed(root / "commits") if _BATCH.match(path.name)]
     if not finished:
         return False
     with (root / "commits" / str(max(finished))).open("rb") as entry:
@@ -240,13 +241,13 @@ def last_planned(directory: str | Path) -> tuple[str, int] | None:
 
 
 def _files(root: Path) -> list[str]:
-    files = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    files = (path.relative_to(root).as_posix() for path in files_below(root))
     return [name for name in files if not name.startswith(ASIDE)]
 
 
 def _empty(root: Path) -> set[str]:
     """Returns the empty entries of the logs, with which Spark refuses to start. A power failure may leave them."""
-    entries = (path for folder in ("offsets", "commits") for path in (root / folder).glob("*") if path.is_file())
+    entries = (path for folder in ("offsets", "commits") for path in listed(root / folder) if path.is_file())
     return {path.relative_to(root).as_posix() for path in entries if not path.stat().st_size}
 
 

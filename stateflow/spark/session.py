@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateflow.code.loading import check_outside
+from stateflow.durable import files_below
 from stateflow.errors import TRACEBACKS, ExtraMissing, InvalidArgument, JavaMissing, StateflowError, is_on
 from stateflow.release import VERSION
 
@@ -572,7 +573,7 @@ def _modules() -> Iterator[tuple[str, bytes, bytes]]:
         compiled = Path(folder) / "compiled"
         for package in _PACKAGES:
             root = _root(package)
-            for path in sorted(root.rglob("*.py")):
+            for path in sorted(path for path in files_below(root) if path.suffix == ".py"):
                 name = f"{package}/{path.relative_to(root).as_posix()}"
                 if not name.startswith(_NOT_MODULES):
                     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH

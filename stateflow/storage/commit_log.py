@@ -28,16 +28,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
-from stateflow.durable import sync
+from stateflow.durable import listed, sync
 from stateflow.errors import CommitLogDamaged, Unavailable
 from stateflow.metrics.limits import LIMIT_HITS
+from stateflow.storage.faults import too_large
 from stateflow.types import PartitionId
 
 VERSION = 1
 SEGMENT_MAGIC, FRAME_MAGIC = b"SFcl", b"SFcf"
 #: number of bytes that a disk writes together, or not at all
 SECTOR = 512
-FRAME_BYTES_MAX = (1 << 32) - 1
+#: size from which a frame cannot hold a payload, in bytes
+FRAME_BYTES_MAX = 1 << 32
 _SEGMENT = struct.Struct("<4sIQ")
 _FRAME = struct.Struct("<4sQII")
 _RECORD = struct.Struct("<BIQQHI")
@@ -360,7 +362,7 @@ class DirectorySegments:
         self._path = directory
 
     def read(self) -> Sequence[tuple[int, bytes]]:
-        paths = sorted(self._directory.glob("*" + Path(segment_name(0)).suffix))
+        paths = listed(self._directory, "*" + Path(segment_name(0)).suffix)
         return [(int(path.stem), path.read_bytes()) for path in paths]
 
     def create(self, number: int, data: bytes) -> None:
@@ -592,9 +594,12 @@ class CommitLog:
     def _write(self, records: Sequence[Record], *, sync: bool) -> bool:
         """Writes one frame. Returns whether it begins a new segment, because the one before was full. Callers hold the
         lock."""
-        data = encode(self._next, records)
-        if len(data) > FRAME_BYTES_MAX:
-            raise ValueError(f"commits of {len(data)} bytes exceed the frame limit")
+        try:
+            data = encode(self._next, records)
+        except struct.error as error:
+            raise too_large(
+                {each.partition: len(each.change_set) for each in records if isinstance(each, Commit)}
+            ) from error
         self._mend()
         self._unsure = True
         active = self._segments[-1]
@@ -608,7 +613,13 @@ class CommitLog:
             self._files.append(b"", sync=True)
             active.durable, active.unsynced = active.size, b""
         self._torn = True
-        self._files.append(data, sync=sync)
+        try:
+            self._files.append(data, sync=sync)
+        except OSError:
+            with contextlib.suppress(OSError):  # at once, so that a full disk has room for others; else later
+                self._files.truncate(active.size)
+                self._torn = False
+            raise
         self._torn = self._unsure = False
         self._next += 1
         active.size += len(data)

@@ -1,17 +1,29 @@
 """Interprets errors of disks and databases for users.
 
 RocksDB's errors arrive as plain ``Exception``. Their text is RocksDB's status: ``Corruption: …``, or ``IO error: …``
-with the message of the operating system.
+with the message of the operating system. Other statuses may quote an ``IO error: …``: a database is not damaged because
+no file can be opened or written.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 
-from stateflow.errors import DiskFull, DiskRefused, OutOfMemory, StateDamaged, StateflowError, TooFewFiles, Unavailable
+from stateflow.errors import (
+    DiskFull,
+    DiskRefused,
+    InvalidArgument,
+    OutOfMemory,
+    StateDamaged,
+    StateflowError,
+    TooFewFiles,
+    Unavailable,
+)
+from stateflow.types import PartitionId
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 FEW_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 LOST = frozenset(
@@ -54,13 +66,16 @@ def _of_database(error: BaseException) -> StateflowError | None:
     if type(error) is not Exception or not _raised_here(error):
         return None
     text = str(error)  # never called for other errors: their __str__ may be an operator's code
-    if text.startswith("Corruption: "):
-        return StateDamaged(f"the database files are corrupt: {_one_line(text)}", remedy=DAMAGED)
-    if text.startswith("IO error: "):
+    kind, _, rest = text.partition(": ")
+    number = 0
+    if kind == "IO error" or (kind in ("Corruption", "Invalid argument") and "IO error: " in rest):
         number = next((n for n, said in _SAID.items() if said in text), 0)
-        if number in UNREADABLE:
-            return StateDamaged(f"the database files cannot be read: {_one_line(text)}", remedy=DAMAGED)
-        return _of_system(number, _one_line(text), None)
+    if number not in UNREADABLE and (meant := _of_system(number, _one_line(text), None)) is not None:
+        return meant
+    if kind == "Corruption":
+        return StateDamaged(f"the database files are corrupt: {_one_line(text)}", remedy=DAMAGED)
+    if kind == "IO error" and number in UNREADABLE:
+        return StateDamaged(f"the database files cannot be read: {_one_line(text)}", remedy=DAMAGED)
     return None
 
 
@@ -107,6 +122,17 @@ def _of_system(number: int, said: str, path: object) -> StateflowError | None:
             remedy="check that the process or store at the other end runs and is reachable, then try again",
         )
     return None
+
+
+def too_large(sizes: Mapping[PartitionId, int]) -> InvalidArgument:
+    """Returns the error for commits that are too large to be written together. ``sizes``: bytes of their changes."""
+    largest = max(sizes, key=sizes.__getitem__)
+    return InvalidArgument(
+        f"a batch changes more state than can be committed at once: {sum(sizes.values())} bytes",
+        remedy="send smaller batches",
+        partition=largest,
+        size=sizes[largest],
+    )
 
 
 def _no_memory(said: str) -> OutOfMemory:

@@ -17,6 +17,7 @@ Facts about rocksdict that the code relies on:
 from __future__ import annotations
 
 import contextlib
+import logging
 import resource
 import struct
 import threading
@@ -47,17 +48,21 @@ from rocksdict import (
 )
 
 from stateflow.changes import Mutations
+from stateflow.durable import listed
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing, TooFewFiles, Unavailable
 from stateflow.storage.faults import DAMAGED, meaning
 
+log = logging.getLogger(__name__)
 #: number of files that a database always has open: its directory twice, log, LOCK, LOG and MANIFEST
 PER_DATABASE = 6
 #: number of open files reserved for sockets, snapshots that are read and sent, and files that are being written
 RESERVED = 96
-#: maximum of sorted files that a database keeps open
-TABLES_MAX = 118
+#: least number of sorted files that RocksDB lets a database keep open, and the greatest number that is set
+TABLES_MIN, TABLES_MAX = 10, 118
 #: least and greatest number of sorted runs at which some are merged; a lookup may have to read all runs
 RUNS_MIN, RUNS_MAX = 1, 8
+#: number of sorted files that are new while others are merged
+RUNS_NEW = 2
 _ADDRESS = itemgetter(0)
 #: Size of a partition's memtable, chosen to fit the processor's cache. A large batch takes twice as long to write into
 #: a memtable of 64 MiB. A smaller memtable gains little and is flushed more often. Data that is not flushed is replayed
@@ -124,7 +129,9 @@ class PartitionStore(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes the store. Raises no errors of the disk: everything applied survives, as after a kill."""
+        ...
 
 
 # -- In memory -------------------------------------------------------------------------------------------------------
@@ -197,20 +204,20 @@ def file_limits(databases: int, limit: int) -> FileLimits:
     """Returns the limits of each database if ``databases`` are open and the process may open ``limit`` files.
 
     A database has ``PER_DATABASE`` files open, and keeps the sorted files open that it has read, up to a limit that
-    RocksDB raises to at least ten. If the process may open only few files, sorted files are merged sooner, so that
-    there are fewer of them.
+    RocksDB raises to at least ``TABLES_MIN``. If the process may open only few files, sorted files are merged sooner,
+    so that there are fewer of them. The databases then fit as long as merges keep up.
 
     Raises TooFewFiles if the databases cannot all be open.
     """
     tables = (limit - RESERVED) // max(databases, 1) - PER_DATABASE
     if tables < 1:
-        needed = databases * (PER_DATABASE + RUNS_MAX) + RESERVED
+        needed = databases * (PER_DATABASE + TABLES_MIN) + RESERVED
         raise TooFewFiles(
             f"{databases} partitions need about {needed} open files, the limit is {limit}",
             remedy=f"raise it with `ulimit -n {needed}` (LimitNOFILE= in a systemd unit) and start the replica again, "
             "or use more replicas",
         )
-    return FileLimits(min(tables, TABLES_MAX), min(max(tables, RUNS_MIN), RUNS_MAX))
+    return FileLimits(min(tables, TABLES_MAX), min(max(tables - RUNS_NEW, RUNS_MIN), RUNS_MAX))
 
 
 def limit() -> int:
@@ -395,7 +402,7 @@ class RocksEngine:
     def _open(self, directory: Path, access: AccessType, *, create: bool, up_to_damage: bool) -> RocksStore:
         if not create and not (directory / "CURRENT").exists():
             raise StateMissing("there is no partition database", remedy="restore it from a checkpoint", path=directory)
-        if not create and not any(directory.glob("*.log")):
+        if not create and not listed(directory, "*.log"):
             raise StateDamaged("the write-ahead log is missing", remedy=DAMAGED, path=directory)
         strict, lenient = DBRecoveryMode.absolute_consistency(), DBRecoveryMode.tolerate_corrupted_tail_records()
         if up_to_damage:
@@ -460,7 +467,7 @@ class RocksEngine:
 
 
 def _is_cut_off(directory: Path) -> bool:
-    return cut_off([path.read_bytes() for path in sorted(directory.glob("*.log"))])
+    return cut_off([path.read_bytes() for path in listed(directory, "*.log")])
 
 
 class RocksStore:
@@ -529,8 +536,12 @@ class RocksStore:
         return max(0, found)
 
     def close(self) -> None:
+        """Closes the database. It holds everything that was applied, as after a kill, even if it cannot be flushed."""
         self._writing.end()
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001 - also reports the error of an earlier flush, and is closed
+            log.warning("a database was closed without a last flush: %s", error)
 
 
 class _Writing:

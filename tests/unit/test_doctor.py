@@ -36,7 +36,7 @@ def test_few_open_files() -> None:
     assert doctor.open_files(1 << 20).verdict is Verdict.GOOD
     few = doctor.open_files(1024)
     assert few.verdict is Verdict.WARNING
-    assert "raise the limit (`ulimit -Hn`, LimitNOFILE=): now a replica can have about 66 partitions" in few.remedy
+    assert "raise the limit (`ulimit -Hn`, LimitNOFILE=): now a replica can have about 58 partitions" in few.remedy
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

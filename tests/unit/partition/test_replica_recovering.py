@@ -9,19 +9,22 @@ import pyarrow as pa
 import pytest
 
 from stateflow.changes import Mutations
-from stateflow.errors import OperatorNotImportable, StateDamaged, StateMissing
+from stateflow.errors import OperatorNotImportable, StateDamaged, StateMissing, TooFewFiles
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
-from stateflow.partition.data_directory import INCOMING, UNFINISHED
+from stateflow.partition.data_directory import INCOMING, UNFINISHED, Quarantine
+from stateflow.partition.environment import Environment
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.sources import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to
 from tests.unit.operators import Count
+from tests.unit.test_durable import out_of_files
 
 P = PartitionId("Op", 0)
 SPEC = describe(Count, 2, "Op")
@@ -108,6 +111,44 @@ def test_a_copy_that_is_not_owned_goes_only_where_it_is_known_to_be_unfinished(
     assert node.lifecycle(P).state is State.OWNED
     assert place.copies == ["created-1"]
     assert place.aside == (["m7-1-1"] if aside else [])
+
+
+@pytest.mark.parametrize("below", ["operators", "operators/Op", "operators/Op/p00000", "evidence", "commits"])
+def test_a_start_that_cannot_list_a_directory_ends_and_the_next_one_finds_all(place: Place, below: str) -> None:
+    assert place.node is not None
+    send(place.node, 0)
+    place.stop()
+    (place.root / "evidence").mkdir(exist_ok=True)
+    with out_of_files(place.root / below), pytest.raises(OSError, match="Too many open files"):
+        place.start()
+    node = place.start()
+    assert node.lifecycle(P).state is State.OWNED
+    assert place.aside == []
+    assert send(node, 1).sequence == 2
+
+
+def test_skipped_batches_that_cannot_be_listed_are_not_taken_for_none(tmp_path: Path) -> None:
+    environment = Environment(ReplicaSettings())
+    with out_of_files(tmp_path), pytest.raises(OSError, match="Too many open files"):
+        SkippedBatches(tmp_path, environment, durable=True).find()
+    with out_of_files(tmp_path), pytest.raises(OSError, match="Too many open files"):
+        Quarantine(tmp_path, environment).partitions("Op")
+
+
+def test_a_database_that_cannot_be_listed_is_not_synced(tmp_path: Path) -> None:
+    with out_of_files(tmp_path), pytest.raises(OSError, match="Too many open files"):
+        Environment(ReplicaSettings()).sync_database(tmp_path)
+
+
+def test_a_batch_that_cannot_open_its_database_costs_nothing(place: Place) -> None:
+    assert place.node is not None
+    send(place.node, 0)
+    registry = place.node._registry
+    registry.close_store(registry.local(P))
+    with out_of_files(place.home), pytest.raises(TooFewFiles):
+        send(place.node, 1)
+    assert place.aside == []
+    assert send(place.node, 1).sequence == 2
 
 
 def test_a_mark_that_outlived_its_ownership_says_nothing(place: Place) -> None:

@@ -57,6 +57,83 @@ class Refusing:
         self.applies = lambda mutations: False
 
 
+class Stuck:
+    """Makes flushes and snapshots fail while there is a ``cause``. As in RocksDB, a database that failed goes on to
+    fail until it is reopened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cause, self.failed = False, list[RocksStore]()
+        self.error = Exception("IO error: While open a file for random read: /x/000009.sst: Too many open files")
+        for way in ("flush", "snapshot"):
+            monkeypatch.setattr(RocksStore, way, self._failing(getattr(RocksStore, way)))
+
+    def _failing(self, real: Any) -> Any:
+        def way(store: RocksStore, *args: Any) -> Any:
+            if self.cause:
+                self.failed.append(store)
+            if store in self.failed:
+                raise self.error
+            return real(store, *args)
+
+        return way
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Stuck:
+    return Stuck(monkeypatch)
+
+
+def _take_a_checkpoint(two: Two) -> object:
+    return two.a.checkpointer.take(P, CheckpointStore(str(two.root / "checkpoints")))
+
+
+def _begin_a_move(two: Two) -> object:
+    return two.a.sender.snapshot(P, "m1")
+
+
+def _verify(two: Two) -> object:
+    return two.a.verifier.begin(P)
+
+
+def _rewrite(two: Two) -> object:
+    two.a._registry._reopen(P, flush=True)
+    return P
+
+
+@pytest.mark.parametrize("act", [_take_a_checkpoint, _begin_a_move, _verify, _rewrite])
+def test_a_partition_whose_flush_failed_is_copied_once_the_cause_is_gone(two: Two, stuck: Stuck, act: Any) -> None:
+    """No batch comes, which would have the database opened anew."""
+    two.send(two.a, 1)
+    stuck.cause = True
+    for _ in range(2):
+        with pytest.raises(Exception, match="Too many open files"):
+            act(two)
+    stuck.cause = False
+    assert act(two) is not None
+    assert two.states(two.a) == {"k1": 1}
+
+
+def test_a_snapshot_that_has_no_room_leaves_the_database_open(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers would start over."""
+    two.send(two.a, 1)
+    two.a.sender.snapshot(P, "m1")
+    full = Exception("IO error: No space left on device: While mkdir: /x/snapshots/checkpoint-1.tmp")
+    monkeypatch.setattr(RocksStore, "snapshot", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(Unavailable, match="No space left"):
+        _take_a_checkpoint(two)
+    local = two.a._registry.local(P)
+    assert local.store is not None
+    assert "m1" in local.logs
+
+
+def test_a_move_is_released_although_its_source_cannot_flush(two: Two, stuck: Stuck) -> None:
+    two.send(two.a, 1)
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    stuck.cause = True
+    two.a.sender.release(P, "m1")
+    assert two.a._registry.local(P).store is None
+
+
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> Refusing:
     return Refusing(monkeypatch)

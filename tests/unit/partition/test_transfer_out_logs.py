@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import InvariantBroken, MoveUnknown
 from stateflow.partition.change_feed import ChangeLog
 from stateflow.partition.registry import PartitionRegistry
@@ -79,6 +80,58 @@ def test_a_log_that_is_not_found_by_its_snapshot_is_named(node: ReplicaNode) -> 
     node._registry.local(P).logs.clear()
     with pytest.raises(InvariantBroken, match=r"still found by its snapshot, though it was dropped \(partition=Op/0"):
         node._registry.validate()
+
+
+def test_a_snapshot_that_cannot_be_read_and_is_cancelled_meanwhile_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path)
+    two.send(two.a, 1)
+    registry = two.a._registry
+
+    def cancelled(directory: Path) -> Any:
+        two.a.cancel(P, "m1")
+        directory.mkdir()  # a file that is written after the log was closed
+        raise OSError(errno.EMFILE, "Too many open files", str(directory))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Too many open files"):
+        patched.setattr(registry.digests, "files", cancelled)
+        two.a.sender.snapshot(P, "m1")
+    assert not list(registry.snapshots.iterdir())
+    two.close()
+
+
+def _drop_a_log(two: Two) -> None:
+    two.a.sender.snapshot(P, "m1")
+    two.a.cancel(P, "m1")
+
+
+def _take_a_checkpoint(two: Two) -> None:
+    two.a.checkpointer.take(P, CheckpointStore(str(two.root / "checkpoints")))
+
+
+def _verify(two: Two) -> None:
+    copy = two.a.verifier.begin(P)
+    assert copy is not None
+    two.a.verifier.end(copy)
+
+
+@pytest.mark.parametrize("act", [_drop_a_log, _take_a_checkpoint, _verify])
+def test_a_snapshot_that_could_not_be_removed_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Two], None]
+) -> None:
+    """A directory cannot be listed without file handles, and so not be removed."""
+    two = Two(tmp_path)
+    two.send(two.a, 1)
+    two.a.sender.snapshot(P, "kept")
+    with monkeypatch.context() as patched:
+        patched.setattr(two.a._registry.environment, "remove_tree", lambda _: None)
+        act(two)
+        two.a.sender.drop_unread()
+        assert len(list(two.a._registry.snapshots.iterdir())) == 2
+    two.a.sender.drop_unread()
+    assert [path.name for path in two.a._registry.snapshots.iterdir()] == ["Op-0-kept-1"]
+    two.close()
 
 
 def test_a_snapshot_that_cannot_be_read_leaves_no_follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

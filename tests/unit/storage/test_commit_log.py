@@ -12,8 +12,10 @@ from random import Random
 
 import pytest
 
+from stateflow.errors import InvalidArgument
 from stateflow.metrics.limits import LIMIT_HITS
 from stateflow.storage.commit_log import (
+    FRAME_BYTES_MAX,
     SECTOR,
     SEGMENT_HEADER,
     SEGMENTS,
@@ -24,6 +26,7 @@ from stateflow.storage.commit_log import (
     segment_name,
 )
 from stateflow.types import PartitionId
+from tests.unit.test_durable import out_of_files
 
 P, Q = PartitionId("Op", 1), PartitionId("Op", 2)
 SMALL = SEGMENTS * 1000
@@ -36,7 +39,8 @@ def commit(sequence: int, partition: PartitionId = P, epoch: int = 1, data: byte
 class Files:
     """Files on a disk that may refuse writes, loses what was not synced with its power, and counts.
 
-    ``dropped``: offsets of bytes that a sync failed to write. Readers see them, and no later sync writes them.
+    ``refuses``: what fails, one or more words. ``dropped``: offsets of bytes that a sync failed to write. Readers see
+    them, and no later sync writes them.
     """
 
     def __init__(self) -> None:
@@ -48,7 +52,7 @@ class Files:
         self.active = 0
 
     def _refused(self, what: str) -> None:
-        if self.refuses == what:
+        if what in (self.refuses or "").split():
             if what in ("sync", "create") and self.active in self.data:
                 unsynced = range(self.synced[self.active], len(self.data[self.active]))
                 self.dropped.setdefault(self.active, set()).update(unsynced)
@@ -72,7 +76,7 @@ class Files:
         self.writes += 1
         self._refused("write")
         file = self.data[self.active]
-        if self.refuses == "half":
+        if "half" in (self.refuses or "").split():
             file += data[: len(data) // 2]
             raise OSError(errno.ENOSPC, "no room")
         file += data
@@ -182,6 +186,15 @@ def test_real_files(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "commits").iterdir()] == [segment_name(found.segments[-1] + 1)]
     do(log, databases, commit(140))
     assert recover(again).after == found.after + 1
+
+
+def test_a_log_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
+    files = DirectorySegments(tmp_path / "commits")
+    assert files.read() == []
+    files.create(1, b"x")
+    files.close()
+    with out_of_files(tmp_path), pytest.raises(OSError, match="Too many open files"):
+        files.read()
 
 
 def test_what_databases_have_durably_goes_and_no_more() -> None:
@@ -518,7 +531,7 @@ def test_a_database_that_has_lost_commits_gets_them_but_none_of_a_failed_append(
 def test_an_append_that_failed_may_be_there_and_is_forgotten_all_the_same() -> None:
     files, databases = Files(), Databases()
     log = opened(files, databases)
-    files.refuses = "sync"
+    files.refuses = "sync truncate"
     with pytest.raises(OSError, match="no room"):
         log.append([commit(1, Q)])
     assert recover(files).logged.of(Q) == [commit(1, Q)]
@@ -527,11 +540,44 @@ def test_an_append_that_failed_may_be_there_and_is_forgotten_all_the_same() -> N
     assert recover(files).logged.of(Q) == []
 
 
+@pytest.mark.parametrize("how", ["half", "sync"])
+def test_a_failed_append_keeps_no_room_of_the_disk(how: str) -> None:
+    """Other writers need the room, and the next append may be long in coming."""
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    before = bytes(files.data[1])
+    files.refuses = how
+    with pytest.raises(OSError, match="no room"):
+        log.append([commit(2, data=b"c" * SECTOR)])
+    assert files.data[1] == before
+    files.refuses = None
+    do(log, databases, commit(2))
+    assert recover(files).logged.of(P) == [commit(1), commit(2)]
+
+
+class Huge(bytes):
+    """A change set that says to have 4 GiB."""
+
+    def __len__(self) -> int:
+        return FRAME_BYTES_MAX
+
+
+def test_a_commit_that_no_frame_can_hold_is_refused_with_its_size() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    with pytest.raises(InvalidArgument, match=r"4294967\d+ bytes .*partition=Op/2.*smaller batches"):
+        log.append([commit(2), Commit(Q, 1, 1, Huge())])
+    do(log, databases, commit(2))
+    assert recover(files).logged.of(P) == [commit(1), commit(2)]
+
+
 def test_what_cannot_be_cut_off_takes_no_more() -> None:
     files, databases = Files(), Databases()
     log = opened(files, databases)
     do(log, databases, commit(1))
-    files.refuses = "half"
+    files.refuses = "half truncate"
     with pytest.raises(OSError, match="no room"):
         log.append([commit(2)])
     files.refuses = "truncate"

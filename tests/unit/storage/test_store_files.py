@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from stateflow.errors import TooFewFiles
-from stateflow.storage.store import PER_DATABASE, RESERVED, TABLES_MAX, file_limits
+from stateflow.storage.store import (
+    PER_DATABASE,
+    RESERVED,
+    RUNS_MAX,
+    RUNS_NEW,
+    TABLES_MAX,
+    TABLES_MIN,
+    file_limits,
+)
 
 
 def test_with_enough_of_them_nothing_is_held_back() -> None:
@@ -28,3 +36,11 @@ def test_what_is_promised_fits(limit: int) -> None:
         given = file_limits(databases, limit)
         assert databases * (PER_DATABASE + given.runs) + RESERVED <= limit
         assert 1 <= given.runs <= given.tables
+        assert given.runs == 1 or given.runs + RUNS_NEW <= given.tables, "merges and flushes have files open, too"
+
+
+def test_what_a_refusal_asks_for_is_enough_at_any_load() -> None:
+    """RocksDB keeps ten sorted files of a database open, however few it is told to keep."""
+    with pytest.raises(TooFewFiles, match=f" {2000 * (PER_DATABASE + TABLES_MIN) + RESERVED} open files"):
+        file_limits(2000, 1024)
+    assert file_limits(2000, 2000 * (PER_DATABASE + TABLES_MIN) + RESERVED).runs == RUNS_MAX
