@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
-from stateflow.durable import listed, sync, write_durably
+from stateflow.durable import sync, write_durably
 from stateflow.errors import DataDirLocked, InvalidArgument
 from stateflow.private import UMASK, keep_private
 from stateflow.settings import ReplicaSettings
@@ -206,7 +206,8 @@ class Environment:
 
     def sync_database(self, directory: Path) -> None:
         """Makes all writes to a database durable, whether it is open or not."""
-        for path in listed(directory, "*.log"):  # in order: a later log is of no use without the earlier ones
+        logs = (path for path in directory.iterdir() if path.suffix == ".log")
+        for path in sorted(logs):  # in order: a later log is of no use without the earlier ones
             with contextlib.suppress(FileNotFoundError):  # its data is in a sorted file by now
                 self.sync([path])
         self.sync([directory])

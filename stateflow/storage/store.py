@@ -402,7 +402,7 @@ class RocksEngine:
     def _open(self, directory: Path, access: AccessType, *, create: bool, up_to_damage: bool) -> RocksStore:
         if not create and not (directory / "CURRENT").exists():
             raise StateMissing("there is no partition database", remedy="restore it from a checkpoint", path=directory)
-        if not create and not listed(directory, "*.log"):
+        if not create and not any(path.suffix == ".log" for path in directory.iterdir()):
             raise StateDamaged("the write-ahead log is missing", remedy=DAMAGED, path=directory)
         strict, lenient = DBRecoveryMode.absolute_consistency(), DBRecoveryMode.tolerate_corrupted_tail_records()
         if up_to_damage:
